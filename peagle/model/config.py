@@ -1,0 +1,70 @@
+"""What a drafter is: sizes, flags, and what it was trained against."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+
+from peagle.config import InputError
+
+Method = Literal["p-eagle", "eagle3"]
+Embedding = Literal["full", "mask-row", "shared"]
+TRANSFORMERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a head was trained against; checked when it is loaded beside a target."""
+
+    target: str = ""  # name the user gave
+    config_hash: str = ""  # of the target's architecture (model/target.py)
+    weights_hash: str = ""  # of a few of the target's weights
+    template_hash: str = ""  # of its chat template
+    data: dict[str, Any] = field(default_factory=dict)  # answer tokens, steps, sources
+    acceptance: dict[str, Any] = field(default_factory=dict)  # measured AL by data set and K
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """The drafter's computation (DESIGN of the checkpoints: vLLM's llama_eagle3.py)."""
+
+    method: Method
+    transformer: PretrainedConfig  # LlamaConfig or Qwen3Config: sizes, RoPE, eps, biases
+    feature_layers: tuple[int, ...]  # the residual stream entering these target layers
+    draft_vocab_size: int
+    target_hidden_size: int
+    mask_token_id: int | None = None  # placeholder token of P-EAGLE
+    depths: int = 8  # K it was trained for
+    embedding: Embedding = "full"  # own table | target's table + own mask row | target's table
+    norm_before_residual: bool = False  # layer 0's residual is the feature after hidden_norm
+    norm_before_fc: bool = False  # one RMSNorm over the concatenated features
+    fc_norm: bool = False  # one RMSNorm per feature
+    norm_output: bool = False  # EAGLE-3 feeds back the hidden state after the final norm
+    logit_scale: float = 1.0
+    provenance: Provenance = Provenance()
+
+    def __post_init__(self) -> None:
+        layers = self.feature_layers
+        if not layers or any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
+            raise InputError(
+                f"feature layers {list(layers)} must be strictly ascending; "
+                "name them with --feature-layers (a target of fewer than 7 layers has no defaults)"
+            )
+        if self.norm_before_fc and self.fc_norm:
+            raise InputError("norm_before_fc and fc_norm exclude each other: set one of them")
+        if self.method == "p-eagle" and self.mask_token_id is None:
+            raise InputError("a p-eagle head needs mask_token_id (ptd_token_id) in its config")
+        if self.method == "p-eagle" and self.embedding == "shared":
+            raise InputError("a p-eagle head stores its mask token's embedding: 'full' or 'mask-row'")
+        if self.method == "eagle3" and self.embedding == "mask-row":
+            raise InputError("an eagle3 head has no mask token: embedding 'full' or 'shared'")
+        if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:
+            raise InputError(
+                f"head of hidden size {self.transformer.hidden_size} cannot share the embedding of a "
+                f"target of hidden size {self.target_hidden_size}: give it embedding 'full'"
+            )
+
+
+def default_feature_layers(num_layers: int) -> tuple[int, ...]:
+    """vLLM's default for EAGLE-3: (2, n//2, n−3). Collides below 7 layers (DrafterConfig refuses)."""
+    return (2, num_layers // 2, num_layers - 3)

