@@ -13,18 +13,15 @@ LossName = Literal["kl", "cross-entropy"]
 
 
 def divergence(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> Tensor:
-    """Per-row loss (R,) of draft logits (R, V) against target logits (R, V), both in float32.
+    """Per-row loss (R,) of draft logits (R, V) against target logits (R, V), in float32.
 
     "kl" is KL(target ‖ draft), the target renormalised over the draft vocabulary; "cross-entropy"
     takes the target's most likely draft token as a hard label.
     """
-    draft = draft_logits.float().log_softmax(-1)
+    draft, target = draft_logits.float(), target_logits.float()
     if loss == "cross-entropy":
-        return F.nll_loss(draft, target_logits.argmax(-1), reduction="none")
-    target = target_logits.float().log_softmax(-1)
-    return (target.exp() * (target - draft)).sum(-1)
-
-
-def mean_over(total: Tensor, count: int) -> Tensor:
-    """Count-normalised loss; a sequence without supervised elements gives zero, not NaN."""
-    return total / max(count, 1) if isinstance(total, Tensor) else torch.zeros(())
+        return F.cross_entropy(draft, target.argmax(-1), reduction="none")
+    # Σ p (log p − log q) = p·t − lse(t) − p·z + lse(z): no log-softmax of z is kept for backward.
+    p = target.softmax(-1)
+    cross = draft.logsumexp(-1) - torch.linalg.vecdot(p, draft)
+    return cross + torch.linalg.vecdot(p, target) - target.logsumexp(-1)

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,7 +37,7 @@ class TrainConfig:
     epochs: int = 1
     max_train_tokens: int | None = None  # answer tokens
     lr: float = 6e-4  # AdamW, linear warm-up over 1 % of the run, then linear to zero
-    ratio: float = 0.7  # COD r; 1 for eagle3
+    ratio: float = 0.7  # COD r, for both methods
     floor: float = 0.1  # COD r_min
     loss: LossName = "kl"
     seed: int = 0
@@ -183,11 +183,6 @@ def learning_rate(peak: float, step: int, total: int) -> float:
     """Linear warm-up over 1 % of the steps, then linear decay to zero."""
     warm = max(1, total // 100)
     return peak * min((step + 1) / warm, (total - step) / max(1, total - warm))
-
-
-def default_ratio(config: TrainConfig) -> TrainConfig:
-    """EAGLE-3's training-time test unrolls every anchor: COD belongs to P-EAGLE."""
-    return replace(config, ratio=1.0) if config.method == "eagle3" else config
 
 
 def _generator(seed: int, step: int) -> torch.Generator:

@@ -1,0 +1,67 @@
+"""Keys and values of running requests, a row of contiguous slots each.
+
+Shapes: T packed tokens, N query heads, M key/value heads, H head size, C capacity in tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from peagle.model.attend import AttentionSpec, attention, causal_mask
+
+
+class Span(NamedTuple):
+    """Tokens of one request in a packed forward: they stand at start … start + length − 1."""
+
+    row: int
+    start: int
+    length: int
+
+
+class KVCache:
+    """One model's keys and values: per layer (rows, C, M, H), allocated at a layer's first write,
+    because layers may differ in shape (Gemma-4). Rejected tokens are overwritten, never read."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.rows, self.capacity = rows, capacity
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(self, layer: int, span: Span, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k, v (length, M, H) of a span; returns all keys and values up to its end."""
+        if layer not in self._layers:
+            shape = (self.rows, self.capacity)
+            self._layers[layer] = (k.new_empty(*shape, *k.shape[1:]), v.new_empty(*shape, *v.shape[1:]))
+        row, start, length = span
+        assert start + length <= self.capacity, "the scheduler admits only what fits"
+        keys, values = self._layers[layer]
+        keys[row, start : start + length] = k
+        values[row, start : start + length] = v
+        return keys[row, : start + length], values[row, : start + length]
+
+
+class CachedAttend:
+    """Attend for one packed forward: each span sees its own request's past and itself, causally."""
+
+    def __init__(self, cache: KVCache, spans: list[Span]) -> None:
+        self.cache, self.spans = cache, spans
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        lengths = [span.length for span in self.spans]
+        outputs = []
+        parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+        for index, (q_part, k_part, v_part) in enumerate(parts):
+            span = self.spans[index]
+            keys, values = self.cache.write(layer, span, k_part, v_part)
+            if (spec.window, index) not in self._masks:
+                mask = causal_mask(span.start, span.length, spec.window, q.device)
+                self._masks[spec.window, index] = mask
+            outputs.append(attention(q_part, keys, values, self._masks[spec.window, index], spec))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def positions(spans: list[Span], device: torch.device) -> Tensor:
+    """Positions (T,) of the packed tokens."""
+    parts = [torch.arange(span.start, span.start + span.length, device=device) for span in spans]
+    return torch.cat(parts)

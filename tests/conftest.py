@@ -1,0 +1,1 @@
+"""Shared fixtures: tiny random targets, made from transformers configurations on the spot."""
