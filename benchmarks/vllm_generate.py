@@ -70,7 +70,7 @@ class Counters(NamedTuple):
     rounds: int
     draft_tokens: int
     accepted_tokens: int
-    accepted_at: list[int]  # by draft position
+    accepted_at: list[int]  # by draft position; empty without speculation
 
 
 def set_environment() -> None:
@@ -105,7 +105,9 @@ def build_llm(request: Request) -> Any:
     )
 
 
-def generate(llm: Any, request: Request, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+def generate(
+    llm: Any, request: Request, prompts: list[list[int]], max_tokens: int
+) -> list[list[int]]:
     """Greedy new token ids of each prompt, in order."""
     from vllm import SamplingParams, TokensPrompt
 
@@ -120,7 +122,7 @@ def generate(llm: Any, request: Request, prompts: list[list[int]], max_tokens: i
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def read_counters(llm: Any, k: int) -> Counters:
+def read_counters(llm: Any) -> Counters:
     """The counters now; zeros when vLLM has none (no speculation)."""
     metrics = {metric.name: metric for metric in llm.get_metrics()}
 
@@ -132,7 +134,7 @@ def read_counters(llm: Any, k: int) -> Counters:
         rounds=count("vllm:spec_decode_num_drafts"),
         draft_tokens=count("vllm:spec_decode_num_draft_tokens"),
         accepted_tokens=count("vllm:spec_decode_num_accepted_tokens"),
-        accepted_at=list(per_position.values) if per_position else [0] * k,
+        accepted_at=list(per_position.values) if per_position else [],
     )
 
 
@@ -153,7 +155,7 @@ def acceptance(counters: Counters) -> dict[str, Any]:
         "rounds": counters.rounds,
         "draft_tokens": counters.draft_tokens,
         "accepted_tokens": counters.accepted_tokens,
-        "accepted_per_position": [n / rounds for n in counters.accepted_at] if counters.rounds else [],
+        "accepted_per_position": [n / rounds for n in counters.accepted_at],
         "acceptance_length": 1 + counters.accepted_tokens / rounds,
     }
 
@@ -168,7 +170,9 @@ def settings(request: Request) -> dict[str, Any]:
         "compile": request.compile,
         "max_num_seqs": request.max_num_seqs,
         "threads": torch.get_num_threads(),
-        "preload": [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name],
+        "preload": [
+            Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name
+        ],
         "environment": {name: os.environ[name] for name in ENVIRONMENT},
     }
 
@@ -178,14 +182,14 @@ def run(request: Request) -> dict[str, Any]:
     started = time.perf_counter()
     llm = build_llm(request)
     generate(llm, request, request.prompts[:1], max_tokens=4)
-    before = read_counters(llm, request.k)
+    before = read_counters(llm)
     ready = time.perf_counter()
     token_ids = generate(llm, request, request.prompts, request.max_tokens)
     seconds = time.perf_counter() - ready
     output_tokens = sum(map(len, token_ids))
     return {
         "token_ids": token_ids,
-        **acceptance(since(before, read_counters(llm, request.k))),
+        **acceptance(since(before, read_counters(llm))),
         "seconds": seconds,
         "output_tokens": output_tokens,
         "tokens_per_second": output_tokens / seconds,
@@ -199,6 +203,8 @@ def run(request: Request) -> dict[str, Any]:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: python vllm_generate.py REQUEST.json RESPONSE.json")
     request_file, response_file = map(Path, sys.argv[1:])
     request = Request(**json.loads(request_file.read_text()))
     set_environment()

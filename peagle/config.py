@@ -5,7 +5,12 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message names it and says what to do (CLI exit code 2)."""
+    """Something the user gave is wrong; the message names it and says what to do (exit code 2)."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text: what a person needs of it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def cache_dir() -> Path:

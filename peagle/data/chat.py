@@ -6,7 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError
 
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+ROLES = ("user", "assistant", "system")
 Message = dict[str, str]
 
 
@@ -19,7 +20,8 @@ class Example(NamedTuple):
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
     """Token ids up to where the assistant's answer begins."""
-    return tokenizer(render(tokenizer, messages, answer=True), add_special_tokens=False)["input_ids"]
+    text = render(tokenizer, messages, answer=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, answer: bool) -> str:
@@ -44,7 +46,8 @@ def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: list[Messa
             before = render(tokenizer, messages[:index], answer=True)
             after = render(tokenizer, messages[: index + 1], answer=False)
             if not after.startswith(before):
-                raise InputError("the chat template rewrites earlier turns: answers cannot be located")
+                why = "the chat template rewrites earlier turns"
+                raise InputError(f"{why}: answers cannot be located")
             spans.append((len(before), len(after.rstrip())))
     if not spans:
         raise InputError("the conversation has no assistant turn to train on")
@@ -61,8 +64,11 @@ def to_messages(record: dict[str, Any]) -> list[Message]:
         raise InputError("needs 'messages' (role, content) or 'conversations' (from, value)")
     messages = []
     for turn in turns:
+        if not isinstance(turn, dict):
+            raise InputError(f"a turn is {turn!r:.40}: expected an object with role and content")
         role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        role = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
         if role not in ROLES or not isinstance(content, str):
-            raise InputError(f"turn with role {role!r}: expected one of {sorted(set(ROLES))} and a text")
-        messages.append({"role": ROLES[role], "content": content})
+            raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
+        messages.append({"role": role, "content": content})
     return messages

@@ -2,9 +2,10 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,18 +18,27 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"data file {path}: no such file")
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{path}:{number}: not JSON ({error.msg})") from error
-            if not isinstance(record, dict):
-                raise InputError(f"{path}:{number}: expected a JSON object, found {type(record).__name__}")
-            yield record
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{number}: not JSON ({error.msg})") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}:{number}: not UTF-8 ({error.reason})") from error
+        if not isinstance(record, dict):
+            found = type(record).__name__
+            raise InputError(f"{path}:{number}: expected a JSON object, found {found}")
+        yield record
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"data file {path}: cannot be read ({error})") from error
 
 
 def read_prompts(path: str | Path) -> list[list[str]]:
@@ -41,15 +51,18 @@ def read_prompts(path: str | Path) -> list[list[str]]:
                 turns = [m["content"] for m in to_messages(record) if m["role"] == "user"]
             except InputError as error:
                 raise InputError(f"{path}: record {number}: needs 'turns', or {error}") from error
-        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        texts = turns if isinstance(turns, list) else []
+        if not texts or not all(isinstance(turn, str) and turn.strip() for turn in texts):
             raise InputError(f"{path}: record {number}: 'turns' must be a list of non-empty texts")
-        prompts.append(list(turns))
+        prompts.append(texts)
     if not prompts:
         raise InputError(f"{path}: no records")
     return prompts
 
 
-def read_examples(path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Example]:
+def read_examples(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[Example]:
     """Training documents, cut to `max_length` tokens; those left without an answer are dropped.
 
     A record holds `prompt_ids` and `answer_ids` (what `peagle data regenerate` writes: the exact
@@ -71,6 +84,12 @@ def read_examples(path: str | Path, tokenizer: PreTrainedTokenizerBase, max_leng
 
 def _example(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example:
     if "answer_ids" in record:
-        prompt, answer = record["prompt_ids"], record["answer_ids"]
+        prompt, answer = record.get("prompt_ids"), record["answer_ids"]
+        if not _token_ids(prompt) or not _token_ids(answer):
+            raise InputError("'prompt_ids' and 'answer_ids' must both be lists of token ids")
         return Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))
     return encode_conversation(tokenizer, to_messages(record))
+
+
+def _token_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(i) is int and i >= 0 for i in value)

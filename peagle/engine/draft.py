@@ -2,8 +2,9 @@
 
 Shapes: B requests, T packed slots, D drafter hidden, F·E target features.
 
-A request with m verified tokens enters with its new slots start … m−1: slot i holds token x[i+1] and
-feature h[i]. Drafter keys at slots ≥ m are never kept: the next round computes them from real inputs.
+A request with m verified tokens enters with its new slots start … m−1: slot i holds token x[i+1]
+and feature h[i]. Drafter keys at slots ≥ m are never kept: the next round computes them from real
+inputs.
 """
 
 from typing import NamedTuple
@@ -39,7 +40,7 @@ def _parallel(
 ) -> list[list[int]]:
     """Real slots, then k − 1 placeholders, in one forward."""
     assert drafter.config.mask_token_id is not None
-    ids, parts, spans, rows = [], [], [], []
+    ids, parts, spans, rows = list[int](), list[Tensor](), list[Span](), list[int]()
     filler = drafter.placeholder().expand(k - 1, -1)
     for new, real in zip(slots, features.split([len(s.ids) for s in slots]), strict=True):
         ids += new.ids + [drafter.config.mask_token_id] * (k - 1)
@@ -72,5 +73,6 @@ def _forward(
     drafter: Drafter, cache: KVCache, ids: list[int] | Tensor, features: Tensor, spans: list[Span]
 ) -> DrafterOutput:
     ids = torch.as_tensor(ids, device=features.device)
-    out: DrafterOutput = drafter(ids, features, positions(spans, features.device), CachedAttend(cache, spans))
+    at = positions(spans, features.device)
+    out: DrafterOutput = drafter(ids, features, at, CachedAttend(cache, spans))
     return out

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.model.attend import AttentionSpec, attention, causal_mask
+from peagle.model.attend import AttentionSpec, attention, causal_mask, tiled_attention
 
 
 class Span(NamedTuple):
@@ -30,8 +30,8 @@ class KVCache:
     def write(self, layer: int, span: Span, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (length, M, H) of a span; returns all keys and values up to its end."""
         if layer not in self._layers:
-            shape = (self.rows, self.capacity)
-            self._layers[layer] = (k.new_empty(*shape, *k.shape[1:]), v.new_empty(*shape, *v.shape[1:]))
+            shape = (self.rows, self.capacity, *k.shape[1:])
+            self._layers[layer] = k.new_empty(shape), v.new_empty(shape[:2] + v.shape[1:])
         row, start, length = span
         assert start + length <= self.capacity, "the scheduler admits only what fits"
         keys, values = self._layers[layer]
@@ -43,8 +43,9 @@ class KVCache:
 class CachedAttend:
     """Attend for one packed forward: each span sees its own request's past and itself, causally."""
 
-    def __init__(self, cache: KVCache, spans: list[Span]) -> None:
+    def __init__(self, cache: KVCache, spans: list[Span], *, tiled: bool = False) -> None:
         self.cache, self.spans = cache, spans
+        self._attention = tiled_attention if tiled else attention
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -57,7 +58,7 @@ class CachedAttend:
             if (spec.window, index) not in self._masks:
                 mask = causal_mask(span.start, span.length, spec.window, q.device)
                 self._masks[spec.window, index] = mask
-            outputs.append(attention(q_part, keys, values, self._masks[spec.window, index], spec))
+            outputs.append(self._attention(q_part, keys, values, self._masks[spec.window, index], spec))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

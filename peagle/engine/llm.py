@@ -21,6 +21,7 @@ from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import Chunk, Completion, Request, SamplingParams
 from peagle.engine.sampling import verify
 from peagle.engine.text import TextStream, end_tokens
+from peagle.model.attend import ROW_TILE
 from peagle.model.drafter import Drafter
 from peagle.model.source import load_target
 from peagle.model.target import Target
@@ -41,14 +42,22 @@ class LLM:
         target: str | Target,
         head: str | Path | Drafter | None = None,
         *,
-        k: int | None = None,  # num_speculative_tokens; None: what the head was trained for, at most 7
+        k: int | None = None,  # num_speculative_tokens; None: as trained, at most 7
         max_batch: int = 8,  # requests that run together
+        deterministic: bool = False,
         **load: Any,  # dtype and device of load_target
     ) -> None:
-        """Raises InputError for anything that does not exist, does not fit together, or K < 1."""
+        """`deterministic`: rows of one request's target are computed in fixed tiles, so that greedy
+        output is bit-identical with and without speculation in any dtype, at max_batch 1 and K ≤ 7.
+
+        Raises InputError for anything that does not exist, does not fit together, or K < 1.
+        """
         self.target = load_target(target, **load) if isinstance(target, str) else target
         self.drafter: Drafter | None = None
-        self.k, self.max_batch = 0, max_batch
+        if max_batch < 1:
+            raise InputError(f"max_batch {max_batch}: must be at least 1")
+        self.k, self.max_batch, self.deterministic = 0, max_batch, deterministic
+        self.target.row_tile = ROW_TILE if deterministic else 1
         self.use(head, k)
 
     def use(self, head: str | Path | Drafter | None, k: int | None = None) -> None:
@@ -57,11 +66,14 @@ class LLM:
             raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
         if head is None:
             self.drafter, self.k = None, 0
-            self.target.tap(())
-            return
-        self.drafter = head if isinstance(head, Drafter) else Drafter.load(head, self.target)
-        self.k = k or min(7, self.drafter.config.depths)
-        self.target.tap(self.drafter.config.feature_layers)
+        else:
+            self.drafter = head if isinstance(head, Drafter) else Drafter.load(head, self.target)
+            self.k = k or min(7, self.drafter.config.depths)
+        self.tap()
+
+    def tap(self) -> None:
+        """Have the target return this head's features, whoever used the target before."""
+        self.target.tap(() if self.drafter is None else self.drafter.config.feature_layers)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -75,7 +87,9 @@ class LLM:
         return "none" if self.drafter is None else self.drafter.config.method
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
         """Complete prompts (texts, or token ids), all with one set of parameters or one each."""
         run = Run(self, prompts, params)
@@ -98,19 +112,22 @@ class Run:
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> None:
         self.llm = llm
+        llm.tap()
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise InputError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
         self.requests = [
-            _request(llm, i, prompt, p) for i, (prompt, p) in enumerate(zip(prompts, params, strict=True))
+            _request(llm, index, prompt, own)
+            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True))
         ]
         self.texts = [TextStream(llm.tokenizer, r.params.stop) for r in self.requests]
         self.generators = [_generator(r.params) for r in self.requests]
         self.waiting, self.running = deque(self.requests), list[Request]()
         self.ends = end_tokens(llm.target)
         rows = min(llm.max_batch, len(prompts))
-        room = max((r.prompt_length + r.params.max_tokens for r in self.requests), default=0) + llm.k + 1
+        longest = max((r.prompt_length + r.params.max_tokens for r in self.requests), default=0)
+        room = longest + llm.k + 1
         self.free = list(range(rows))
         self.target_cache, self.drafter_cache = KVCache(rows, room), KVCache(rows, room)
         self.seconds = 0.0
@@ -144,7 +161,7 @@ class Run:
         spans = [Span(r.slot, r.computed, len(r.pending)) for r in batch]
         device = self.llm.target.device
         ids = torch.tensor([token for r in batch for token in r.pending], device=device)
-        attend = CachedAttend(self.target_cache, spans)
+        attend = CachedAttend(self.target_cache, spans, tiled=self.llm.deterministic)
         return self.llm.target.forward(ids, positions(spans, device), attend)
 
     def accept(
@@ -152,7 +169,8 @@ class Run:
     ) -> tuple[list[Chunk], list[tuple[Request, NewSlots]]]:
         """Keep what the target agrees with, and its next token; collect the drafter's new slots."""
         lengths = [len(r.pending) for r in batch]
-        judged = [part[-1 - len(r.draft) :] for r, part in zip(batch, hidden.split(lengths), strict=True)]
+        parts = zip(batch, hidden.split(lengths), strict=True)
+        judged = [part[-1 - len(r.draft) :] for r, part in parts]
         logits = self.llm.target.logits(torch.cat(judged)).split([len(part) for part in judged])
         states = [None] * len(batch) if features is None else features.split(lengths)
         chunks, slots = [], []
@@ -207,11 +225,8 @@ class Run:
         done = []
         for request, stream in zip(self.requests, self.texts, strict=True):
             assert request.finish_reason is not None, "iterate to the end first"
-            done.append(
-                Completion(
-                    stream.text, request.output, request.finish_reason, request.stats, request.drafted_output
-                )
-            )
+            outcome = request.finish_reason, request.stats, request.drafted_output
+            done.append(Completion(stream.text, request.output, *outcome))
         return done
 
 
@@ -219,10 +234,11 @@ def _request(llm: LLM, index: int, prompt: Prompt, params: SamplingParams) -> Re
     ids = llm.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
     if not ids:
         raise InputError(f"prompt {index} is empty: give at least one token")
-    room = llm.target.max_context - len(ids)
+    limit = llm.target.max_context
+    room = limit - len(ids)
     if room < 1:
         raise InputError(
-            f"prompt {index} has {len(ids)} tokens; {llm.target.name} takes {llm.target.max_context} "
+            f"prompt {index} has {len(ids)} tokens; {llm.target.name} takes {limit} "
             "with the answer: shorten it"
         )
     if params.max_tokens > room:

@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. Temperature 0 is greedy; filters apply as in vLLM: min-p, top-k, top-p."""
+    """How to choose tokens: temperature 0 is greedy; filters as in vLLM, min-p, top-k, top-p."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -38,7 +38,7 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Stats:
-    """Drafting statistics, counted as vLLM does: before truncation at a stop, rounds with drafts only."""
+    """Drafting statistics as vLLM counts: before truncation at a stop, rounds with drafts only."""
 
     rounds: int = 0
     drafted: int = 0
@@ -84,7 +84,6 @@ class Request:
     computed: int = 0  # tokens the target has run and keeps
     draft: list[int] = field(default_factory=list)  # to verify in the next round
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
-    text: str = ""  # output so far, in whole characters
     finish_reason: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -111,7 +110,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of streamed text of prompt `index`; `drafted` when an accepted draft token wrote it."""
+    """A piece of streamed text of prompt `index`; `drafted` when an accepted draft wrote it."""
 
     index: int
     text: str

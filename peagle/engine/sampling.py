@@ -2,9 +2,9 @@
 
 Shapes: R rows, V vocabulary, K draft tokens.
 
-A draft token is the drafter's argmax, so its proposal is one-hot and speculative sampling (Leviathan
-et al., Chen et al. 2023) becomes: accept d with probability p(d), else draw from p without d. Every
-emitted token then has the target's distribution p, whatever the drafter proposed.
+A draft token is the drafter's argmax, so its proposal is one-hot and speculative sampling
+(Leviathan et al., Chen et al. 2023) becomes: accept d with probability p(d), else draw from p
+without d. Every emitted token then has the target's distribution p, whatever was proposed.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,9 @@ def target_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     return logits.softmax(-1)
 
 
-def verify(logits: Tensor, draft: list[int], params: SamplingParams, generator: torch.Generator) -> Verdict:
+def verify(
+    logits: Tensor, draft: list[int], params: SamplingParams, generator: torch.Generator
+) -> Verdict:
     """Judge a draft of K tokens by the K + 1 target rows `logits` (K + 1, V).
 
     Greedy keeps the longest prefix that equals the target's argmax.

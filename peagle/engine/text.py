@@ -24,7 +24,8 @@ class TextStream:
             self.text += certain
             return certain, True
         keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
-        certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        cut = len(self._held) - keep
+        certain, self._held = self._held[:cut], self._held[cut:]
         self.text += certain
         return certain, False
 
@@ -37,7 +38,8 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
 
 
 def end_tokens(target: Target) -> set[int]:

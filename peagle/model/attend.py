@@ -10,6 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+ROW_TILE = 8  # rows of the deterministic mode's matrix products
+KEY_BLOCK = 512  # its keys: the block length of torch's CPU attention kernel
+
+
 class AttentionSpec(NamedTuple):
     """How one layer attends, whatever the mask."""
 
@@ -22,16 +26,18 @@ class AttentionSpec(NamedTuple):
 class Attend(Protocol):
     """q (T, N, H), k and v (T, M, H) of the tokens in this forward → (T, N, H)."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor: ...
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> Tensor: ...
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """Attention of q (T, N, H) over k, v (S, M, H) under a bool mask (T, S), None = all visible.
+    Values may have a head size of their own (DeepSeek), then so has the output.
 
     Query heads are grouped by the key/value head they share, so keys are never copied per head.
     """
-    tokens, heads, size = q.shape
-    groups = heads // k.shape[1]
+    groups = q.shape[1] // k.shape[1]
     q = q.transpose(0, 1).unflatten(0, (-1, groups))  # (M, G, T, H)
     k = k.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)  # (M, G, S, H), stride 0 over G
     v = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
@@ -41,10 +47,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
         out = _with_sinks(q, k, v, mask, spec)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
-    return out.permute(2, 0, 1, 3).reshape(tokens, heads, size)
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def tiled_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """`attention` on whole tiles of queries and key blocks, so that a row's last bits do not depend on
+    how many rows or later keys stand beside it (kernels choose their loops by both)."""
+    tokens, size = len(q), len(k)
+    more, keys = -tokens % ROW_TILE, -size % KEY_BLOCK
+    if mask is None:
+        mask = torch.ones(tokens, size, dtype=torch.bool, device=q.device)
+    mask = F.pad(F.pad(mask, (0, keys)), (0, 0, 0, more), value=True)
+    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, n)) for x, n in ((q, more), (k, keys), (v, keys)))
+    return attention(q, k, v, mask, spec)[:tokens]
+
+
+def _soft_capped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
     assert spec.softcap is not None and spec.sinks is None
     scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.scale / spec.softcap)) * spec.softcap
     if mask is not None:
@@ -52,7 +74,9 @@ def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Att
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def _with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
     """A sink is a zero key with a zero value whose additive mask is the sink's logit."""
     assert spec.sinks is not None
     kv_heads, groups, tokens, _ = q.shape
@@ -67,7 +91,7 @@ def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Atte
 
 
 def causal_mask(start: int, tokens: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Bool (tokens, start + tokens): query i stands at position start + i. None when all is visible."""
+    """Bool (tokens, start + tokens): query i stands at start + i. None when all is visible."""
     if tokens == 1 and (window is None or start < window):
         return None
     queries = torch.arange(start, start + tokens, device=device)[:, None]

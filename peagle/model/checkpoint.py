@@ -15,17 +15,31 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from peagle.config import InputError
-from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
+from peagle.config import InputError, first_line
+from peagle.model.config import (
+    TRANSFORMERS,
+    DrafterConfig,
+    Method,
+    Provenance,
+    default_feature_layers,
+)
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 Dialect = Literal["native", "vllm", "speculators"]
-MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # vLLM's order
+# Where the mask id may be, in vLLM's order; first of all comes dflash_config.mask_token_id.
+MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
 
@@ -35,8 +49,12 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     folder = find_head(name)
     config = read_config(folder, len(target.layers))
     _check_fits(name, config, target, force=force)
+    tensors = read_tensors(folder)
+    ours = config.provenance != Provenance()
+    if config.method == "eagle3" and not ours and "embed_tokens.weight" not in tensors:
+        config = replace(config, embedding="shared")  # as vLLM does; our own heads say it
     drafter = Drafter(config)
-    _fill(drafter, read_tensors(folder), folder)
+    _fill(drafter, tensors, folder)
     drafter = drafter.to(target.device, target.dtype).eval()
     drafter.share_embedding(target.embedding)
     return drafter
@@ -49,13 +67,16 @@ def find_head(name: str | Path) -> Path:
         return folder
     hub_id, _, revision = str(name).partition("@")
     if str(name).startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        raise InputError(f"head {name}: no such folder (give a folder or a hub id owner/name[@revision])")
+        raise InputError(
+            f"head {name}: no such folder (give a folder or a hub id owner/name[@revision])"
+        )
     try:
         wanted = ["*.json", "*.safetensors"]
         return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        line = str(error).strip().splitlines()[0]
-        raise InputError(f"head {name}: neither a folder nor a reachable hub repository ({line})") from error
+        raise InputError(
+            f"head {name}: neither a folder nor a reachable hub repository ({first_line(error)})"
+        ) from error
 
 
 def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig:
@@ -65,14 +86,14 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
         raise InputError(f"head {folder}: no config.json")
     try:
         raw = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}: not JSON ({error.msg})") from error
+    except ValueError as error:
+        raise InputError(f"{file}: not JSON ({first_line(error)})") from error
     try:
         return _parse(raw, target_layers)
     except KeyError as error:
         raise InputError(f"{file}: missing {error.args[0]!r}") from error
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from error
+    except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise InputError(f"{file}: {first_line(error)}") from error
 
 
 def _parse(raw: dict[str, Any], target_layers: int | None) -> DrafterConfig:
@@ -82,26 +103,25 @@ def _parse(raw: dict[str, Any], target_layers: int | None) -> DrafterConfig:
     if kind not in TRANSFORMERS:
         raise InputError(f"model_type {kind!r}: heads have llama or qwen3 layers")
     eagle = raw.get("eagle_config") or {}
-    layers = raw.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
+    layers = raw.get(LAYER_IDS) or eagle.get(LAYER_IDS)
     if not layers and target_layers is not None:
         layers = default_feature_layers(target_layers)
-    mask = next((raw[key] for key in MASK_ID_KEYS if raw.get(key) is not None), None)
+    masks = [(raw.get("dflash_config") or {}).get("mask_token_id"), *map(raw.get, MASK_ID_KEYS)]
+    mask = next((token for token in masks if token is not None), None)
     ours = raw.get("peagle") or {}
     if speculators:
-        method = {"peagle": "p-eagle", "eagle3": "eagle3"}.get(raw["speculators_model_type"])
+        method = _speculators_method(raw["speculators_model_type"])
         proposal = raw.get("speculators_config", {}).get("proposal_methods") or [{}]
         ours.setdefault("depths", proposal[0].get("speculative_tokens", 8))
     else:
         method = "p-eagle" if mask is not None else "eagle3"
-    if method is None:
-        raise InputError(f"speculators_model_type {raw['speculators_model_type']!r}: expected peagle or eagle3")
     flags = {flag: bool(eagle.get(flag, raw.get(flag, False))) for flag in FLAGS}
     if speculators and method == "eagle3" and "norm_before_residual" not in raw:
-        flags["norm_before_residual"] = True  # what speculators and vLLM take there when it is absent
+        flags["norm_before_residual"] = True  # what speculators and vLLM take when it is absent
     return DrafterConfig(
-        method=method,  # type: ignore[arg-type]
+        method=method,
         transformer=TRANSFORMERS[kind].from_dict(_without_ours(sizes)),
-        feature_layers=tuple(sorted(set(layers or ()))),
+        feature_layers=tuple(layers or ()),
         draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
         target_hidden_size=raw.get("target_hidden_size") or sizes["hidden_size"],
         mask_token_id=mask,
@@ -113,12 +133,20 @@ def _parse(raw: dict[str, Any], target_layers: int | None) -> DrafterConfig:
     )
 
 
+def _speculators_method(kind: str) -> Method:
+    if kind == "peagle":
+        return "p-eagle"
+    if kind == "eagle3":
+        return "eagle3"
+    raise InputError(f"speculators_model_type {kind!r}: expected peagle or eagle3")
+
+
 def _without_ours(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Keys of a Llama or Qwen3 config; a dtype or an architecture name there is not ours to keep."""
+    """Keys of a Llama or Qwen3 config: the others are read into DrafterConfig, or not ours."""
     foreign = {
-        "architectures", "eagle_config", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "peagle",
-        "target_hidden_size", "logit_scale", "parallel_drafting", "dtype", "torch_dtype", "transformers_version",
-        *MASK_ID_KEYS, *FLAGS,
+        "architectures", "eagle_config", LAYER_IDS, "draft_vocab_size", "peagle", "dflash_config",
+        "target_hidden_size", "logit_scale", "parallel_drafting", "dtype", "torch_dtype",
+        "transformers_version", *MASK_ID_KEYS, *FLAGS,
     }  # fmt: skip
     return {key: value for key, value in sizes.items() if key not in foreign}
 
@@ -132,7 +160,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
-                tensors.update({_our_name(name): shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
+                names = shard.keys()
+                tensors.update({_our_name(name): shard.get_tensor(name) for name in names})
         except SafetensorError as error:
             raise InputError(f"{file}: corrupt safetensors file ({error})") from error
     return tensors
@@ -169,23 +198,22 @@ def _tensor_error(folder: Path, what: str, name: str) -> InputError:
 
 
 def _check_fits(name: str | Path, config: DrafterConfig, target: Target, *, force: bool) -> None:
-    """Refuse a head for another target. Shapes always; hashes unless `force`."""
-    sizes = [
+    """Refuse a head for another target. Sizes always; hashes unless `force`."""
+    facts = [
         ("target hidden size", config.target_hidden_size, target.config.hidden_size),
         ("vocabulary", config.transformer.vocab_size, target.embedding.shape[0]),
     ]
-    known = config.provenance
-    hashes = [
-        ("config hash", known.config_hash, target.config_hash()),
-        ("weights hash", known.weights_hash, target.weights_hash()),
-        ("chat template hash", known.template_hash, target.template_hash()),
-    ]
-    for what, trained, found in sizes + [] if force else sizes + [h for h in hashes if h[1]]:
-        if trained != found:
-            hint = "" if what in ("target hidden size", "vocabulary") else (
-                "; for a fine-tune of the same base model use --force"
-            )
+    known, sizes = config.provenance, len(facts)
+    if not force:
+        facts += [
+            ("config hash", known.config_hash or None, target.config_hash()),
+            ("weights hash", known.weights_hash or None, target.weights_hash()),
+            ("chat template hash", known.template_hash or None, target.template_hash()),
+        ]
+    for index, (what, trained, found) in enumerate(facts):
+        if trained is not None and trained != found:
             origin = f" ({known.target})" if known.target else ""
+            hint = "" if index < sizes else "; for a fine-tune of the same base model use --force"
             raise InputError(
                 f"head {name} was trained for another target{origin}: its {what} is {trained}, "
                 f"that of {target.name} is {found}{hint}"
@@ -193,15 +221,19 @@ def _check_fits(name: str | Path, config: DrafterConfig, target: Target, *, forc
 
 
 def save_drafter(
-    drafter: Drafter, folder: str | Path, dialect: Dialect = "native", dtype: torch.dtype | None = torch.bfloat16
+    drafter: Drafter,
+    folder: str | Path,
+    dialect: Dialect = "native",
+    dtype: torch.dtype | None = torch.bfloat16,
 ) -> None:
     """Write a head: to a temporary folder first, then renamed over `folder`.
 
     `vllm` and `speculators` need the embedding table: share the target's before exporting.
     """
     config, folder = drafter.config, Path(folder)
+    dtype = dtype or drafter.norm.weight.dtype
     tensors = _tensors_to_write(drafter, dialect, dtype)
-    raw = config_to_json(config, dialect, str(dtype or drafter.norm.weight.dtype).removeprefix("torch."))
+    raw = config_to_json(config, dialect, str(dtype).removeprefix("torch."))
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
@@ -225,7 +257,7 @@ def replace_folder(made: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _tensors_to_write(drafter: Drafter, dialect: Dialect, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _tensors_to_write(drafter: Drafter, dialect: Dialect, dtype: torch.dtype) -> dict[str, Tensor]:
     config = drafter.config
     tensors = {
         name: t.detach().to("cpu", dtype) if t.is_floating_point() else t.detach().cpu()
@@ -250,7 +282,7 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
     exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"
     flags = {flag: getattr(config, flag) for flag in FLAGS}
     common = {
-        "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
+        LAYER_IDS: list(config.feature_layers),
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         **flags,
@@ -265,22 +297,24 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
         sizes.pop(key, None)
     if config.logit_scale != 1.0:
         sizes["logit_scale"] = config.logit_scale
-    kind = config.transformer.model_type
     if dialect == "speculators":
         if config.fc_norm and config.method == "p-eagle":
-            raise InputError("vLLM drops fc_norm for speculators' peagle heads: export --to vllm instead")
-        return {**common, **_speculators_keys(config), "transformer_layer_config": {**sizes, "dtype": dtype}}
+            raise InputError(
+                "vLLM drops fc_norm for speculators' peagle heads: export --to vllm instead"
+            )
+        sizes["dtype"] = dtype
+        return {**common, **_speculators_keys(config), "transformer_layer_config": sizes}
     parallel = {"ptd_token_id": config.mask_token_id, "parallel_drafting": True}
     return {
         **sizes,
         **common,
         **(parallel if config.method == "p-eagle" else {}),
         "dtype": dtype,
-        "architectures": ["LlamaForCausalLMEagle3" if kind == "llama" else "Eagle3Qwen3ForCausalLM"],
+        "architectures": [ARCHITECTURES[config.transformer.model_type]],
         # vLLM's Llama drafter counts this list, its newer runner reads the top-level one.
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
+            LAYER_IDS: list(config.feature_layers),
             "norm_before_fc": config.norm_before_fc,
         },
     }

@@ -55,16 +55,18 @@ class DrafterConfig:
         if self.method == "p-eagle" and self.mask_token_id is None:
             raise InputError("a p-eagle head needs mask_token_id (ptd_token_id) in its config")
         if self.method == "p-eagle" and self.embedding == "shared":
-            raise InputError("a p-eagle head stores its mask token's embedding: 'full' or 'mask-row'")
+            raise InputError(
+                "a p-eagle head stores its mask token's embedding: 'full' or 'mask-row'"
+            )
         if self.method == "eagle3" and self.embedding == "mask-row":
             raise InputError("an eagle3 head has no mask token: embedding 'full' or 'shared'")
         if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:
             raise InputError(
-                f"head of hidden size {self.transformer.hidden_size} cannot share the embedding of a "
-                f"target of hidden size {self.target_hidden_size}: give it embedding 'full'"
+                f"head of hidden size {self.transformer.hidden_size} cannot share the embedding of "
+                f"a target of hidden size {self.target_hidden_size}: give it embedding 'full'"
             )
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
-    """vLLM's default for EAGLE-3: (2, n//2, n−3). Collides below 7 layers (DrafterConfig refuses)."""
+    """vLLM's default for EAGLE-3: (2, n//2, n−3). Below 7 layers they collide and are refused."""
     return (2, num_layers // 2, num_layers - 3)

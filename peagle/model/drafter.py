@@ -12,7 +12,7 @@ EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,9 @@ class Drafter(nn.Module):
         )
         self.fc = nn.Linear(features, sizes.hidden_size, bias=False)
         first = FirstLayer(sizes, config.norm_before_residual)
-        self.layers = nn.ModuleList([first, *(Layer(sizes) for _ in range(sizes.num_hidden_layers - 1))])
+        self.layers = nn.ModuleList(
+            [first, *(Layer(sizes) for _ in range(sizes.num_hidden_layers - 1))]
+        )
         self.norm = norm(sizes.hidden_size)
         self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(sizes)
@@ -74,12 +76,12 @@ class Drafter(nn.Module):
 
         Raises InputError naming the file, tensor or difference at fault.
         """
-        from peagle.model.checkpoint import load_drafter
+        from peagle.model.checkpoint import load_drafter  # noqa: PLC0415 (it imports this module)
 
         return load_drafter(name, target, force=force)
 
     def share_embedding(self, table: Tensor) -> None:
-        """Read token embeddings from the target's table (V_target, D); it is not trained or stored."""
+        """Read token embeddings from the target's table (V_target, D), neither trained nor stored."""
         assert table.shape[1] == self.config.transformer.hidden_size
         if self.config.embedding != "full":
             self.shared_embedding = table.detach()
@@ -90,7 +92,8 @@ class Drafter(nn.Module):
         assert self.shared_embedding is not None, "call share_embedding(target table) first"
         rows = F.embedding(ids, self.shared_embedding).to(self.norm.weight.dtype)
         if self.config.embedding == "mask-row":
-            return torch.where((ids == self.config.mask_token_id)[:, None], self.mask_embedding, rows)
+            is_mask = ids.eq(cast(int, self.config.mask_token_id))
+            return torch.where(is_mask[:, None], self.mask_embedding, rows)
         return rows
 
     def project(self, features: Tensor) -> Tensor:
@@ -113,10 +116,12 @@ class Drafter(nn.Module):
         positions: Tensor,  # (T,) int64 RoPE positions
         attend: Attend,
     ) -> DrafterOutput:
-        assert ids.shape == positions.shape == features.shape[:1], "one id, feature, position a slot"
+        assert ids.shape == positions.shape == features.shape[:1], (
+            "one id, feature, position a slot"
+        )
         cos, sin = self.rotary(features, positions[None])
         rotate = Rotation(cos[0, :, None].to(features.dtype), sin[0, :, None].to(features.dtype))
-        x = self.layers[0].fuse(self.embed(ids), features, rotate, attend)
+        x = cast(FirstLayer, self.layers[0]).fuse(self.embed(ids), features, rotate, attend)
         for index, layer in enumerate(self.layers[1:], start=1):
             x = layer(x, rotate, attend, index)
         normed = self.norm(x)

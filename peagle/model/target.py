@@ -7,9 +7,10 @@ V vocabulary.
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -18,7 +19,7 @@ from peagle.config import InputError
 from peagle.model.attend import Attend, AttentionSpec, CausalAttend
 
 ATTENTION = "peagle"  # the name our attention is registered under
-FOREIGN_MIXERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"}
+KNOWN_MIXERS = {"full_attention", "sliding_attention"}
 
 
 class TargetOutput(NamedTuple):
@@ -31,13 +32,13 @@ class TargetOutput(NamedTuple):
 class _Step:
     """Per-forward context; it travels as a keyword argument of the model's own forward."""
 
-    def __init__(self, attend: Attend) -> None:
-        self.attend = attend
+    def __init__(self, attend: Attend, tokens: int) -> None:
+        self.attend, self.tokens = attend, tokens  # rows behind `tokens` are padding
         self.taps: dict[int, Tensor] = {}
         self.attended: set[int] = set()
 
 
-def _attention(
+def _attention(  # noqa: PLR0913 (the interface of transformers)
     module: nn.Module,
     query: Tensor,  # (1, N, T, H)
     key: Tensor,  # (1, M, T, H)
@@ -51,10 +52,13 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,  # dropout and flags of other attention kernels
 ) -> tuple[Tensor, None]:
-    peagle_step.attended.add(module.layer_idx)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    layer = cast(int, module.layer_idx)
+    peagle_step.attended.add(layer)
+    tokens = peagle_step.tokens
+    q, k, v = (x[0].transpose(0, 1)[:tokens] for x in (query, key, value))
     spec = AttentionSpec(scaling, sliding_window, softcap, s_aux)
-    return peagle_step.attend(module.layer_idx, q, k, v, spec)[None], None
+    out = peagle_step.attend(layer, q, k, v, spec)
+    return F.pad(out, (0, 0, 0, 0, 0, query.shape[2] - tokens))[None], None
 
 
 class _Passthrough(nn.Module):
@@ -64,10 +68,13 @@ class _Passthrough(nn.Module):
         def __init__(self, hidden: Tensor) -> None:
             self.last_hidden_state = hidden
 
+        def __getitem__(self, index: int) -> Tensor:
+            return (self.last_hidden_state,)[index]
+
         def __getattr__(self, name: str) -> None:  # router logits and the like: absent
             return None
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> "_Passthrough.Output":
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> "_Passthrough.Output":
         return self.Output(inputs_embeds)
 
 
@@ -89,6 +96,7 @@ class Target:
         self.decoder = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         self._head = _head_only(model, self.decoder)
+        self.row_tile = 1  # see `LLM(deterministic=True)`
         self._feature_layers: tuple[int, ...] = ()
         self._hooks: list[Any] = []
         self._probe()
@@ -120,31 +128,43 @@ class Target:
     @torch.no_grad()
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> TargetOutput:
         """Run packed tokens `ids` (T,) at `positions` (T,); `attend` holds the KV and the mask."""
-        return self._forward(ids, positions, _Step(attend))
+        return self._forward(ids, positions, _Step(attend, len(ids)))
 
     def _forward(self, ids: Tensor, positions: Tensor, step: _Step) -> TargetOutput:
         out = self.decoder(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, peagle_step=step
+            input_ids=self._tiled(ids)[None],
+            position_ids=self._tiled(positions)[None],
+            use_cache=False,
+            peagle_step=step,
         )
-        taps = [step.taps[layer] for layer in self._feature_layers]
-        return TargetOutput(out.last_hidden_state[0], torch.cat(taps, dim=-1) if taps else None)
+        taps = [step.taps[layer][: len(ids)] for layer in self._feature_layers]
+        hidden = out.last_hidden_state[0, : len(ids)]
+        return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V) through the model's own head."""
-        return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        padded = self._tiled(hidden)
+        return self._head(inputs_embeds=padded[None], use_cache=False).logits[0, : len(hidden)]
+
+    def _tiled(self, rows: Tensor) -> Tensor:
+        """Rows (T, …), padded with zeros to whole tiles."""
+        missing = -len(rows) % self.row_tile
+        return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing)) if missing else rows
 
     def _probe(self) -> None:
-        """One token through the model: every layer must have asked us to attend."""
-        step = _Step(CausalAttend())
+        """One token through the model and its head: every layer must have asked us to attend."""
+        step = _Step(CausalAttend(), 1)
         ids = torch.zeros(1, dtype=torch.int64, device=self.device)
-        with torch.no_grad():
-            self._forward(ids, ids, step)
-        missing = set(range(len(self.layers))) - step.attended
-        if missing:
+        try:
+            with torch.no_grad():
+                self.logits(self._forward(ids, ids, step).hidden)
+        except (TypeError, AttributeError):  # a model that keeps our keyword argument to itself
+            step.attended.clear()
+        if missing := set(range(len(self.layers))) - step.attended:
             raise InputError(
-                f"target {self.name} ({self.config.model_type}): layers {sorted(missing)} do not use "
-                "the attention interface of transformers; such models are not supported"
+                f"target {self.name} ({self.config.model_type}): layers {sorted(missing)} do not "
+                "use the attention interface of transformers; such models are not supported"
             )
 
     def weights_hash(self) -> str:
@@ -154,12 +174,19 @@ class Target:
         for layer in (self.layers[0], self.layers[-1]):
             parts += [p for name, p in sorted(layer.named_parameters()) if "norm" in name]
         for part in parts:
-            digest.update(part.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy())
+            rounded = part.detach().to("cpu", torch.bfloat16).contiguous()
+            digest.update(rounded.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def config_hash(self) -> str:
-        """Fingerprint of the architecture: sizes only, so dtype and transformers version do not count."""
-        keys = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        """Fingerprint of the architecture: sizes only, whatever the dtype or library version."""
+        keys = (
+            "hidden_size",
+            "model_type",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "vocab_size",
+        )
         sizes = {key: getattr(self.config, key, None) for key in keys}
         return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -178,7 +205,7 @@ def _tapper(layer: int) -> Any:
 
 def _refuse_foreign_mixers(model: PreTrainedModel, name: str) -> None:
     config = model.config.get_text_config()
-    foreign = FOREIGN_MIXERS & set(getattr(config, "layer_types", None) or ())
+    foreign = set(getattr(config, "layer_types", None) or ()) - KNOWN_MIXERS
     if foreign or not model._supports_attention_backend:
         why = f"has {', '.join(sorted(foreign))} layers" if foreign else "has its own attention"
         raise InputError(
@@ -195,10 +222,12 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 
 
 def _head_only(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
-    """A view of `model` with its decoder replaced: it shares every weight and keeps forward's code."""
+    """A view of `model` without its decoder (or the multimodal model around it): it shares every
+    weight and keeps forward's code."""
     head = model.__class__.__new__(model.__class__)
     head.__dict__.update(model.__dict__)
     head._modules = {
-        name: _Passthrough() if child is decoder else child for name, child in model._modules.items()
+        name: _Passthrough() if child and decoder in child.modules() else child
+        for name, child in model._modules.items()
     }
     return head

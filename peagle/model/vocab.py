@@ -12,7 +12,9 @@ from peagle.config import InputError
 def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:
     """The `size` most frequent token ids of the answers, ascending (ties and gaps: lowest ids)."""
     if not 1 <= size <= vocab_size:
-        raise InputError(f"draft vocabulary of {size}: choose 1 to {vocab_size}, the target's vocabulary")
+        raise InputError(
+            f"draft vocabulary of {size}: choose 1 to {vocab_size}, the target's vocabulary"
+        )
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in answers:
         counts += torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=vocab_size)
@@ -28,7 +30,9 @@ def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
     """An id the tokenizer never produces from text: a reserved added token, or an unused row behind
     the tokenizer's vocabulary. Raises InputError when there is none; then name one."""
     used = _used_by_template(tokenizer)
-    reserved = [i for i in sorted(tokenizer.added_tokens_decoder) if i < vocab_size and i not in used]
+    reserved = [
+        i for i in sorted(tokenizer.added_tokens_decoder) if i < vocab_size and i not in used
+    ]
     named = [i for i in reserved if _looks_reserved(tokenizer.added_tokens_decoder[i].content)]
     for candidates in (named, range(len(tokenizer), vocab_size), reversed(reserved)):
         for token in candidates:
@@ -55,7 +59,12 @@ def _why_unfit(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) 
 
 
 def _used_by_template(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    used = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
+    used = {
+        tokenizer.pad_token_id,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.unk_token_id,
+    }
     template = str(tokenizer.chat_template or "")
     used |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content in template}
     return {i for i in used if i is not None}

@@ -40,7 +40,7 @@ def sample_elements(
     at most as many as there are: anchors kept at d−1 whose predicted token is supervised and in
     their document. ratio 1 keeps everything: EAGLE-3's training-time test.
     """
-    tokens = len(supervised)
+    assert len(supervised) >= 2, "a document needs two tokens"
     anchors = (documents[1:] == documents[:-1]).nonzero()[:, 0]
     kept, pool = [anchors], anchors
     population = len(_candidates(pool, 0, supervised, documents))
@@ -51,12 +51,11 @@ def sample_elements(
         pool = pool[chosen.to(pool.device)]
         kept.append(pool)
     depth_of = [torch.full_like(part, depth) for depth, part in enumerate(kept)]
-    assert tokens >= 2, "a document needs two tokens"
     return Elements(torch.cat(kept), torch.cat(depth_of))
 
 
 def _candidates(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor) -> Tensor:
-    """Anchors whose predicted token x[a + depth + 2] exists, is supervised and in their document."""
+    """Anchors whose predicted token x[a + depth + 2] is supervised and in their document."""
     anchors = anchors[anchors + depth + 2 < len(supervised)]
     predicted = anchors + depth + 2
     return anchors[supervised[predicted] & (documents[predicted] == documents[anchors])]

@@ -1,8 +1,8 @@
 """Who sees whom in training: (a, d) attends to depth 0 up to its anchor and to its own chain.
 
-Example: elements (0,0) (1,0) (2,0) (0,1) (1,1) (0,2). (1,1) sees (0,0), (1,0) and itself; (0,2) sees
-(0,0), (0,1) and itself: exactly what the slot sees when drafting, where depths are placeholders
-behind one verified prefix.
+Example: elements (0,0) (1,0) (2,0) (0,1) (1,1) (0,2). (1,1) sees (0,0), (1,0) and itself; (0,2)
+sees (0,0), (0,1) and itself: exactly what the slot sees when drafting, where depths are
+placeholders behind one verified prefix.
 """
 
 from collections.abc import Callable

@@ -6,17 +6,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from peagle.model.config import TRANSFORMERS, DrafterConfig, Method, Provenance, default_feature_layers
+from peagle.model.config import (
+    TRANSFORMERS,
+    DrafterConfig,
+    Method,
+    Provenance,
+    default_feature_layers,
+)
 from peagle.model.drafter import Drafter
 from peagle.model.layers import head_size
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
 
-SAME_KEYS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",
-             "rope_parameters", "max_position_embeddings", "hidden_act", "attention_bias")  # fmt: skip
+SAME_KEYS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
+    "rms_norm_eps", "rope_parameters", "max_position_embeddings", "attention_bias",
+)  # fmt: skip
 
 
-def new_drafter(
+def new_drafter(  # noqa: PLR0913
     target: Target,
     answers: Iterable[list[int]],
     *,
@@ -62,12 +70,16 @@ def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
     """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes."""
     source = target.config
     kind = "qwen3" if source.model_type.startswith("qwen3") else "llama"
-    same = {key: getattr(source, key) for key in SAME_KEYS if getattr(source, key, None) is not None}
+    values = {key: getattr(source, key, None) for key in SAME_KEYS}
+    same = {key: value for key, value in values.items() if value is not None}
     rope = same.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_type" not in rope:  # per-layer-type tables (Gemma)
         same.pop("rope_parameters", None)
     return TRANSFORMERS[kind](
-        **same, head_dim=head_size(source), num_hidden_layers=layers, vocab_size=target.embedding.shape[0]
+        **same,
+        head_dim=head_size(source),
+        num_hidden_layers=layers,
+        vocab_size=target.embedding.shape[0],
     )
 
 
@@ -84,8 +96,8 @@ def _copy_from_target(drafter: Drafter, target: Target, ids: Tensor) -> None:
     for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):
         source = dict(theirs.named_parameters())
         for name, parameter in mine.named_parameters():
-            if name.startswith("self_attn.") and parameter.ndim == 2 and parameter.shape[1] == 2 * hidden:
-                parameter[:, :hidden] *= 0.1  # the embedding half starts small, the feature half whole
+            if name.startswith("self_attn.") and parameter.shape[1:] == (2 * hidden,):
+                parameter[:, :hidden] *= 0.1  # the embedding half starts small
                 _copy(parameter[:, hidden:], source.get(name))
             elif name == "hidden_norm.weight":
                 _copy(parameter, source.get("input_layernorm.weight"))

@@ -9,9 +9,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.optim import AdamW
 
 from peagle.config import InputError
@@ -21,12 +21,15 @@ from peagle.model.drafter import Drafter
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_checkpoint(folder: Path, drafter: Drafter, optimizer: AdamW, progress: dict[str, float]) -> None:
+def save_checkpoint(
+    folder: Path, drafter: Drafter, optimizer: AdamW, progress: dict[str, float]
+) -> None:
     """Write `folder` whole or not at all."""
-    tensors: dict[str, Tensor] = {f"weights/{k}": v.contiguous() for k, v in drafter.state_dict().items()}
+    state = drafter.state_dict()
+    tensors = {f"weights/{name}": tensor.contiguous() for name, tensor in state.items()}
     for name, parameter in drafter.named_parameters():
-        state = optimizer.state.get(parameter, {})
-        tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
+        moments = optimizer.state.get(parameter, {})
+        tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".checkpoint-"))
     try:
@@ -46,11 +49,16 @@ def load_checkpoint(folder: Path, drafter: Drafter, optimizer: AdamW) -> dict[st
         raise InputError(f"checkpoint {folder}: cannot be read ({error})") from error
     prefix = "weights/"
     weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    try:
-        drafter.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(f"checkpoint {folder}: made with other settings ({error})") from error
-    step = tensors[f"{prefix}d2t"].new_tensor(progress["step"]).float()
+    own = drafter.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        shapes = [list(side[name].shape) if name in side else "absent" for side in (weights, own)]
+        if shapes[0] != shapes[1]:
+            raise InputError(
+                f"checkpoint {folder}: made with other settings ({name} is {shapes[0]} there and "
+                f"{shapes[1]} now): give the settings it was started with"
+            )
+    drafter.load_state_dict(weights)
+    step = torch.tensor(float(progress["step"]))
     for name, parameter in drafter.named_parameters():
         if f"exp_avg/{name}" in tensors:
             moments = {m: tensors[f"{m}/{name}"].to(parameter.device) for m in MOMENTS}

@@ -17,6 +17,7 @@ from peagle.train.cod import Elements
 from peagle.train.loss import LossName, divergence
 from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
 
+ROW_TILE = 64  # rows of a forward are padded to a multiple of this
 LOSS_ROWS = 1024  # rows of draft-vocabulary logits alive at once
 
 
@@ -51,7 +52,8 @@ def run_target(target: Target, drafter: Drafter, sequence: Sequence) -> tuple[Te
     positions = torch.arange(len(sequence.ids), device=sequence.ids.device)
     out = target.forward(sequence.ids, positions, CausalAttend())
     assert out.features is not None, "tap the drafter's feature layers first"
-    wanted = (sequence.supervised[1:]).nonzero()[:, 0]  # position i predicts token i+1
+    same = sequence.documents[1:] == sequence.documents[:-1]
+    wanted = (sequence.supervised[1:] & same).nonzero()[:, 0]  # position i predicts token i+1
     row = torch.full_like(sequence.ids, -1)
     row[wanted] = torch.arange(len(wanted), device=row.device)
     logits, best = [], []
@@ -62,7 +64,9 @@ def run_target(target: Target, drafter: Drafter, sequence: Sequence) -> tuple[Te
     return out.features, Labels(row, torch.cat(logits), torch.cat(best))
 
 
-def run_drafter(drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements) -> Tensor:
+def run_drafter(
+    drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
+) -> Tensor:
     """Normed hidden states (E, D) of all elements."""
     features = features.to(drafter.norm.weight.dtype)
     if drafter.config.method == "p-eagle":
@@ -75,7 +79,8 @@ def compare(
 ) -> StepResult:
     """Loss and accuracy of every supervised element."""
     position = elements.anchor + elements.depth + 1
-    rows = torch.where(position < len(labels.row), labels.row[position.clamp(max=len(labels.row) - 1)], -1)
+    last = len(labels.row) - 1
+    rows = torch.where(position <= last, labels.row[position.clamp(max=last)], -1)
     chosen = (rows >= 0).nonzero()[:, 0]
     depths = int(elements.depth.max()) + 1
     total, hits = normed.new_zeros((), dtype=torch.float32), []
@@ -84,10 +89,9 @@ def compare(
         total = total + divergence(logits, labels.logits[rows[part]], loss).sum()
         hits.append(drafter.target_ids[logits.detach().argmax(-1)] == labels.best[rows[part]])
     depth = elements.depth[chosen]
-    hit = torch.cat(hits) if hits else depth.bool()
-    return StepResult(
-        total, len(chosen), torch.bincount(depth[hit], minlength=depths), torch.bincount(depth, minlength=depths)
-    )
+    hit = torch.cat(hits)
+    correct = torch.bincount(depth[hit], minlength=depths)
+    return StepResult(total, len(chosen), correct, torch.bincount(depth, minlength=depths))
 
 
 def _attend(elements: Elements, documents: Tensor) -> Attend:
@@ -99,27 +103,37 @@ def _attend(elements: Elements, documents: Tensor) -> Attend:
 
 def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements) -> Tensor:
     """All elements in one forward: real inputs at depth 0, placeholders behind it."""
-    anchor, depth = elements
+    assert drafter.config.mask_token_id is not None
+    count, (anchor, depth) = len(elements.anchor), _padded(elements)
     real = anchor[depth == 0]
     projected = drafter.project(features[real])
     placeholders = drafter.placeholder().expand(len(anchor) - len(real), -1)
     mask_ids = torch.full_like(anchor[len(real) :], drafter.config.mask_token_id)
     ids = torch.cat([sequence.ids[real + 1], mask_ids])
-    attend = _attend(elements, sequence.documents)
-    return drafter(ids, torch.cat([projected, placeholders]), anchor + depth, attend).normed
+    attend = _attend(Elements(anchor, depth), sequence.documents)
+    return drafter(ids, torch.cat([projected, placeholders]), anchor + depth, attend).normed[:count]
 
 
-def _autoregressive(drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements) -> Tensor:
+def _padded(elements: Elements) -> Elements:
+    """Up to a multiple of ROW_TILE elements, behind every depth: only the padding sees them. CPU and
+    CUDA kernels are made anew for every number of rows, and kept."""
+    missing = -len(elements.anchor) % ROW_TILE
+    anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(missing)])
+    behind = (elements.depth[-1:] + 1).expand(missing)
+    return Elements(anchor, torch.cat([elements.depth, behind]))
+
+
+def _autoregressive(
+    drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
+) -> Tensor:
     """EAGLE-3's training-time test: depth by depth, each fed the hidden state before it."""
     attend = DenseAttend(visible(elements, elements, sequence.documents))
-    inputs, parents, outputs = None, None, []
+    anchor = elements.anchor[elements.at(0)]
+    feature, outputs = drafter.project(features[anchor]), list[Tensor]()
     for depth in range(int(elements.depth.max()) + 1):
-        anchor = elements.anchor[elements.at(depth)]
-        if inputs is None:
-            feature = drafter.project(features[anchor])
-        else:
-            feature = inputs[torch.searchsorted(parents, anchor)]
         out = drafter(sequence.ids[anchor + 1 + depth], feature, anchor + depth, attend)
-        inputs, parents = out.recurrent, anchor
         outputs.append(out.normed)
+        children = elements.anchor[elements.at(depth + 1)]
+        feature = out.recurrent[torch.searchsorted(anchor, children)]
+        anchor = children
     return torch.cat(outputs)

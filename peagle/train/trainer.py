@@ -20,7 +20,7 @@ from peagle.model.target import Target
 from peagle.train.cod import sample_elements
 from peagle.train.loss import LossName
 from peagle.train.state import append_line, load_checkpoint, save_checkpoint
-from peagle.train.step import Sequence, StepResult, compare, run_drafter, run_target
+from peagle.train.step import ROW_TILE, Sequence, StepResult, compare, run_drafter, run_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class TrainConfig:
         for name in ("layers", "depths", "draft_vocab", "epochs", "save_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
+        for name in ("steps", "max_train_tokens", "lr"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise InputError(f"{name} {value}: must be above 0")
         if not 0 < self.ratio <= 1 or not 0 <= self.floor <= 1:
             raise InputError(f"ratio {self.ratio}, floor {self.floor}: must lie between 0 and 1")
         if self.max_length < 4:
@@ -65,9 +68,12 @@ class Progress:
 class Trainer:
     """Trains `drafter` (float32) for `target` on documents; one document is one optimizer step."""
 
-    def __init__(self, config: TrainConfig, target: Target, drafter: Drafter, data: list[Example]) -> None:
+    def __init__(
+        self, config: TrainConfig, target: Target, drafter: Drafter, data: list[Example]
+    ) -> None:
         self.config, self.target, self.drafter, self.data = config, target, drafter.train(), data
         target.tap(drafter.config.feature_layers)
+        target.row_tile = ROW_TILE
         # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -113,10 +119,11 @@ class Trainer:
         example = self.data[int(order[index])]
         device = self.target.device
         ids = torch.tensor(example.ids, device=device)
-        sequence = Sequence(ids, torch.tensor(example.supervised, device=device), torch.zeros_like(ids))
+        supervised = torch.tensor(example.supervised, device=device)
+        sequence = Sequence(ids, supervised, torch.zeros_like(ids))
         generator = _generator(config.seed + 1, step)
         elements = sample_elements(
-            sequence.supervised, sequence.documents, config.depths, config.ratio, config.floor, generator
+            *sequence[1:], config.depths, config.ratio, config.floor, generator
         )
         return sequence, elements
 
@@ -133,7 +140,8 @@ class Trainer:
                 f"loss is {float(loss.detach())} at step {self.progress.step}; "
                 f"the last good checkpoint is in {self.config.output / 'checkpoint'}"
             )
-        self.optimizer.param_groups[0]["lr"] = learning_rate(self.config.lr, self.progress.step, self.total_steps)
+        lr = learning_rate(self.config.lr, self.progress.step, self.total_steps)
+        self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
@@ -156,7 +164,8 @@ class Trainer:
         return metrics
 
     def _save(self) -> None:
-        save_checkpoint(self.config.output / "checkpoint", self.drafter, self.optimizer, asdict(self.progress))
+        folder = self.config.output / "checkpoint"
+        save_checkpoint(folder, self.drafter, self.optimizer, asdict(self.progress))
         self.save_head()
 
     def save_head(self) -> None:
@@ -190,4 +199,5 @@ def _generator(seed: int, step: int) -> torch.Generator:
 
 
 def _shares(correct: Tensor, total: Tensor) -> list[float]:
-    return [round(c / t, 4) if t else 0.0 for c, t in zip(correct.tolist(), total.tolist(), strict=True)]
+    pairs = zip(correct.tolist(), total.tolist(), strict=True)
+    return [round(c / t, 4) if t else 0.0 for c, t in pairs]

@@ -1,0 +1,90 @@
+"""Several ways to decode the same prompts, interleaved so that noise hits all alike."""
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams, Stats
+from peagle.model.drafter import Drafter
+
+
+@dataclass(slots=True)
+class Contender:
+    """One row of the comparison."""
+
+    method: str
+    drafter: Drafter | None
+    k: int | None
+    seconds: float = 0.0
+    stats: Stats = field(default_factory=Stats)
+    outputs: list[list[int]] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """The row as the JSON files have it."""
+        tokens = sum(map(len, self.outputs))
+        return {
+            "method": self.method,
+            "k": self.k or 0,
+            "tokens_per_second": round(tokens / self.seconds, 2),
+            "acceptance_length": round(self.stats.acceptance_length, 4),
+            "accepted_per_position": [round(share, 4) for share in self.stats.accepted_per_position],
+            "output_tokens": tokens,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def load_contenders(llm: LLM, heads: dict[str, tuple[Path, int]]) -> list[Contender]:
+    """The target alone, then each head (folder, K) by method."""
+    rows = [Contender("none", None, None)]
+    for method, (folder, k) in heads.items():
+        rows.append(Contender(method, Drafter.load(folder, llm.target), k))
+    return rows
+
+
+def compare(
+    llm: LLM,
+    contenders: list[Contender],
+    prompts: list[list[int]],
+    params: SamplingParams,
+    on_prompt: Callable[[], None] = lambda: None,
+) -> None:
+    """Decode every prompt with every contender in turn; the order rotates from prompt to prompt."""
+    warm_up = SamplingParams(max_tokens=4)
+    for contender in contenders:
+        llm.use(contender.drafter, contender.k)
+        llm.generate(prompts[:1], warm_up)
+    for number, prompt in enumerate(prompts):
+        turn = number % len(contenders)
+        for contender in contenders[turn:] + contenders[:turn]:
+            llm.use(contender.drafter, contender.k)
+            run = llm.stream([prompt], params)
+            for _ in run:
+                pass
+            answer = run.completions()[0]
+            contender.seconds += run.seconds
+            contender.stats.add(answer.stats)
+            contender.outputs.append(answer.token_ids)
+        on_prompt()
+
+
+def identical(contenders: list[Contender]) -> bool:
+    """Whether all contenders said the same tokens."""
+    return all(contender.outputs == contenders[0].outputs for contender in contenders)
+
+
+def device_name() -> str:
+    """The machine, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    return f"{model}, {torch.get_num_threads()} of {os.cpu_count()} cores"

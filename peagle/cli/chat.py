@@ -1,0 +1,63 @@
+"""`peagle chat`: a conversation in the terminal."""
+
+import typer
+
+from peagle.cli.common import (
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    HeadOption,
+    KOption,
+    MaxTokensOption,
+    MethodOption,
+    MinPOption,
+    NoSpeculationOption,
+    SeedOption,
+    TargetArgument,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    open_llm,
+    sampling,
+)
+from peagle.cli.generate import console, last_line, show
+from peagle.data.chat import Message, prompt_ids
+
+app = typer.Typer()
+
+
+@app.command()
+def chat(
+    target: TargetArgument,
+    head: HeadOption = None,
+    method: MethodOption = None,
+    no_speculation: NoSpeculationOption = False,
+    k: KOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = None,
+    max_tokens: MaxTokensOption = 512,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "cpu",
+    force: ForceOption = False,
+) -> None:
+    """Talk to a target. An empty line or end of input ends the conversation."""
+    params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
+    method = "none" if no_speculation else method
+    llm = open_llm(target, head, method, k, dtype=dtype, device=device, force=force)
+    history: list[Message] = []
+    while said := _read():
+        history.append({"role": "user", "content": said})
+        run = llm.stream([prompt_ids(llm.tokenizer, history)], params)
+        show(run)
+        console.print(f"[dim]{last_line(llm, run)}[/]")
+        history.append({"role": "assistant", "content": run.completions()[0].text})
+
+
+def _read() -> str:
+    try:
+        return console.input("[bold]> [/]").strip()
+    except (EOFError, KeyboardInterrupt):
+        return ""

@@ -1,0 +1,111 @@
+"""What several commands share: loading, option types, printing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from peagle.catalog import CATALOG, head_path
+from peagle.config import InputError
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+METHODS = ("p-eagle", "eagle3", "none")
+screen = Console(stderr=True)
+
+TargetArgument = Annotated[
+    str, typer.Argument(help="Folder, hub id[@revision], .gguf file or catalog name.", show_default=False)
+]
+HeadOption = Annotated[
+    str | None, typer.Option("--head", help="Head: folder or hub id[@revision]. Default: the catalog's.")
+]
+MethodOption = Annotated[
+    str | None, typer.Option("--method", help="p-eagle, eagle3 or none. Default: what the head is.")
+]
+NoSpeculationOption = Annotated[
+    bool, typer.Option("--no-speculation", help="The target alone: --method none.")
+]
+KOption = Annotated[int | None, typer.Option("--k", help="Draft tokens a round. Default: the head's best.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
+TopPOption = Annotated[float, typer.Option(help="Nucleus: keep this much probability.")]
+TopKOption = Annotated[int, typer.Option(help="Keep this many tokens; 0 is all.")]
+MinPOption = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of the random draws.")]
+MaxTokensOption = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
+DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Accept a head trained for another target of the same shape.")
+]
+
+
+def open_llm(
+    target: str,
+    head: str | None,
+    method: str | None,
+    k: int | None,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    force: bool = False,
+) -> LLM:
+    """Load target and head as the options ask; warns when K is more than the head was trained for."""
+    from transformers.utils import logging
+
+    from peagle.model.drafter import Drafter
+
+    if method is not None and method not in METHODS:
+        raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
+    if k is not None and k < 1:
+        raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
+    logging.disable_progress_bar()
+    with screen.status(f"loading {target}"):
+        llm = LLM(target, dtype=dtype, device=device)
+        path = None if method == "none" else head or head_path(target, method or "p-eagle")
+        if path is None:
+            if method not in (None, "none"):
+                raise InputError(f"no {method} head is known for {target}: name one with --head")
+            return llm
+        drafter = Drafter.load(path, llm.target, force=force)
+    if method is not None and drafter.config.method != method:
+        raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
+    entry = CATALOG.get(target)
+    best = entry.heads[drafter.config.method].k if entry and head is None else None
+    llm.use(drafter, k or best)
+    if llm.k > drafter.config.depths:
+        screen.print(
+            f"[yellow]warning:[/] K = {llm.k}, but the head was trained for {drafter.config.depths} "
+            "draft tokens: later ones will rarely be accepted"
+        )
+    return llm
+
+
+def sampling(
+    temperature: float, top_p: float, top_k: int, min_p: float, seed: int | None, max_tokens: int
+) -> SamplingParams:
+    """Sampling parameters from the options."""
+    return SamplingParams(temperature, top_p, top_k, min_p, seed, max_tokens)
+
+
+def progress_bar(what: str) -> Progress:
+    """A progress bar on stderr; silent when that is not a terminal."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=screen, disable=not screen.is_terminal)
+
+
+def parse_list(text: str, option: str) -> list[int]:
+    """ "3,7" → [3, 7]."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{option} {text!r}: expected whole numbers separated by commas") from error
+
+
+def existing_file(path: Path, option: str) -> Path:
+    """`path`, or an error that names the option."""
+    if not path.is_file():
+        raise InputError(f"{option} {path}: no such file")
+    return path

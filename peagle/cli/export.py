@@ -1,0 +1,42 @@
+"""`peagle export`: a head for vLLM, or in the speculators dialect."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peagle.cli.common import ForceOption, screen
+from peagle.config import InputError
+from peagle.model.checkpoint import find_head, read_config, save_drafter
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    head: Annotated[str, typer.Argument(help="Folder or hub id of the head.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="vllm or speculators.")],
+    target: Annotated[
+        str | None, typer.Option(help="Target model. Default: the one the head was trained for.")
+    ] = None,
+    force: ForceOption = False,
+) -> None:
+    """Write a head in a dialect that vLLM serves; the target's embedding is filled in where needed."""
+    from transformers.utils import logging
+
+    from peagle.model.drafter import Drafter
+    from peagle.model.source import load_target
+
+    if to not in ("vllm", "speculators"):
+        raise InputError(f"--to {to!r}: choose vllm or speculators")
+    if output.exists() and any(output.iterdir()):
+        raise InputError(f"{output} is not empty: name a new folder")
+    config = read_config(find_head(head))
+    name = target or config.provenance.target
+    if not name:
+        raise InputError(f"head {head} does not say what it was trained for: name it with --target")
+    logging.disable_progress_bar()
+    drafter = Drafter.load(head, load_target(name), force=force)
+    save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
+    screen.print(f"wrote {output} ({to})")

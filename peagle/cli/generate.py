@@ -1,0 +1,101 @@
+"""`peagle generate`: complete one prompt, streaming."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from peagle.cli.common import (
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    HeadOption,
+    JsonOption,
+    KOption,
+    MaxTokensOption,
+    MethodOption,
+    MinPOption,
+    NoSpeculationOption,
+    SeedOption,
+    TargetArgument,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    open_llm,
+    sampling,
+)
+from peagle.config import InputError
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM, Run
+
+app = typer.Typer()
+console = Console(highlight=False, soft_wrap=True)
+
+
+@app.command()
+def generate(
+    target: TargetArgument,
+    prompt: Annotated[str, typer.Option(help="What the user says (or plain text with --raw).")],
+    head: HeadOption = None,
+    method: MethodOption = None,
+    no_speculation: NoSpeculationOption = False,
+    k: KOption = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text without the chat template.")] = False,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = 0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = None,
+    max_tokens: MaxTokensOption = 256,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "cpu",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
+    params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
+    if not prompt.strip():
+        raise InputError("--prompt is empty: give it a text")
+    method = "none" if no_speculation else method
+    llm = open_llm(target, head, method, k, dtype=dtype, device=device, force=force)
+    plain = raw or llm.tokenizer.chat_template is None
+    ids = prompt if plain else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
+    run = llm.stream([ids], params)
+    if as_json:
+        for _ in run:
+            pass
+        typer.echo(json.dumps(summary(run), ensure_ascii=False))
+        return
+    show(run)
+    console.print(f"[dim]{last_line(llm, run)}[/]")
+
+
+def show(run: Run) -> None:
+    """Print the stream, accepted draft tokens in green (plain text when not a terminal)."""
+    for chunk in run:
+        console.print(chunk.text, end="", markup=False, style="green" if chunk.drafted else None)
+    console.print()
+
+
+def summary(run: Run) -> dict[str, object]:
+    """What `--json` prints."""
+    answer = run.completions()[0]
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "output_tokens": len(answer.token_ids),
+        "rounds": answer.stats.rounds,
+        "acceptance_length": round(answer.stats.acceptance_length, 4),
+        "accepted_per_position": [round(share, 4) for share in answer.stats.accepted_per_position],
+        "tokens_per_second": round(len(answer.token_ids) / run.seconds, 2),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def last_line(llm: LLM, run: Run) -> str:
+    """How drafting fared, in one line."""
+    result = summary(run)
+    drafting = f"{llm.method}, K = {llm.k}, acceptance length {result['acceptance_length']}, "
+    drafting = drafting if llm.k else "no drafting, "
+    return f"{drafting}{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s"

@@ -1,0 +1,64 @@
+"""A proposer that knows the future, errs on purpose, and counts what must be accepted."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from torch import Tensor
+from transformers import GenerationConfig
+
+from peagle.engine.draft import NewSlots
+from peagle.engine.kv_cache import KVCache
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+
+@dataclass
+class Oracle:
+    """Give `futures`: whole sequences, prompt and true continuation, long enough, all different."""
+
+    futures: list[list[int]] = field(default_factory=list)
+    error_rate: float = 0.0
+    context: int = 1 << 30  # drafts end here
+    hits: dict[int, list[int]] = field(default_factory=dict)  # by future: right tokens, each round
+    drafted: int = 0
+    _rows: dict[int, int] = field(default_factory=dict)
+    _random: random.Random = field(default_factory=lambda: random.Random(3))
+
+    def propose(
+        self, drafter: Drafter, cache: KVCache, slots: list[NewSlots], k: int
+    ) -> list[list[int]]:
+        return [self._one(new, k) for new in slots]
+
+    def _one(self, new: NewSlots, k: int) -> list[int]:
+        assert isinstance(new.features, Tensor) and len(new.features) == len(new.ids)
+        if new.start == 0:
+            self._rows[new.row] = self._find(new.ids)
+        which = self._rows[new.row]
+        newest = new.start + len(new.ids)  # its position
+        future = self.futures[which]
+        assert future[new.start + 1 : newest + 1] == new.ids, "slots hold the verified tokens"
+        truth = future[newest + 1 : newest + 1 + k]
+        assert len(truth) == k, "the oracle must know enough of the future"
+        draft = [t ^ 1 if self._random.random() < self.error_rate else t for t in truth]
+        seen = min(k, self.context - newest - 1)
+        right = next((i for i in range(seen) if draft[i] != truth[i]), seen)
+        if seen > 0:
+            self.hits.setdefault(which, []).append(right)
+            self.drafted += seen
+        return draft
+
+    def _find(self, ids: list[int]) -> int:
+        found = [i for i, future in enumerate(self.futures) if future[1 : len(ids) + 1] == ids]
+        assert len(found) == 1, "prompts must be told apart by their second token on"
+        return found[0]
+
+    def accepted(self, which: int, k: int) -> list[int]:
+        """Rounds whose i-th draft token had to be accepted."""
+        return [sum(right > i for right in self.hits[which]) for i in range(k)]
+
+
+def end_at(monkeypatch: pytest.MonkeyPatch, target: Target, *tokens: int) -> None:
+    """Make tokens end answers."""
+    ends = GenerationConfig(eos_token_id=list(tokens))
+    monkeypatch.setattr(target.model, "generation_config", ends)

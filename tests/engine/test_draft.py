@@ -1,0 +1,98 @@
+"""What the engine drafts equals DESIGN's slot table computed from scratch, without any cache."""
+
+import pytest
+import torch
+from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
+
+from peagle.engine.llm import LLM, Run
+from peagle.engine.request import SamplingParams
+from peagle.model.attend import CausalAttend
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPTS = random_prompts(6)
+FLAGS = [{}, {"norm_before_residual": True, "norm_output": True}, {"fc_norm": True}]
+
+
+def parallel(drafter: Drafter, target: Target, tokens: list[int], k: int) -> list[int]:
+    """Slots 0 … m−1 real, then k − 1 placeholders; the last k predict."""
+    m = len(tokens) - 1
+    ids = torch.tensor(tokens[1:] + [drafter.config.mask_token_id] * (k - 1))
+    real = drafter.project(features_of(target, drafter, tokens[:-1]))
+    features = torch.cat([real, drafter.placeholder().expand(k - 1, -1)])
+    out = drafter(ids, features, torch.arange(m + k - 1), CausalAttend())
+    return drafter.draft_tokens(out.normed[m - 1 :]).tolist()
+
+
+def autoregressive(drafter: Drafter, target: Target, tokens: list[int], k: int) -> list[int]:
+    """K forwards over everything; the hidden state of a slot is the feature of the next."""
+    ids = torch.tensor(tokens[1:])
+    features = drafter.project(features_of(target, drafter, tokens[:-1]))
+    drafts = list[int]()
+    for _ in range(k):
+        out = drafter(ids, features, torch.arange(len(ids)), CausalAttend())
+        drafts.append(int(drafter.draft_tokens(out.normed[-1:])))
+        ids = torch.cat([ids, torch.tensor(drafts[-1:])])
+        features = torch.cat([features, out.recurrent[-1:]])
+    return drafts
+
+
+BRUTE_FORCE = {"p-eagle": parallel, "eagle3": autoregressive}
+
+
+def check_rounds(target: Target, drafter: Drafter, k: int, max_batch: int) -> tuple[int, int]:
+    """Compare after every round; returns drafts compared, and how many of them differ."""
+    llm = LLM(target, drafter, k=k, max_batch=max_batch)
+    run = Run(llm, PROMPTS, [SamplingParams(max_tokens=n) for n in (9, 17, 5, 14, 3, 11)])
+    compared = []
+    while run.waiting or run.running:
+        run.step()
+        with torch.no_grad():
+            for request in run.running:
+                brute = BRUTE_FORCE[drafter.config.method](drafter, target, request.tokens, k)
+                assert request.draft == brute, (request.index, len(request.tokens))
+                compared.append(tuple(brute))
+        llm.tap()
+    return len(compared), len(set(compared))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(("k", "max_batch"), [(1, 2), (3, 1), (4, 3), (8, 4)])
+def test_random_heads(method: Method, flags: dict[str, bool], k: int, max_batch: int) -> None:
+    target = make_target(seed=2, spread=0.3)
+    compared, distinct = check_rounds(target, make_drafter(target, method, **flags), k, max_batch)
+    assert compared > 30 and distinct > 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_heads_that_are_accepted(
+    target: Target, drafters: dict[Method, Drafter], method: Method, max_batch: int
+) -> None:
+    """Rounds that keep several slots at once, and rows used again by later requests."""
+    compared, distinct = check_rounds(target, drafters[method], 4, max_batch)
+    assert compared > 20 and distinct > 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batched_drafts_equal_single_ones(method: Method) -> None:
+    target = make_target(seed=2, spread=0.3)
+    drafter = make_drafter(target, method)
+
+    def first_drafts(prompts: list[list[int]]) -> list[list[int]]:
+        run = Run(LLM(target, drafter, k=5), prompts, None)
+        run.step()
+        return [request.draft for request in run.requests]
+
+    assert first_drafts(PROMPTS) == [first_drafts([prompt])[0] for prompt in PROMPTS]
+
+
+def test_drafts_are_target_ids() -> None:
+    """d2t is applied: the draft vocabulary is the upper half of the target's."""
+    target = make_target(seed=2, spread=0.3)
+    run = Run(LLM(target, make_drafter(target, "p-eagle", draft_vocab=64), k=8), PROMPTS, None)
+    run.step()
+    drafted = [token for request in run.requests for token in request.draft]
+    assert min(drafted) >= 64 and max(drafted) < 128

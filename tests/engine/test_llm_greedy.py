@@ -1,0 +1,216 @@
+"""Greedy decoding with speculation gives the very tokens, texts and endings of decoding without."""
+
+import pytest
+import torch
+from oracle import Oracle, end_at
+from tiny import METHODS, make_target, random_prompts
+
+from peagle.config import InputError
+from peagle.engine.llm import LLM, Run
+from peagle.engine.request import Completion, SamplingParams, Stats
+from peagle.model.attend import CausalAttend
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPTS = random_prompts(7)
+
+
+def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
+    return [(c.token_ids, c.text, c.finish_reason) for c in done]
+
+
+def total(done: list[Completion]) -> Stats:
+    stats = Stats()
+    for completion in done:
+        stats.add(completion.stats)
+    return stats
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("k", range(1, 9))
+def test_equals_plain_for_every_k_and_batch(
+    target: Target, drafters: dict[Method, Drafter], method: Method, k: int
+) -> None:
+    lengths = [SamplingParams(max_tokens=n) for n in (20, 1, 33, 7, 26, 2, 40)]
+    plain = LLM(target, max_batch=3).generate(PROMPTS, lengths)
+    accepted = 0
+    for max_batch in range(1, 6):
+        done = LLM(target, drafters[method], k=k, max_batch=max_batch).generate(PROMPTS, lengths)
+        assert outcome(done) == outcome(plain), max_batch
+        stats = total(done)
+        accepted += sum(stats.accepted)
+        assert sum(sum(c.drafted) for c in done) <= sum(stats.accepted)
+        assert 0 < sum(stats.accepted) < stats.drafted, "some drafts right, some wrong"
+    assert accepted > 50
+
+
+def test_plain_batching_equals_one_by_one(target: Target) -> None:
+    params = SamplingParams(max_tokens=25)
+    alone = [LLM(target).generate([prompt], params)[0] for prompt in PROMPTS]
+    assert outcome(LLM(target, max_batch=3).generate(PROMPTS, params)) == outcome(alone)
+
+
+def test_plain_is_the_argmax_without_a_cache(target: Target) -> None:
+    done = LLM(target).generate(PROMPTS[:3], SamplingParams(max_tokens=15))
+    for prompt, completion in zip(PROMPTS, done, strict=False):
+        ids = torch.tensor(prompt + completion.token_ids)
+        hidden = target.forward(ids, torch.arange(len(ids)), CausalAttend()).hidden
+        best = target.logits(hidden).argmax(-1).tolist()
+        assert completion.token_ids == best[len(prompt) - 1 : -1]
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_counts_equal_hand_counts(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    oracle: Oracle,
+    error_rate: float,
+    max_batch: int,
+) -> None:
+    k, length = 5, 23
+    oracle.futures = futures(target, length + k)
+    oracle.error_rate = error_rate
+    llm = LLM(target, drafters["p-eagle"], k=k, max_batch=max_batch)
+    done = llm.generate(LONG, SamplingParams(max_tokens=length))
+    for which, completion in enumerate(done):
+        assert completion.token_ids == oracle.futures[which][len(LONG[which]) :][:length]
+        stats, hits = completion.stats, oracle.hits[which]
+        assert stats.rounds == len(hits)
+        assert stats.accepted == oracle.accepted(which, k), "counted before truncation"
+        assert stats.acceptance_length == 1 + sum(hits) / len(hits)
+        flags = [False] + [flag for n in hits for flag in [True] * n + [False]]
+        assert completion.drafted == flags[:length]
+    assert total(done).drafted == oracle.drafted
+    if error_rate == 0:
+        assert done[0].stats.rounds == 4  # 1 + 6 + 6 + 6 + 6 ≥ 23
+        assert done[0].stats.acceptance_length == 6
+    if error_rate == 1:
+        assert done[0].stats.acceptance_length == 1 and done[0].stats.rounds == length - 1
+
+
+LONG = [prompt for prompt in random_prompts(12, seed=5) if len(prompt) > 2][:5]
+
+
+def futures(target: Target, length: int) -> list[list[int]]:
+    """Prompts of LONG with their true greedy continuations."""
+    done = LLM(target).generate(LONG, SamplingParams(max_tokens=length, ignore_eos=True))
+    return [p + c.token_ids for p, c in zip(LONG, done, strict=True)]
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_max_tokens_inside_an_accepted_run(
+    target: Target, drafters: dict[Method, Drafter], oracle: Oracle, max_tokens: int
+) -> None:
+    oracle.futures = futures(target, 24)
+    params = SamplingParams(max_tokens=max_tokens)
+    done = LLM(target, drafters["eagle3"], k=4).generate(LONG, params)
+    assert outcome(done) == outcome(LLM(target).generate(LONG, params))
+    assert {c.finish_reason for c in done} == {"length"}
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("error_rate", [0.0, 0.3])
+def test_context_limit(
+    drafters: dict[Method, Drafter], oracle: Oracle, k: int, error_rate: float
+) -> None:
+    """Output ends where the context does, and nothing ever runs at or behind its end."""
+    limit = 20
+    small, roomy = make_target(context=limit), make_target(context=limit + 40)
+    oracle.futures, oracle.error_rate, oracle.context = futures(roomy, 40), error_rate, limit
+    reached = list[int]()
+    small.decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: reached.append(int(kwargs["position_ids"].max())),
+        with_kwargs=True,
+    )
+    done = LLM(small, drafters["p-eagle"], k=k, max_batch=2).generate(LONG, SamplingParams())
+    for which, (prompt, completion) in enumerate(zip(LONG, done, strict=True)):
+        assert completion.token_ids == oracle.futures[which][len(prompt) : limit]
+        assert completion.finish_reason == "length"
+        seen = len(completion.stats.accepted)
+        assert completion.stats.accepted == oracle.accepted(which, k)[:seen]
+    assert max(reached) <= limit - 1
+
+
+def test_real_heads_at_the_context_limit(drafters: dict[Method, Drafter]) -> None:
+    small = make_target(context=20)
+    plain = outcome(LLM(small).generate(LONG, SamplingParams()))
+    for drafter in drafters.values():
+        assert outcome(LLM(small, drafter, k=6).generate(LONG, SamplingParams())) == plain
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_eos_with_real_heads(
+    target: Target, drafters: dict[Method, Drafter], monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    params = SamplingParams(max_tokens=30)
+    drafted_ends = 0
+    for prompt in random_prompts(10, seed=7):
+        answer = LLM(target).generate([prompt], params)[0].token_ids
+        for at in (4, 9, 17):
+            end_at(monkeypatch, target, answer[at])
+            done = LLM(target, drafters[method], k=3).generate([prompt], params)
+            assert outcome(done) == outcome(LLM(target).generate([prompt], params))
+            assert (done[0].finish_reason, done[0].token_ids[-1]) == ("stop", answer[at])
+            drafted_ends += done[0].drafted[-1]
+            monkeypatch.undo()
+    assert drafted_ends > 0, "some end was an accepted draft token"
+
+
+def test_two_engines_share_a_target(target: Target, drafters: dict[Method, Drafter]) -> None:
+    """An engine made or used in between does not take the features away."""
+    speculative, params = LLM(target, drafters["p-eagle"], k=3), SamplingParams(max_tokens=12)
+    plain = LLM(target)
+    first = speculative.generate(PROMPTS, params)
+    plain.generate(PROMPTS, params)
+    assert total(first).rounds > 0
+    assert total(speculative.generate(PROMPTS, params)) == total(first)
+
+
+def test_use_switches_heads(target: Target, drafters: dict[Method, Drafter]) -> None:
+    llm, params = LLM(target), SamplingParams(max_tokens=12)
+    assert llm.method == "none" and total(llm.generate(PROMPTS, params)).rounds == 0
+    plain = outcome(llm.generate(PROMPTS, params))
+    for method, drafter in drafters.items():
+        llm.use(drafter)
+        assert (llm.method, llm.k) == (method, drafter.config.depths)
+        done = llm.generate(PROMPTS, params)
+        assert outcome(done) == plain and total(done).rounds > 0
+    llm.use(None)
+    assert total(llm.generate(PROMPTS, params)).rounds == 0
+
+
+def test_no_prompts(target: Target) -> None:
+    assert LLM(target).generate([]) == []
+
+
+def test_prompts_as_text_and_ids(target: Target) -> None:
+    llm = LLM(target)
+    ids = llm.tokenizer("the cat")["input_ids"]
+    one, two = llm.generate(["the cat", ids], SamplingParams(max_tokens=5))
+    assert one.token_ids == two.token_ids and one.text == llm.tokenizer.decode(one.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[7], []], "prompt 1 is empty"),
+        ([""], "prompt 0 is empty"),
+        ([[7] * 256], "prompt 0 has 256 tokens; tiny-0 takes 256 with the answer"),
+    ],
+)
+def test_bad_prompts(target: Target, prompts: list[str | list[int]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LLM(target).generate(prompts)
+
+
+def test_bad_arguments(target: Target, drafters: dict[Method, Drafter]) -> None:
+    with pytest.raises(InputError, match="k 0: num_speculative_tokens must be at least 1"):
+        LLM(target, drafters["eagle3"], k=0)
+    with pytest.raises(InputError, match="max_batch 0"):
+        LLM(target, max_batch=0)
+    with pytest.raises(InputError, match="2 sampling parameters for 1 prompts"):
+        LLM(target).generate([[7]], [SamplingParams()] * 2)
+    with pytest.raises(AssertionError, match="iterate to the end"):
+        Run(LLM(target), [[7]], None).completions()

@@ -1,0 +1,76 @@
+"""The whole engine, sampled, on a target of a few tokens: its output has the target's law."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from chisquare import BROKEN, naive_probabilities, p_value
+from tiny import METHODS, make_drafter, make_target
+
+from peagle.engine.llm import LLM
+from peagle.engine.request import Completion, SamplingParams
+from peagle.model.attend import CausalAttend
+from peagle.model.config import Method
+from peagle.model.target import Target
+
+VOCAB, PROMPT, DRAWS = 7, [3], 20_000
+
+
+@pytest.fixture(scope="module")
+def small() -> Target:
+    return make_target(VOCAB, seed=6, layers=3, spread=0.12)
+
+
+def next_law(target: Target, ids: list[int], params: SamplingParams) -> np.ndarray:
+    tokens = torch.tensor(ids)
+    hidden = target.forward(tokens, torch.arange(len(ids)), CausalAttend()).hidden
+    return naive_probabilities(target.logits(hidden[-1:])[0].double().numpy(), params)
+
+
+def exact_joint(target: Target, params: SamplingParams) -> np.ndarray:
+    """Law of the second and third token, summed over the first, by enumeration."""
+    joint, first = np.zeros((VOCAB, VOCAB)), next_law(target, PROMPT, params)
+    for a in first.nonzero()[0]:
+        second = next_law(target, [*PROMPT, a], params)
+        for b in second.nonzero()[0]:
+            third = next_law(target, [*PROMPT, a, b], params)
+            joint[b] += first[a] * second[b] * third
+    return joint
+
+
+def sample(target: Target, method: Method, params: SamplingParams) -> list[Completion]:
+    """The second and third tokens are both judged drafts (K = 2)."""
+    drafter = make_drafter(target, method, layers=1, draft_vocab=VOCAB)
+    llm = LLM(target, drafter, k=2, max_batch=500)
+    params = replace(params, max_tokens=3, ignore_eos=True)
+    return llm.generate([PROMPT] * DRAWS, [replace(params, seed=i) for i in range(DRAWS)])
+
+
+def count(done: list[Completion]) -> Counter[tuple[int, int]]:
+    return Counter((c.token_ids[1], c.token_ids[2]) for c in done)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_joint_law(small: Target, method: Method, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_p=0.9)
+    done = sample(small, method, params)
+    counts = count(done)
+    assert p_value(counts, exact_joint(small, params)) > 0.001
+    assert len(counts) > 8, "a law worth testing"
+    accepted = sum(c.drafted[1] for c in done)
+    assert 0.02 * DRAWS < accepted < 0.98 * DRAWS, "drafts are accepted, and rejected"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", BROKEN)
+def test_wrong_rules_are_noticed(
+    small: Target, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    monkeypatch.setattr("peagle.engine.llm.verify", BROKEN[broken])
+    params = SamplingParams(temperature=1.3, top_p=0.9)
+    counts = count(sample(small, "p-eagle", params))
+    assert p_value(counts, exact_joint(small, params)) < 1e-6

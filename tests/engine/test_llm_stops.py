@@ -1,0 +1,185 @@
+"""Where answers end, and how they are streamed: as plain decoding does, token for token."""
+
+import pytest
+from oracle import Oracle, end_at
+from tiny import METHODS, make_drafter, make_target, make_tokenizer, random_prompts
+
+from peagle.engine.llm import LLM
+from peagle.engine.request import Completion, SamplingParams
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPTS = [prompt for prompt in random_prompts(12, seed=5) if len(prompt) > 2][:5]
+K, LENGTH = 5, 24
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Its answers hardly repeat."""
+    return make_target(seed=2, spread=0.3)
+
+
+@pytest.fixture(scope="module")
+def drafters(target: Target) -> dict[Method, Drafter]:
+    return {method: make_drafter(target, method) for method in METHODS}
+
+
+@pytest.fixture
+def futures(target: Target, oracle: Oracle) -> list[list[int]]:
+    """The oracle knows what the target would say if nothing stopped it."""
+    params = SamplingParams(max_tokens=LENGTH + K, ignore_eos=True)
+    done = LLM(target, max_batch=5).generate(PROMPTS, params)
+    oracle.futures = [p + c.token_ids for p, c in zip(PROMPTS, done, strict=True)]
+    return oracle.futures
+
+
+def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
+    return [(c.token_ids, c.text, c.finish_reason) for c in done]
+
+
+def plain_text(target: Target, ids: list[int]) -> str:
+    return target.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def both(
+    target: Target, drafter: Drafter, params: SamplingParams, prompts: list[list[int]] = PROMPTS
+) -> list[Completion]:
+    """Decode with and without; they agree; returns the speculative completions."""
+    done = LLM(target, drafter, k=K, max_batch=3).generate(prompts, params)
+    assert outcome(done) == outcome(LLM(target, max_batch=3).generate(prompts, params))
+    return done
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_eos_inside_an_accepted_run(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    oracle: Oracle,
+    futures: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    at: int,
+) -> None:
+    answer = futures[0][len(PROMPTS[0]) :]
+    end_at(monkeypatch, target, 126, answer[at])
+    first = answer.index(answer[at])
+    done = both(target, drafters["p-eagle"], SamplingParams(max_tokens=LENGTH))
+    assert done[0].finish_reason == "stop"
+    assert done[0].token_ids == answer[: first + 1]
+    assert done[0].text == plain_text(target, answer[:first]), "the eos is not in the text"
+    if first > 0:
+        assert done[0].stats.rounds == -(-first // (K + 1))
+        full = [done[0].stats.rounds] * K
+        assert done[0].stats.accepted == full, "accepted drafts behind the eos count, as in vLLM"
+
+
+def test_ignore_eos(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    futures: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = futures[0][len(PROMPTS[0]) :]
+    end_at(monkeypatch, target, answer[2])
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    done = both(target, drafters["eagle3"], params)[0]
+    assert (done.finish_reason, done.token_ids) == ("length", answer[:LENGTH])
+
+
+def test_tokenizer_eos_ends_too(
+    target: Target, futures: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = futures[0][len(PROMPTS[0]) :]
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(answer[3])
+    monkeypatch.setattr(target, "tokenizer", tokenizer)
+    done = LLM(target).generate(PROMPTS[:1], SamplingParams(max_tokens=LENGTH))[0]
+    assert done.token_ids == answer[: answer.index(answer[3]) + 1]
+
+
+@pytest.mark.parametrize(("begin", "width"), [(0, 1), (3, 1), (5, 3), (9, 5), (2, 9)])
+def test_stop_string_inside_an_accepted_run(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    futures: list[list[int]],
+    begin: int,
+    width: int,
+) -> None:
+    """The stop string is cut from the text; tokens end with the one that completed it."""
+    answer = futures[0][len(PROMPTS[0]) :]
+    text = plain_text(target, answer[:LENGTH])
+    stop = text[begin : begin + width]
+    params = SamplingParams(max_tokens=LENGTH, stop=("\x00never", stop))
+    done = both(target, drafters["p-eagle"], params)[0]
+    assert done.finish_reason == "stop"
+    assert done.text == text[: text.index(stop)]
+    tokens = next(n for n in range(LENGTH) if stop in plain_text(target, answer[:n]))
+    assert done.token_ids == answer[:tokens]
+
+
+def test_stop_strings_span_tokens(target: Target, futures: list[list[int]]) -> None:
+    """Every substring of four characters stops where plain search finds it first."""
+    answer = futures[0][len(PROMPTS[0]) :]
+    text = plain_text(target, answer[:LENGTH])
+    llm = LLM(target)
+    for begin in range(0, len(text) - 4):
+        stop = text[begin : begin + 4]
+        done = llm.generate(PROMPTS[:1], SamplingParams(max_tokens=LENGTH, stop=(stop,)))[0]
+        assert done.text == text[: text.index(stop)]
+
+
+def test_held_back_text_is_given_at_the_end(target: Target, futures: list[list[int]]) -> None:
+    """A stop string that begins but never completes stays in the text."""
+    answer = futures[0][len(PROMPTS[0]) :]
+    text = plain_text(target, answer[:LENGTH])
+    params = SamplingParams(max_tokens=LENGTH, stop=(text[-2:] + "\x00",))
+    done = LLM(target).generate(PROMPTS[:1], params)[0]
+    assert (done.text, done.finish_reason) == (text, "length")
+
+
+@pytest.mark.parametrize("stop", [(), ("z",), ("ab", "!?")])
+@pytest.mark.parametrize("error_rate", [0.0, 0.4])
+def test_streamed_chunks_are_the_text(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    oracle: Oracle,
+    futures: list[list[int]],
+    stop: tuple[str, ...],
+    error_rate: float,
+) -> None:
+    oracle.error_rate = error_rate
+    run = LLM(target, drafters["p-eagle"], k=K, max_batch=2).stream(
+        PROMPTS, SamplingParams(max_tokens=LENGTH, stop=stop)
+    )
+    chunks = list(run)
+    for index, completion in enumerate(run.completions()):
+        own = [chunk for chunk in chunks if chunk.index == index]
+        assert "".join(chunk.text for chunk in own) == completion.text
+        if not stop:
+            visible = [
+                flag
+                for token, flag in zip(completion.token_ids, completion.drafted, strict=True)
+                if plain_text(target, [token])
+            ]
+            assert [chunk.drafted for chunk in own] == visible
+    assert any(chunk.drafted for chunk in chunks) and not all(chunk.drafted for chunk in chunks)
+    assert run.seconds > 0
+
+
+def test_chunks_come_as_they_are_decided(target: Target) -> None:
+    run = LLM(target).stream([[70, 71]], SamplingParams(max_tokens=6))
+    first = next(iter(run))
+    assert first.text and len(run.requests[0].output) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_repeats(target: Target, drafters: dict[Method, Drafter], method: Method) -> None:
+    llm = LLM(target, drafters[method], k=3, max_batch=2)
+
+    def say(seed: int | None) -> list[list[int]]:
+        params = SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=20)
+        return [c.token_ids for c in llm.generate(PROMPTS, params)]
+
+    assert say(1) == say(1)
+    assert say(1) != say(2)
+    assert say(None) != say(None)

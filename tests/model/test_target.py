@@ -1,0 +1,129 @@
+"""What a Target refuses, and the fingerprints a head is checked against."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from families import FAMILIES, PLAIN, SIZES, build
+from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
+    BloomConfig,
+    FalconH1Config,
+    JambaConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
+)
+
+from peagle.config import InputError
+from peagle.model.attend import CausalAttend
+from peagle.model.target import Target
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
+SMALL = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 2}
+REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    "mamba": (lambda: MambaConfig(**SMALL), "linear_attention"),
+    "jamba": (lambda: JambaConfig(**PLAIN, num_experts=2), "linear_attention"),
+    "bamba": (lambda: BambaConfig(**PLAIN, **MAMBA), "linear_attention"),
+    "falcon_h1": (lambda: FalconH1Config(**PLAIN), "hybrid"),
+    "qwen3_next": (lambda: Qwen3NextConfig(**PLAIN), "linear_attention"),
+    "recurrent_gemma": (lambda: RecurrentGemmaConfig(**SIZES, pad_token_id=0), "linear_attention"),
+    # hides its masks, positional bias or keyword arguments from the attention interface
+    "bloom": (lambda: BloomConfig(vocab_size=67, hidden_size=32, n_layer=2, n_head=4), "its own"),
+    "opt": (
+        lambda: OPTConfig(**SMALL, ffn_dim=32, num_attention_heads=4, word_embed_proj_dim=32),
+        "attention interface",
+    ),
+}
+
+
+def tiny_llama(seed: int = 0, **sizes: int) -> Target:
+    return Target(build(LlamaConfig(**PLAIN | sizes), seed), None, "tiny")
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_models_with_other_token_mixers_are_refused_by_name(model_type: str) -> None:
+    config, why = REFUSED[model_type]
+    model = AutoModelForCausalLM.from_config(config(), attn_implementation="eager")
+    with pytest.raises(InputError, match=f"target mine .*{model_type}.*{why}") as error:
+        Target(model, None, "mine")
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_kinds_of_layer_are_refused() -> None:
+    """Not only those known to be foreign: a mask of a new kind would be ignored in silence."""
+    config = LlamaConfig(**PLAIN)
+    config.layer_types = ["full_attention", "chunked_attention"] * 2
+    with pytest.raises(InputError, match="llama.*chunked_attention"):
+        Target(LlamaForCausalLM(config), None, "mine")
+
+
+def test_a_layer_with_an_attention_of_its_own_is_found_by_running_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build(LlamaConfig(**PLAIN))
+    attention = model.model.layers[2].self_attn
+    monkeypatch.setattr(attention, "forward", lambda hidden_states, **_: (hidden_states, None))
+    with pytest.raises(InputError, match=r"layers \[2\] do not use the attention interface"):
+        Target(model, None, "mine")
+
+
+def test_inference_only() -> None:
+    target = tiny_llama()
+    assert not any(p.requires_grad for p in target.model.parameters())
+    ids = torch.arange(3)
+    assert not target.forward(ids, ids, CausalAttend()).hidden.requires_grad
+
+
+def test_taps_follow_the_last_call() -> None:
+    target, ids = tiny_llama(), torch.arange(5)
+    assert target.forward(ids, ids, CausalAttend()).features is None
+    target.tap((0, 2))
+    both = target.forward(ids, ids, CausalAttend()).features
+    target.tap((2,))
+    one = target.forward(ids, ids, CausalAttend()).features
+    assert both is not None and one is not None and both.shape == (5, 64)
+    torch.testing.assert_close(both[:, :32], target.embedding[ids])  # entering layer 0
+    torch.testing.assert_close(one, both[:, 32:])
+
+
+@pytest.mark.parametrize("layers", [(1, 4), (-1, 2)])
+def test_taps_outside_the_target(layers: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="tiny has layers 0 to 3"):
+        tiny_llama().tap(layers)
+
+
+def test_fingerprints_tell_targets_apart() -> None:
+    same, again, other = tiny_llama(), tiny_llama(), tiny_llama(seed=1)
+    assert same.weights_hash() == again.weights_hash() != other.weights_hash()
+    assert same.config_hash() == other.config_hash()
+    for key, value in {"num_hidden_layers": 3, "hidden_size": 40, "vocab_size": 70}.items():
+        assert tiny_llama(**{key: value}).config_hash() != same.config_hash(), key
+
+
+def test_weights_hash_sees_a_changed_norm_and_not_the_dtype() -> None:
+    model = build(LlamaConfig(**PLAIN))
+    before = Target(model.bfloat16(), None, "tiny").weights_hash()
+    assert Target(model.float(), None, "tiny").weights_hash() == before
+    with torch.no_grad():
+        model.model.layers[-1].input_layernorm.weight[0] += 1
+    assert Target(model, None, "tiny").weights_hash() != before
+
+
+def test_template_hash(tokenizer: PreTrainedTokenizerFast) -> None:
+    target = tiny_llama()
+    assert target.template_hash() == ""
+    target.tokenizer = tokenizer
+    assert len(target.template_hash()) == 16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_context_and_embedding_of_every_family(family: str) -> None:
+    target = Target(build(FAMILIES[family]()), None, family)
+    assert target.embedding.shape == (67, 32) and target.max_context >= 64

@@ -1,0 +1,93 @@
+"""The draft vocabulary and the mask token."""
+
+import pytest
+import torch
+from tiny import SPECIAL
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from peagle.config import InputError
+from peagle.model.vocab import check_mask_token, draft_offsets, frequent_tokens, pick_mask_token
+
+WORDS = ["<unk>", "cat", "dog", "sat"]
+
+
+def words_tokenizer(*added: str, **named: str) -> PreTrainedTokenizerFast:
+    """Ids 0 to 3 are the words; `added` special tokens follow."""
+    backend = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **named)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(added)})
+    return tokenizer
+
+
+def test_most_frequent_tokens_in_ascending_order() -> None:
+    answers = [[7, 7, 3, 5], [], [5, 7, 9, 9, 9, 9]]
+    assert frequent_tokens(iter(answers), 10, 3).tolist() == [5, 7, 9]
+
+
+def test_gaps_and_ties_are_filled_with_the_lowest_ids() -> None:
+    assert frequent_tokens([[8, 6]], 10, 4).tolist() == [0, 1, 6, 8]
+    assert frequent_tokens([[8, 6, 4]], 10, 2).tolist() == [4, 6]
+    assert frequent_tokens([[1]], 4, 4).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [0, 11])
+def test_size_of_the_draft_vocabulary(size: int) -> None:
+    with pytest.raises(InputError, match="choose 1 to 10"):
+        frequent_tokens([[1]], 10, size)
+
+
+def test_offsets_lead_back_to_the_target_ids() -> None:
+    ids = torch.tensor([0, 4, 5, 9])
+    assert draft_offsets(ids).tolist() == [0, 3, 3, 6]
+
+
+def test_a_reserved_token_is_picked_first(tokenizer: PreTrainedTokenizerFast) -> None:
+    picked = pick_mask_token(tokenizer, 128)
+    assert picked == SPECIAL.index("<|reserved_0|>")
+    check_mask_token(picked, tokenizer, 128)
+
+
+def test_then_a_row_behind_the_tokenizer() -> None:
+    tokenizer = words_tokenizer("<|spare|>", eos_token="<eos>")
+    assert pick_mask_token(tokenizer, 16) == len(tokenizer)
+
+
+def test_then_the_last_added_token() -> None:
+    tokenizer = words_tokenizer("<|a|>", "<|b|>", eos_token="<eos>")
+    picked = pick_mask_token(tokenizer, len(tokenizer))
+    assert tokenizer.convert_ids_to_tokens(picked) == "<|b|>"
+
+
+def test_pad_is_not_picked_whatever_its_name() -> None:
+    tokenizer = words_tokenizer(pad_token="<|reserved|>", bos_token="<|mask_bos|>")
+    assert pick_mask_token(tokenizer, len(tokenizer) + 1) == len(tokenizer)
+
+
+def test_nothing_is_free() -> None:
+    tokenizer = words_tokenizer(eos_token="<eos>", pad_token="<pad>")
+    with pytest.raises(InputError, match="--mask-token-id"):
+        pick_mask_token(tokenizer, len(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        (-1, "outside the embedding"),
+        (128, "outside the embedding"),
+        (SPECIAL.index("<|endoftext|>"), "pad, bos, eos"),
+        (SPECIAL.index("<|im_start|>"), "chat template"),
+        (SPECIAL.index("<|im_end|>"), "pad, bos, eos"),
+        (40, "ordinary token"),
+    ],
+)
+def test_unfit_mask_tokens(token: int, why: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match=rf"mask token id {token} .*{why}.*choose another"):
+        check_mask_token(token, tokenizer, 128)
+
+
+def test_rows_behind_the_tokenizer_are_fit(tokenizer: PreTrainedTokenizerFast) -> None:
+    check_mask_token(len(tokenizer), tokenizer, len(tokenizer) + 1)
