@@ -11,6 +11,8 @@ from peagle.catalog import CATALOG, head_path
 from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
+from peagle.model.checkpoint import find_head
+from peagle.model.drafter import Drafter
 
 METHODS = ("p-eagle", "eagle3", "none")
 screen = Console(stderr=True)
@@ -55,21 +57,20 @@ def open_llm(
     """Load target and head as the options ask; warns when K is more than the head was trained for."""
     from transformers.utils import logging
 
-    from peagle.model.drafter import Drafter
-
     if method is not None and method not in METHODS:
         raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
     if k is not None and k < 1:
         raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
+    path = None if method == "none" else head or head_path(target, method or "p-eagle")
+    if path is None and method not in (None, "none"):
+        raise InputError(f"no {method} head is known for {target}: name one with --head")
+    folder = find_head(path) if path else None  # before the target takes its time to load
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
         llm = LLM(target, dtype=dtype, device=device)
-        path = None if method == "none" else head or head_path(target, method or "p-eagle")
-        if path is None:
-            if method not in (None, "none"):
-                raise InputError(f"no {method} head is known for {target}: name one with --head")
+        if folder is None:
             return llm
-        drafter = Drafter.load(path, llm.target, force=force)
+        drafter = Drafter.load(folder, llm.target, force=force)
     if method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
     entry = CATALOG.get(target)

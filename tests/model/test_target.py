@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "jamba": (lambda: JambaConfig(**PLAIN, num_experts=2), "linear_attention"),
     "bamba": (lambda: BambaConfig(**PLAIN, **MAMBA), "linear_attention"),
     "falcon_h1": (lambda: FalconH1Config(**PLAIN), "hybrid"),
-    "qwen3_next": (lambda: Qwen3NextConfig(**PLAIN), "linear_attention"),
+    "qwen3_next": (lambda: Qwen3NextConfig(**PLAIN, num_experts=2), "linear_attention"),
     "recurrent_gemma": (lambda: RecurrentGemmaConfig(**SIZES, pad_token_id=0), "linear_attention"),
     # hides its masks, positional bias or keyword arguments from the attention interface
     "bloom": (lambda: BloomConfig(vocab_size=67, hidden_size=32, n_layer=2, n_head=4), "its own"),
