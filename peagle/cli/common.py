@@ -18,10 +18,14 @@ METHODS = ("p-eagle", "eagle3", "none")
 screen = Console(stderr=True)
 
 TargetArgument = Annotated[
-    str, typer.Argument(help="Folder, hub id[@revision], .gguf file or catalog name.", show_default=False)
+    str,
+    typer.Argument(
+        help="Folder, hub id[@revision], .gguf file or catalog name.", show_default=False
+    ),
 ]
 HeadOption = Annotated[
-    str | None, typer.Option("--head", help="Head: folder or hub id[@revision]. Default: the catalog's.")
+    str | None,
+    typer.Option("--head", help="Head: folder or hub id[@revision]. Default: the catalog's."),
 ]
 MethodOption = Annotated[
     str | None, typer.Option("--method", help="p-eagle, eagle3 or none. Default: what the head is.")
@@ -29,7 +33,9 @@ MethodOption = Annotated[
 NoSpeculationOption = Annotated[
     bool, typer.Option("--no-speculation", help="The target alone: --method none.")
 ]
-KOption = Annotated[int | None, typer.Option("--k", help="Draft tokens a round. Default: the head's best.")]
+KOption = Annotated[
+    int | None, typer.Option("--k", help="Draft tokens a round. Default: the head's best.")
+]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopPOption = Annotated[float, typer.Option(help="Nucleus: keep this much probability.")]
 TopKOption = Annotated[int, typer.Option(help="Keep this many tokens; 0 is all.")]
@@ -40,7 +46,8 @@ DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="Accept a head trained for another target of the same shape.")
+    bool,
+    typer.Option("--force", help="Accept a head trained for another target of the same shape."),
 ]
 
 
@@ -102,7 +109,9 @@ def parse_list(text: str, option: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"{option} {text!r}: expected whole numbers separated by commas") from error
+        raise InputError(
+            f"{option} {text!r}: expected whole numbers separated by commas"
+        ) from error
 
 
 def existing_file(path: Path, option: str) -> Path:

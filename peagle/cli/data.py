@@ -33,8 +33,12 @@ def data() -> None:
 @app.command()
 def regenerate(
     target: TargetArgument,
-    prompts: Annotated[Path, typer.Option(help='JSONL of {"turns": [...]} or conversations, plain or .gz.')],
-    output: Annotated[Path, typer.Option(help="JSONL to append answers to; records in it are skipped.")],
+    prompts: Annotated[
+        Path, typer.Option(help='JSONL of {"turns": [...]} or conversations, plain or .gz.')
+    ],
+    output: Annotated[
+        Path, typer.Option(help="JSONL to append answers to; records in it are skipped.")
+    ],
     head: HeadOption = None,
     limit: Annotated[int | None, typer.Option(help="First N records only.")] = None,
     temperature: TemperatureOption = 0.0,
@@ -53,6 +57,11 @@ def regenerate(
     with progress_bar("answers") as bar:
         task = bar.add_task("", total=None)
         written = run_regenerate(
-            llm, prompts, output, params, limit, lambda done, total: bar.update(task, completed=done, total=total)
+            llm,
+            prompts,
+            output,
+            params,
+            limit,
+            lambda done, total: bar.update(task, completed=done, total=total),
         )
     screen.print(f"wrote {written} answers to {output}")

@@ -69,5 +69,12 @@ def evaluate(
     for row in rows:
         shares = " ".join(f"{share:.3f}" for share in row["accepted_per_position"])
         length = f"{row['acceptance_length']:.3f}"
-        table.add_row(row["dataset"], str(row["k"]), length, shares, str(row["rounds"]), str(row["output_tokens"]))
+        table.add_row(
+            row["dataset"],
+            str(row["k"]),
+            length,
+            shares,
+            str(row["rounds"]),
+            str(row["output_tokens"]),
+        )
     console.print(table)

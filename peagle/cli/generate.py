@@ -41,7 +41,9 @@ def generate(
     method: MethodOption = None,
     no_speculation: NoSpeculationOption = False,
     k: KOption = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text without the chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text without the chat template.")
+    ] = False,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,

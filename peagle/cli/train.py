@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from peagle.cli.common import DeviceOption, TargetArgument, existing_file, parse_list, progress_bar, screen
+from peagle.cli.common import (
+    DeviceOption,
+    TargetArgument,
+    existing_file,
+    parse_list,
+    progress_bar,
+    screen,
+)
 from peagle.config import InputError
 
 app = typer.Typer()
@@ -15,24 +22,40 @@ app = typer.Typer()
 @app.command()
 def train(
     target: TargetArgument,
-    data: Annotated[Path | None, typer.Option(help="JSONL of answers or conversations, plain or .gz.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for checkpoint/, head/, metrics.jsonl.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="JSONL of answers or conversations, plain or .gz.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoint/, head/, metrics.jsonl.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="p-eagle (default) or eagle3.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Drafter layers. Default: 4, eagle3 1.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Drafter layers. Default: 4, eagle3 1.")
+    ] = None,
     depths: Annotated[int | None, typer.Option(help="Draft tokens trained for. Default 8.")] = None,
-    draft_vocab: Annotated[int | None, typer.Option(help="Most frequent tokens drafted. Default 8192.")] = None,
-    feature_layers: Annotated[str | None, typer.Option(help="Tapped target layers: 2,15,27.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Longest document, in tokens. Default 1024.")] = None,
+    draft_vocab: Annotated[
+        int | None, typer.Option(help="Most frequent tokens drafted. Default 8192.")
+    ] = None,
+    feature_layers: Annotated[
+        str | None, typer.Option(help="Tapped target layers: 2,15,27.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Longest document, in tokens. Default 1024.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, one document each.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default 1.")] = None,
     max_train_tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default 6e-4.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data order and sampling.")] = None,
     init_from: Annotated[str | None, typer.Option(help="Start from this head.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from output/checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from output/checkpoint.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML with the same names.")] = None,
     device: DeviceOption = "cpu",
-    overrides: Annotated[list[str] | None, typer.Argument(help="name=value, over --config.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="name=value, over --config.")
+    ] = None,
 ) -> None:
     """Train a drafter. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     names = ("data", "output", "method", "layers", "depths", "draft_vocab", "feature_layers", "max_length",
@@ -56,7 +79,10 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.train.start import new_drafter
     from peagle.train.trainer import TrainConfig, Trainer
 
-    data, init_from = existing_file(Path(settings.pop("data")), "--data"), settings.pop("init_from", None)
+    data, init_from = (
+        existing_file(Path(settings.pop("data")), "--data"),
+        settings.pop("init_from", None),
+    )
     layers_text = settings.pop("feature_layers", None)
     settings["output"] = Path(settings["output"])
     if settings.setdefault("method", "p-eagle") not in ("p-eagle", "eagle3"):
@@ -65,7 +91,9 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         settings.setdefault("layers", 1)
     train_config = TrainConfig(**settings)
     if (train_config.output / "checkpoint").is_dir() and not resume:
-        raise InputError(f"{train_config.output} holds a checkpoint: add --resume, or name a new folder")
+        raise InputError(
+            f"{train_config.output} holds a checkpoint: add --resume, or name a new folder"
+        )
     logging.disable_progress_bar()
     target = load_target(target_name, device=device)
     assert target.tokenizer is not None
@@ -80,7 +108,9 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
             layers=train_config.layers,
             depths=train_config.depths,
             draft_vocab=train_config.draft_vocab,
-            feature_layers=tuple(parse_list(layers_text, "--feature-layers")) if layers_text else None,
+            feature_layers=tuple(parse_list(layers_text, "--feature-layers"))
+            if layers_text
+            else None,
         )
     train_config.output.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(train_config, target, drafter, examples)
@@ -92,7 +122,9 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     if not trainer.finished:
         screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
         raise typer.Exit(1)
-    screen.print(f"head: {train_config.output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
+    screen.print(
+        f"head: {train_config.output / 'head'} ({trainer.progress.answer_tokens} answer tokens)"
+    )
 
 
 def _from_yaml(path: Path | None) -> dict[str, Any]:

@@ -85,9 +85,9 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
     if not file.is_file():
         raise InputError(f"head {folder}: no config.json")
     try:
-        raw = json.loads(file.read_text())
-    except ValueError as error:
-        raise InputError(f"{file}: not JSON ({first_line(error)})") from error
+        raw = dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: not a JSON object ({first_line(error)})") from error
     try:
         return _parse(raw, target_layers)
     except KeyError as error:

@@ -36,7 +36,7 @@ def p_value(counts: Counter[tuple[int, int]], joint: np.ndarray) -> float:
 
 
 def naive_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """One row by its definition, in float64: temperature, min-p, top-k, top-p, each renormalised."""
+    """One row by its definition, in float64: temperature, min-p, top-k, top-p."""
     p = np.exp((logits - logits.max()) / params.temperature)
     p /= p.sum()
     p = np.where(p < params.min_p * p.max(), 0, p)
@@ -69,12 +69,4 @@ def keep_residual(
     return Verdict(len(draft), verify(logits[-1:], [], params, generator).token)
 
 
-def accept_the_best(
-    logits: Tensor, draft: list[int], params: SamplingParams, generator: torch.Generator
-) -> Verdict:
-    """Wrong: drafts are judged greedily, then sampled on."""
-    greedy = verify(logits, draft, SamplingParams(), generator).accepted
-    return Verdict(greedy, verify(logits[greedy : greedy + 1], [], params, generator).token)
-
-
-BROKEN = {"always": always_accept, "residual": keep_residual, "greedy": accept_the_best}
+BROKEN = {"always": always_accept, "residual": keep_residual}

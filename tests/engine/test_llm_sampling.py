@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from chisquare import BROKEN, naive_probabilities, p_value
-from tiny import METHODS, make_drafter, make_target
+from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
 from peagle.engine.request import Completion, SamplingParams
@@ -52,8 +52,7 @@ def count(done: list[Completion]) -> Counter[tuple[int, int]]:
     return Counter((c.token_ids[1], c.token_ids[2]) for c in done)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["p-eagle", pytest.param("eagle3", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_joint_law(small: Target, method: Method, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=0.9)

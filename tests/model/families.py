@@ -1,4 +1,4 @@
-"""Tiny random models of every family of decoders the engine knows, from their own configurations."""
+"""Tiny random models of every family the engine knows, from their own configurations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,9 @@ def _gemma4_multimodal() -> Gemma4Config:
     }  # fmt: skip
     tokens = {"image_token_id": 60, "video_token_id": 61, "audio_token_id": 62}
     tokens |= {"boi_token_id": 63, "eoi_token_id": 64, "boa_token_id": 65}
-    return Gemma4Config(text_config=_gemma4_text(), vision_config=vision, audio_config=None, **tokens)
+    return Gemma4Config(
+        text_config=_gemma4_text(), vision_config=vision, audio_config=None, **tokens
+    )
 
 
 def _gpt_oss() -> GptOssConfig:

@@ -1,4 +1,4 @@
-"""Random heads of every kind for the tiny Llama target of families.py, and their forward by hand."""
+"""Random heads of every kind for a tiny Llama target, and their forward by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -127,7 +127,9 @@ class ByHand:
         up = self.linear(x, f"{name}.up_proj")
         return self.linear(gate * torch.sigmoid(gate) * up, f"{name}.down_proj")
 
-    def forward(self, embedding: Tensor, feature: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, embedding: Tensor, feature: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(normed, before the norm) for T slots in order, each seeing those before it."""
         normed = self.norm(feature, "layers.0.hidden_norm")
         x = normed if self.config.norm_before_residual else feature

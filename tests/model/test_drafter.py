@@ -91,9 +91,7 @@ def test_placeholders_give_k_predictions_in_one_forward(variant: str, kind: str)
     ids = torch.cat([ids, torch.full((K - 1,), MASK_ID)])
     positions = torch.arange(SLOTS + K - 1)
     with torch.no_grad():
-        inputs = torch.cat(
-            [drafter.project(features), drafter.placeholder().expand(K - 1, -1)]
-        )
+        inputs = torch.cat([drafter.project(features), drafter.placeholder().expand(K - 1, -1)])
         found = drafter(ids, inputs, positions, CausalAttend()).normed
     hand = ByHand(drafter)
     raw = torch.cat([features, hand.w["mask_hidden"].expand(K - 1, -1)])
@@ -121,7 +119,7 @@ def theirs(config: PretrainedConfig, x: Tensor, weights: dict[str, Tensor]) -> T
 def test_plain_layers_are_those_of_transformers(kind: str, rope: str) -> None:
     biases = {"attention_bias": True, "mlp_bias": True} if "biases" in kind else {}
     scaling = {"rope_parameters": ROPES[rope]} if rope in ROPES else {}
-    drafter = make_head(head_config(kind=kind.split()[0], sizes=biases | scaling))
+    drafter = make_head(head_config(kind=kind.removesuffix(" with biases"), sizes=biases | scaling))
     seen: list[Tensor] = []
     layer = drafter.layers[1]
     layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))

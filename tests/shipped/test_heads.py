@@ -1,0 +1,72 @@
+"""The heads in the repository beside the real demo target (downloaded on first use)."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from peagle import LLM, SamplingParams
+from peagle.bench.side_by_side import compare, gap_at_difference, identical, load_contenders
+from peagle.catalog import CATALOG, head_path
+from peagle.cli.demo import human_eval_prompts
+from peagle.data.chat import prompt_ids
+from peagle.engine.request import Stats
+from peagle.model.checkpoint import read_tensors
+from peagle.model.source import load_target
+from peagle.model.target import Target
+
+TARGET = "smollm2-135m"
+HEADS = {method: head_path(TARGET, method) for method in ("eagle3", "p-eagle")}
+TIE = 1e-4  # gap of the target's two best logits, float32
+
+
+@cache
+def target(dtype: str) -> Target:
+    return load_target(TARGET, dtype=dtype)
+
+
+def prompts(count: int) -> list[list[int]]:
+    tokenizer = target("float32").tokenizer
+    asked = [[{"role": "user", "content": q}] for q in human_eval_prompts(count)]
+    return [prompt_ids(tokenizer, messages) for messages in asked]
+
+
+def test_heads_are_small_enough_for_a_clone() -> None:
+    files = [f for folder in HEADS.values() for f in Path(folder).glob("*.safetensors")]
+    assert sum(f.stat().st_size for f in files) <= 60_000_000
+    assert max(f.stat().st_size for f in files) <= 16 * 2**20
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_head_stores_no_embedding_table_and_knows_its_target(method: str) -> None:
+    names = read_tensors(Path(HEADS[method]))
+    assert "embed_tokens.weight" not in names
+    assert ("mask_embedding" in names) == (method == "p-eagle")
+    llm = LLM(target("float32"), HEADS[method])
+    assert llm.drafter.config.provenance.target == TARGET
+    assert llm.drafter.config.depths >= 7
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_greedy_tokens_are_the_targets_own(method: str) -> None:
+    params, ids = SamplingParams(max_tokens=48), prompts(4)
+    llm = LLM(target("float32"))
+    plain = llm.generate(ids, params)
+    llm.use(HEADS[method], CATALOG[TARGET].heads[method].k)
+    drafted = llm.generate(ids, params)
+    for prompt, a, b in zip(ids, plain, drafted, strict=True):
+        gap = gap_at_difference(llm.target, prompt, a.token_ids, b.token_ids)
+        print("" if gap is None else f"differs where the two best logits are {gap} apart")
+        assert gap is None or gap < TIE
+    stats = Stats()
+    for answer in drafted:
+        stats.add(answer.stats)
+    assert stats.acceptance_length > 1.2, "a trained head is accepted more often than this"
+
+
+def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
+    llm = LLM(target("bfloat16"), max_batch=1, deterministic=True)
+    heads = {method: (HEADS[method], 7) for method in HEADS}
+    rows = load_contenders(llm, heads)
+    compare(llm, rows, prompts(3), SamplingParams(max_tokens=48))
+    assert identical(rows)

@@ -1,0 +1,67 @@
+"""Losses equal torch's own and their definitions, values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peagle.train.loss import divergence
+
+
+def random_logits(rows: int = 12, vocab: int = 40) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    draft, target = (torch.randn(rows, vocab, generator=g) * 3 for _ in range(2))
+    return draft, target
+
+
+def test_kl_equals_torch() -> None:
+    draft, target = random_logits()
+    theirs = F.kl_div(
+        draft.log_softmax(-1), target.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    mine = divergence(draft, target, "kl")
+    torch.testing.assert_close(mine, theirs)
+    assert (mine > 0.1).all()
+
+
+def test_kl_renormalises_over_the_draft_vocabulary() -> None:
+    """Rows are logits of a part of the target's vocabulary: p is conditioned on that part."""
+    draft, full = random_logits(vocab=60)
+    ids = torch.arange(3, 60, 2)
+    p = full.softmax(-1)[:, ids]
+    p = p / p.sum(-1, keepdim=True)
+    q = draft[:, : len(ids)].softmax(-1)
+    by_definition = (p * (p / q).log()).sum(-1)
+    torch.testing.assert_close(divergence(draft[:, : len(ids)], full[:, ids], "kl"), by_definition)
+
+
+def test_kl_of_equal_distributions_is_zero() -> None:
+    _, target = random_logits()
+    assert divergence(target + 5, target, "kl").abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["kl", "cross-entropy"])
+def test_gradient_equals_the_naive_formula_in_float64(loss: str) -> None:
+    draft, target = random_logits()
+    weights = torch.rand(len(draft))
+    mine, naive = draft.clone().requires_grad_(), draft.double().requires_grad_()
+    (divergence(mine, target, loss) * weights).sum().backward()
+    p = target.double().softmax(-1)
+    if loss == "cross-entropy":
+        p = F.one_hot(target.argmax(-1), target.shape[1]).double()
+    rows = -(p * naive.log_softmax(-1)).sum(-1)
+    (rows * weights).sum().backward()
+    torch.testing.assert_close(mine.grad.double(), naive.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_cross_entropy_takes_the_best_draft_token() -> None:
+    draft, target = random_logits()
+    by_definition = -draft.log_softmax(-1)[torch.arange(len(draft)), target.argmax(-1)]
+    torch.testing.assert_close(divergence(draft, target, "cross-entropy"), by_definition)
+
+
+def test_half_precision_is_judged_in_float32() -> None:
+    draft, target = (x.bfloat16() for x in random_logits())
+    mine = divergence(draft, target, "kl")
+    assert mine.dtype == torch.float32
+    torch.testing.assert_close(mine, divergence(draft.float(), target.float(), "kl"))

@@ -1,0 +1,98 @@
+"""The training mask equals its definition, dense and as FlexAttention's."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from peagle.model.attend import AttentionSpec
+from peagle.train.cod import Elements, sample_elements
+from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
+
+CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
+
+
+def elements_of(tokens: int, depths: int, seed: int) -> tuple[Elements, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    supervised = torch.rand(tokens, generator=g) < 0.8
+    documents = (torch.rand(tokens, generator=g) < 0.05).cumsum(0)
+    return sample_elements(supervised, documents, depths, 0.7, 0.1, g), documents
+
+
+def brute_force(elements: Elements, documents: Tensor) -> Tensor:
+    """DESIGN §5: depth 0 of the document with anchor ≤ a, and (a, d') with d' ≤ d."""
+    pairs = list(zip(elements.anchor.tolist(), elements.depth.tolist(), strict=True))
+    rows = []
+    for a, d in pairs:
+        row = []
+        for b, e in pairs:
+            context = e == 0 and b <= a and documents[a] == documents[b]
+            row.append(bool(context or (a == b and e <= d)))
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
+def test_dense_mask(tokens: int, depths: int, seed: int) -> None:
+    elements, documents = elements_of(tokens, depths, seed)
+    assert torch.equal(visible(elements, elements, documents), brute_force(elements, documents))
+
+
+@pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
+def test_block_mask_is_the_same(tokens: int, depths: int, seed: int) -> None:
+    elements, documents = elements_of(tokens, depths, seed)
+    index = torch.arange(len(elements.anchor))
+    rule = block_mask(elements, documents).mask_mod
+    zero = torch.tensor(0)
+    flex = rule(zero, zero, index[:, None], index[None])
+    assert torch.equal(flex, brute_force(elements, documents))
+
+
+def test_docstring_example() -> None:
+    anchor, depth = torch.tensor([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]).T
+    elements = Elements(anchor, depth)
+    mask = visible(elements, elements, torch.zeros(4, dtype=torch.int64)).int().tolist()
+    assert mask[4] == [1, 1, 0, 0, 1, 0]
+    assert mask[5] == [1, 0, 0, 1, 0, 1]
+
+
+def random_qkv(tokens: int) -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(tokens, heads, 16, generator=g) for heads in (4, 2, 2)]
+
+
+@pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
+def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> None:
+    """Its forward runs on the CPU, uncompiled; its backward needs CUDA."""
+    elements, documents = elements_of(tokens, depths, seed)
+    qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
+    with torch.no_grad():
+        flex = FlexAttend(block_mask(elements, documents), flex_attention)(0, *qkv, spec)
+    dense = DenseAttend(visible(elements, elements, documents))(0, *qkv, spec)
+    torch.testing.assert_close(flex, dense)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's backward needs CUDA")
+def test_flex_attention_gradient() -> None:
+    elements, documents = elements_of(150, 6, 4)
+    elements, documents = Elements(*(x.cuda() for x in elements)), documents.cuda()
+    spec, kernel = AttentionSpec(16**-0.5), torch.compile(flex_attention, dynamic=True)
+    grads = []
+    for attend in (
+        FlexAttend(block_mask(elements, documents), kernel),
+        DenseAttend(visible(elements, elements, documents)),
+    ):
+        qkv = [x.cuda().requires_grad_() for x in random_qkv(len(elements.anchor))]
+        attend(0, *qkv, spec).square().sum().backward()
+        grads.append([x.grad for x in qkv])
+    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-3)
+
+
+def test_depth_by_depth_equals_all_at_once() -> None:
+    """EAGLE-3's calls, one a depth, see the rows and keys of one call over all elements."""
+    elements, documents = elements_of(40, 5, 3)
+    qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
+    mask = visible(elements, elements, documents)
+    together, stepwise = DenseAttend(mask), DenseAttend(mask)
+    parts = [stepwise(1, *(x[elements.at(d)] for x in qkv), spec) for d in range(5)]
+    torch.testing.assert_close(torch.cat(parts), together(1, *qkv, spec))
