@@ -1,6 +1,6 @@
 """Learning curve of a training run: loss and accuracy per depth against answer tokens seen.
 
-    python benchmarks/learning_curve.py runs/p-eagle/metrics.jsonl benchmarks/results/curve-p-eagle.json
+python benchmarks/learning_curve.py runs/p-eagle/metrics.jsonl benchmarks/results/curve-p-eagle.json
 """
 
 import json
@@ -20,7 +20,9 @@ def points(lines: list[dict]) -> list[dict]:
 
 def _mean(lines: list[dict]) -> dict:
     depths = max(len(line["accuracy"]) for line in lines)
-    at = [[line["accuracy"][d] for line in lines if len(line["accuracy"]) > d] for d in range(depths)]
+    at = [
+        [line["accuracy"][d] for line in lines if len(line["accuracy"]) > d] for d in range(depths)
+    ]
     return {
         "answer_tokens": lines[-1]["answer_tokens"],
         "loss": round(sum(line["loss"] for line in lines) / len(lines), 4),

@@ -71,7 +71,7 @@ def make_drafter(
             vocab_size=vocab, hidden_size=width, intermediate_size=48, num_hidden_layers=layers,
             num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5,
         ),
-        feature_layers=(0, 1, len(target.layers) - 1),
+        feature_layers=tuple(sorted({0, len(target.layers) // 3, len(target.layers) - 1})),
         draft_vocab_size=size,
         target_hidden_size=width,
         mask_token_id=3 if method == "p-eagle" else None,
@@ -82,7 +82,7 @@ def make_drafter(
     drafter = Drafter(config)
     with torch.no_grad():
         for parameter in drafter.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
     drafter.d2t.copy_(draft_offsets(torch.arange(vocab - size, vocab)))
     drafter.share_embedding(target.embedding)
     return drafter.eval()

@@ -11,9 +11,7 @@ import torch
 
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams, Stats
-from peagle.model.attend import CausalAttend
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
 
 
 @dataclass(slots=True)
@@ -80,27 +78,6 @@ def compare(
 def identical(contenders: list[Contender]) -> bool:
     """Whether all contenders said the same tokens."""
     return all(contender.outputs == contenders[0].outputs for contender in contenders)
-
-
-def gap_at_difference(
-    target: Target, prompt: list[int], one: list[int], other: list[int]
-) -> float | None:
-    """Gap of the target's two best logits where two outputs first differ; None when they are equal.
-
-    Below 1e-4 in float32 it is a tie: rounding decides. Raises ValueError when one output only stops
-    earlier than the other.
-    """
-    if one == other:
-        return None
-    first = next(
-        (i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) == 2), None
-    )
-    if first is None:
-        raise ValueError("outputs agree but have different lengths")
-    ids = torch.tensor(prompt + one[:first], device=target.device)
-    out = target.forward(ids, torch.arange(len(ids), device=target.device), CausalAttend())
-    best = target.logits(out.hidden[-1:])[0].float().topk(2).values
-    return float(best[0] - best[1])
 
 
 def device_name() -> str:

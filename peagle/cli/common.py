@@ -15,7 +15,7 @@ from peagle.model.checkpoint import find_head
 from peagle.model.drafter import Drafter
 
 METHODS = ("p-eagle", "eagle3", "none")
-screen = Console(stderr=True)
+screen = Console(stderr=True, highlight=False, soft_wrap=True)
 
 TargetArgument = Annotated[
     str,
@@ -61,7 +61,7 @@ def open_llm(
     device: str = "cpu",
     force: bool = False,
 ) -> LLM:
-    """Load target and head as the options ask; warns when K is more than the head was trained for."""
+    """Target and head as the options ask; warns when K is above what the head was trained for."""
     from transformers.utils import logging
 
     if method is not None and method not in METHODS:
@@ -83,10 +83,11 @@ def open_llm(
     entry = CATALOG.get(target)
     best = entry.heads[drafter.config.method].k if entry and head is None else None
     llm.use(drafter, k or best)
-    if llm.k > drafter.config.depths:
+    trained = drafter.config.depths
+    if llm.k > trained:
         screen.print(
-            f"[yellow]warning:[/] K = {llm.k}, but the head was trained for {drafter.config.depths} "
-            "draft tokens: later ones will rarely be accepted"
+            f"[yellow]warning:[/] K = {llm.k}, but the head was trained for {trained} draft tokens"
+            ": later ones will rarely be accepted"
         )
     return llm
 
@@ -104,14 +105,16 @@ def progress_bar(what: str) -> Progress:
     return Progress(*columns, console=screen, disable=not screen.is_terminal)
 
 
-def parse_list(text: str, option: str) -> list[int]:
+def parse_list(text: str, option: str, least: int = 0) -> list[int]:
     """ "3,7" → [3, 7]."""
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(
-            f"{option} {text!r}: expected whole numbers separated by commas"
-        ) from error
+        why = "expected whole numbers separated by commas"
+        raise InputError(f"{option} {text!r}: {why}") from error
+    if min(numbers) < least:
+        raise InputError(f"{option} {text!r}: each must be at least {least}")
+    return numbers
 
 
 def existing_file(path: Path, option: str) -> Path:

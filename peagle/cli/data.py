@@ -45,7 +45,7 @@ def regenerate(
     top_p: TopPOption = 1.0,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = 512,
-    batch: Annotated[int, typer.Option(help="Prompts answered together.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
 ) -> None:

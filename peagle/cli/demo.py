@@ -35,9 +35,8 @@ def demo(
     for method in ("eagle3", "p-eagle"):
         folder = head_path(TARGET, method)
         if folder is None:
-            raise InputError(
-                f"the {method} head of {TARGET} is not here: run the demo from a clone of the repository"
-            )
+            why = "run the demo from a clone of the repository"
+            raise InputError(f"the {method} head of {TARGET} is not here: {why}")
         heads[method] = folder, CATALOG[TARGET].heads[method].k
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):

@@ -48,10 +48,10 @@ def evaluate(
 ) -> None:
     """Measure acceptance length and per-position acceptance, all turns, with the chat template."""
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=max_tokens)
-    conversations, depths = read_prompts(dataset)[:limit], parse_list(k, "--k")
+    conversations, depths = read_prompts(dataset)[:limit], parse_list(k, "--k", least=1)
     if not conversations:
         raise InputError(f"--limit {limit}: leaves no record of {dataset}")
-    llm = open_llm(target, head, method, min(depths), dtype=dtype, device=device, force=force)
+    llm = open_llm(target, head, method, max(depths), dtype=dtype, device=device, force=force)
     if llm.drafter is None:
         raise InputError(f"no head to measure for {target}: name one with --head")
     llm.max_batch, rows = batch, []

@@ -22,7 +22,7 @@ def export(
     ] = None,
     force: ForceOption = False,
 ) -> None:
-    """Write a head in a dialect that vLLM serves; the target's embedding is filled in where needed."""
+    """Write a head in a dialect that vLLM serves, with the target's embedding where needed."""
     from transformers.utils import logging
 
     from peagle.model.drafter import Drafter
@@ -30,10 +30,9 @@ def export(
 
     if to not in ("vllm", "speculators"):
         raise InputError(f"--to {to!r}: choose vllm or speculators")
-    if output.exists() and any(output.iterdir()):
-        raise InputError(f"{output} is not empty: name a new folder")
-    config = read_config(find_head(head))
-    name = target or config.provenance.target
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise InputError(f"{output} is not an empty folder: name a new one")
+    name = target or read_config(find_head(head)).provenance.target
     if not name:
         raise InputError(f"head {head} does not say what it was trained for: name it with --target")
     logging.disable_progress_bar()

@@ -74,10 +74,13 @@ def generate(
 
 
 def show(run: Run) -> None:
-    """Print the stream, accepted draft tokens in green (plain text when not a terminal)."""
+    """Print the stream, accepted draft tokens in green (plain text when not a terminal).
+
+    Not through rich, which would expand tabs and emoji names in what the model said.
+    """
     for chunk in run:
-        console.print(chunk.text, end="", markup=False, style="green" if chunk.drafted else None)
-    console.print()
+        typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
+    typer.echo()
 
 
 def summary(run: Run) -> dict[str, object]:

@@ -5,26 +5,26 @@ from importlib import import_module
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
 from peagle.config import InputError
 
-# command → (module, function, one line of help); modules are imported when their command runs, so
+# command → (module, what `peagle --help` says); modules are imported when their command runs, so
 # that `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": "peagle.cli.demo",
-    "generate": "peagle.cli.generate",
-    "chat": "peagle.cli.chat",
-    "eval": "peagle.cli.evaluate",
-    "train": "peagle.cli.train",
-    "data": "peagle.cli.data",
-    "export": "peagle.cli.export",
+    "demo": ("peagle.cli.demo", "The demo target alone, with EAGLE-3 and with P-EAGLE."),
+    "generate": ("peagle.cli.generate", "Complete a prompt, streaming."),
+    "chat": ("peagle.cli.chat", "Talk to a target."),
+    "eval": ("peagle.cli.evaluate", "Measure the acceptance of a head on a file of prompts."),
+    "train": ("peagle.cli.train", "Train a head for a target."),
+    "data": ("peagle.cli.data", "Make training data."),
+    "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators dialect."),
 }
 
 
 class _LazyGroup(TyperGroup):
-    """Imports a command's module when it is asked for."""
+    """Imports a command's module when the command is run; `--help` lists stand-ins."""
 
     def list_commands(self, ctx):  # type: ignore[no-untyped-def]
         return list(COMMANDS)
@@ -32,7 +32,12 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx, cmd_name):  # type: ignore[no-untyped-def]
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        return typer.main.get_command(import_module(COMMANDS[cmd_name]).app)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        name, _, rest = super().resolve_command(ctx, args)
+        module = import_module(COMMANDS[str(name)][0])
+        return name, typer.main.get_command(module.app), rest
 
 
 app = typer.Typer(cls=_LazyGroup, add_completion=False, no_args_is_help=True)

@@ -1,7 +1,9 @@
 """`peagle train`: a head for a target."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -16,7 +18,19 @@ from peagle.cli.common import (
 )
 from peagle.config import InputError
 
+if TYPE_CHECKING:
+    from peagle.model.drafter import Drafter
+    from peagle.model.target import Target
+    from peagle.train.trainer import TrainConfig
+
 app = typer.Typer()
+# What --config may name, and its type.
+SETTINGS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("data", "output", "method", "init_from", "feature_layers"), str),
+    **dict.fromkeys(("layers", "depths", "draft_vocab", "max_length", "steps", "epochs"), int),
+    **dict.fromkeys(("max_train_tokens", "seed"), int),
+    "lr": float,
+}
 
 
 @app.command()
@@ -58,15 +72,13 @@ def train(
     ] = None,
 ) -> None:
     """Train a drafter. Ctrl-C leaves a checkpoint that --resume continues exactly."""
-    names = ("data", "output", "method", "layers", "depths", "draft_vocab", "feature_layers", "max_length",
-             "steps", "epochs", "max_train_tokens", "lr", "seed", "init_from")  # fmt: skip
-    given = {name: value for name in names if (value := locals()[name]) is not None}
+    options = locals()
+    given = {name: options[name] for name in SETTINGS if options[name] is not None}
     settings = {**_from_yaml(config), **_from_overrides(overrides or []), **given}
-    if unknown := sorted(set(settings) - set(names)):
-        raise InputError(f"setting {unknown[0]!r}: known are {', '.join(names)}")
-    for name in ("data", "output"):
+    settings = {n: _typed(n, value) for n, value in settings.items() if value is not None}
+    for name, what in (("data", "a JSONL file of answers"), ("output", "a folder to write")):
         if name not in settings:
-            raise InputError(f"--{name} is missing")
+            raise InputError(f"--{name} is missing: name {what}")
     _run(target, settings, resume, device)
 
 
@@ -79,11 +91,8 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.train.start import new_drafter
     from peagle.train.trainer import TrainConfig, Trainer
 
-    data, init_from = (
-        existing_file(Path(settings.pop("data")), "--data"),
-        settings.pop("init_from", None),
-    )
-    layers_text = settings.pop("feature_layers", None)
+    data = existing_file(Path(settings.pop("data")), "--data")
+    init_from, taps = settings.pop("init_from", None), settings.pop("feature_layers", None)
     settings["output"] = Path(settings["output"])
     if settings.setdefault("method", "p-eagle") not in ("p-eagle", "eagle3"):
         raise InputError(f"--method {settings['method']!r}: choose p-eagle or eagle3")
@@ -99,7 +108,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     assert target.tokenizer is not None
     examples = read_examples(data, target.tokenizer, train_config.max_length)
     if init_from:
-        drafter = Drafter.load(init_from, target, force=True).float()
+        drafter = _adopt(Drafter.load(init_from, target, force=True), target, train_config)
     else:
         drafter = new_drafter(
             target,
@@ -108,9 +117,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
             layers=train_config.layers,
             depths=train_config.depths,
             draft_vocab=train_config.draft_vocab,
-            feature_layers=tuple(parse_list(layers_text, "--feature-layers"))
-            if layers_text
-            else None,
+            feature_layers=tuple(parse_list(taps, "--feature-layers")) if taps else None,
         )
     train_config.output.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(train_config, target, drafter, examples)
@@ -118,13 +125,39 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         trainer.resume()
     with progress_bar("training") as bar:
         task = bar.add_task("", total=trainer.total_steps, completed=trainer.progress.step)
-        trainer.run(lambda metrics: bar.update(task, completed=metrics["step"]))
+        try:
+            trainer.run(lambda metrics: bar.update(task, completed=metrics["step"]))
+        except FloatingPointError as error:
+            screen.print(f"peagle: {error}")
+            raise typer.Exit(1) from error
     if not trainer.finished:
         screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
         raise typer.Exit(1)
     screen.print(
         f"head: {train_config.output / 'head'} ({trainer.progress.answer_tokens} answer tokens)"
     )
+
+
+def _adopt(drafter: "Drafter", target: "Target", config: "TrainConfig") -> "Drafter":
+    """A head to start from, in float32, as one that is trained for this target."""
+    from peagle.model.checkpoint import with_provenance
+
+    method = drafter.config.method
+    if method != config.method:
+        raise InputError(
+            f"--method {config.method}: the head of --init-from is {method}, name that"
+        )
+    drafter.config = replace(drafter.config, depths=config.depths)
+    with_provenance(
+        drafter,
+        target=target.name,
+        config_hash=target.config_hash(),
+        weights_hash=target.weights_hash(),
+        template_hash=target.template_hash(),
+        data={},
+        acceptance={},
+    )
+    return drafter.float()
 
 
 def _from_yaml(path: Path | None) -> dict[str, Any]:
@@ -137,6 +170,18 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise InputError(f"--config {path}: expected name: value lines")
     return loaded
+
+
+def _typed(name: str, value: object) -> Any:
+    """A setting from YAML, where 6e-4 is a text and a list of layers is a list."""
+    if name not in SETTINGS:
+        raise InputError(f"setting {name!r}: known are {', '.join(SETTINGS)}")
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    try:
+        return SETTINGS[name](text)
+    except ValueError as error:
+        kind = "a whole number" if SETTINGS[name] is int else "a number"
+        raise InputError(f"setting {name} {text!r}: expected {kind}") from error
 
 
 def _from_overrides(overrides: list[str]) -> dict[str, Any]:

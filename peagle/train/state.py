@@ -45,7 +45,8 @@ def load_checkpoint(folder: Path, drafter: Drafter, optimizer: AdamW) -> dict[st
     try:
         tensors = load_file(folder / "state.safetensors")
         progress: dict[str, float] = json.loads((folder / "progress.json").read_text())
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        step = torch.tensor(float(progress["step"]))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"checkpoint {folder}: cannot be read ({error})") from error
     prefix = "weights/"
     weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -58,7 +59,6 @@ def load_checkpoint(folder: Path, drafter: Drafter, optimizer: AdamW) -> dict[st
                 f"{shapes[1]} now): give the settings it was started with"
             )
     drafter.load_state_dict(weights)
-    step = torch.tensor(float(progress["step"]))
     for name, parameter in drafter.named_parameters():
         if f"exp_avg/{name}" in tensors:
             moments = {m: tensors[f"{m}/{name}"].to(parameter.device) for m in MOMENTS}
@@ -68,6 +68,7 @@ def load_checkpoint(folder: Path, drafter: Drafter, optimizer: AdamW) -> dict[st
 
 def append_line(file: Path, record: dict[str, object]) -> None:
     """One JSON line, flushed to the disk."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as out:
         out.write(json.dumps(record) + "\n")
         out.flush()

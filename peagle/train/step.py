@@ -3,7 +3,9 @@
 Shapes: N tokens, E elements, R supervised target rows, V draft vocabulary, D drafter hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -96,9 +98,13 @@ def compare(
 
 def _attend(elements: Elements, documents: Tensor) -> Attend:
     if elements.anchor.is_cuda:
-        kernel = torch.compile(flex_attention, dynamic=True)
-        return FlexAttend(block_mask(elements, documents), kernel)
+        return FlexAttend(block_mask(elements, documents), _compiled_flex())
     return DenseAttend(visible(elements, elements, documents))
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements) -> Tensor:
@@ -115,8 +121,8 @@ def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: 
 
 
 def _padded(elements: Elements) -> Elements:
-    """Up to a multiple of ROW_TILE elements, behind every depth: only the padding sees them. CPU and
-    CUDA kernels are made anew for every number of rows, and kept."""
+    """Up to a multiple of ROW_TILE elements, behind every depth: only the padding sees them.
+    Kernels are made anew for every number of rows, and kept: lengths that recur save both."""
     missing = -len(elements.anchor) % ROW_TILE
     anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(missing)])
     behind = (elements.depth[-1:] + 1).expand(missing)

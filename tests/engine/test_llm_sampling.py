@@ -20,7 +20,7 @@ VOCAB, PROMPT, DRAWS = 7, [3], 20_000
 
 @pytest.fixture(scope="module")
 def small() -> Target:
-    return make_target(VOCAB, seed=6, layers=3, spread=0.12)
+    return make_target(VOCAB, seed=6, layers=1, spread=0.2)
 
 
 def next_law(target: Target, ids: list[int], params: SamplingParams) -> np.ndarray:

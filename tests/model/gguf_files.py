@@ -30,7 +30,7 @@ def weights() -> dict[str, np.ndarray]:
 def write_gguf(
     path: Path, *, architecture: str = "llama", without: str = "", quantized: bool = False
 ) -> Path:
-    """`without` names a tensor to leave out; `quantized` stores one in a type nobody de-quantises."""
+    """`without` names a tensor to leave out; `quantized` stores one as nobody reads it."""
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(1)
     writer.add_context_length(64)

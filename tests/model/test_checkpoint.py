@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from families import PLAIN, TAPS, VOCAB
-from heads import (
+from safetensors.torch import load_file, save_file
+from tiny_heads import (
     DRAFT_IDS,
     FLAGS,
     HIDDEN,
@@ -18,7 +19,6 @@ from heads import (
     provenance_of,
     tiny_target,
 )
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peagle.config import InputError

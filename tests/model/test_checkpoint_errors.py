@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from heads import HIDDEN, head_config, make_head, provenance_of, tiny_target
 from safetensors.torch import load_file, save_file
+from tiny_heads import HIDDEN, head_config, make_head, provenance_of, tiny_target
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from families import VOCAB
-from heads import DRAFT_IDS, FLAGS, MASK_ID, ByHand, head_config, make_head, tiny_target
+from tiny_heads import DRAFT_IDS, FLAGS, MASK_ID, ByHand, head_config, make_head, tiny_target
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding

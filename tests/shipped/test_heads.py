@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from peagle import LLM, SamplingParams
-from peagle.bench.side_by_side import compare, gap_at_difference, identical, load_contenders
+from peagle.bench.side_by_side import compare, identical, load_contenders
+from peagle.bench.ties import differences
 from peagle.catalog import CATALOG, head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
@@ -17,7 +18,6 @@ from peagle.model.target import Target
 
 TARGET = "smollm2-135m"
 HEADS = {method: head_path(TARGET, method) for method in ("eagle3", "p-eagle")}
-TIE = 1e-4  # gap of the target's two best logits, float32
 
 
 @cache
@@ -54,10 +54,9 @@ def test_greedy_tokens_are_the_targets_own(method: str) -> None:
     plain = llm.generate(ids, params)
     llm.use(HEADS[method], CATALOG[TARGET].heads[method].k)
     drafted = llm.generate(ids, params)
-    for prompt, a, b in zip(ids, plain, drafted, strict=True):
-        gap = gap_at_difference(llm.target, prompt, a.token_ids, b.token_ids)
-        print("" if gap is None else f"differs where the two best logits are {gap} apart")
-        assert gap is None or gap < TIE
+    outputs = [[answer.token_ids for answer in answers] for answers in (plain, drafted)]
+    found = differences(llm.target, ids, *outputs)
+    assert [difference for difference in found if not difference.tie] == []
     stats = Stats()
     for answer in drafted:
         stats.add(answer.stats)

@@ -39,7 +39,7 @@ def candidates(supervised: Tensor, documents: Tensor, depth: int) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("case", shapes(), ids=lambda case: str(case[-1]))
+@pytest.mark.parametrize("case", list(shapes()), ids=lambda case: str(case[-1]))
 def test_invariants(case: tuple[Tensor, Tensor, int, float, float, int]) -> None:
     supervised, documents, depths, ratio, floor, seed = case
     made = sample_elements(supervised, documents, depths, ratio, floor, generator(seed))

@@ -1,0 +1,117 @@
+"""Acceptance length of both heads on HumanEval and MT-Bench, by K and draft position.
+
+    python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
+
+Greedy, chat template, every turn. Each (data set, K, head) is one row, written when it is done;
+a second call goes on: it skips rows measured with the same settings and the same head.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import (
+    PROBLEMS,
+    TARGET,
+    environment,
+    fingerprint,
+    heads,
+    human_eval,
+    load,
+    options,
+    whole_numbers,
+    write_json,
+)
+
+from peagle.bench.acceptance import measure_acceptance
+from peagle.cli.common import progress_bar
+from peagle.data.dataset import read_prompts
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+Conversations = list[list[str]]  # user turns
+
+
+class Cell(NamedTuple):
+    """What makes a row: the table holds one of each."""
+
+    dataset: str
+    k: int
+    method: str
+
+
+def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
+    """Conversations to hold, by name."""
+    found = {"HumanEval": [[question] for question in human_eval(args.limit)]}
+    if args.mt_bench:
+        found["MT-Bench"] = read_prompts(args.mt_bench)[: args.limit]
+    return found
+
+
+def settings(args: argparse.Namespace, conversations: Conversations, head: Path) -> dict[str, Any]:
+    """What a row's numbers depend on."""
+    return {
+        "target": TARGET,
+        "head": fingerprint(head),
+        "conversations": len(conversations),
+        "max_tokens": args.max_tokens,
+        "temperature": 0,
+        "dtype": args.dtype,
+        "batch": args.batch,
+    }
+
+
+def read_rows(path: Path) -> dict[Cell, dict[str, Any]]:
+    """Rows measured earlier."""
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    return {Cell(row["dataset"], row["k"], row["method"]): row for row in rows}
+
+
+def measure(llm: LLM, cell: Cell, conversations: Conversations, max_tokens: int) -> dict[str, Any]:
+    """One row."""
+    started = time.perf_counter()
+    with progress_bar(f"{cell.dataset} {cell.method} K = {cell.k}") as bar:
+        task = bar.add_task("", total=sum(map(len, conversations)))
+        params = SamplingParams(max_tokens=max_tokens)
+        found = measure_acceptance(llm, conversations, params, lambda n: bar.advance(task, n))
+    seconds = round(time.perf_counter() - started, 1)
+    return {**cell._asdict(), **found, "seconds": seconds, **environment()}
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print one row."""
+    shares = " ".join(f"{share:.3f}" for share in row["accepted_per_position"])
+    name = f"{row['dataset']:9} {row['method']:7} K = {row['k']}"
+    print(f"{name}  AL {row['acceptance_length']:.3f}  per position {shares}", flush=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure the cells that are missing."""
+    folders, rows = heads(args), read_rows(args.output)
+    llm = load(args.dtype, args.batch)
+    for name, conversations in datasets(args).items():
+        for cell in (Cell(name, k, method) for k in args.k for method in folders):
+            wanted = settings(args, conversations, folders[cell.method])
+            if cell not in rows or rows[cell]["settings"] != wanted:
+                llm.use(folders[cell.method], cell.k)
+                row = measure(llm, cell, conversations, args.max_tokens)
+                rows[cell] = {**row, "settings": wanted}
+                write_json(args.output, {"rows": list(rows.values())})
+            show(rows[cell])
+
+
+def main() -> None:
+    parser = options(__doc__, "acceptance.json")
+    parser.add_argument("--mt-bench", type=Path, help='MT-Bench, JSONL of {"turns": [...]}')
+    parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
+    parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N of each data set")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the benchmarks share: options, prompts, heads, and how results are recorded."""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from peagle.bench.side_by_side import device_name
+from peagle.catalog import head_path
+from peagle.cli.common import progress_bar
+from peagle.cli.demo import human_eval_prompts
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import Completion, SamplingParams
+
+TARGET = "smollm2-135m"
+METHODS = ("eagle3", "p-eagle")
+RESULTS = Path(__file__).resolve().parent / "results"
+PROBLEMS = 164  # in HumanEval
+
+
+def options(description: str | None, output: str) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark takes."""
+    parser = argparse.ArgumentParser(
+        description=(description or "").splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for method in METHODS:
+        parser.add_argument(f"--{method}", type=Path, default=head_path(TARGET, method),
+                            metavar="HEAD", help=f"folder of the {method} head")  # fmt: skip
+    parser.add_argument("--output", type=Path, default=RESULTS / output, help="JSON file to write")
+    return parser
+
+
+def heads(args: argparse.Namespace) -> dict[str, Path]:
+    """The heads to measure, by method."""
+    folders = {method: getattr(args, method.replace("-", "_")) for method in METHODS}
+    for method, folder in folders.items():
+        if folder is None or not folder.is_dir():
+            sys.exit(f"no {method} head at {folder}: name one with --{method}")
+    return folders
+
+
+def whole_numbers(text: str) -> list[int]:
+    """ "3,5,7" → [3, 5, 7], for argparse."""
+    return [int(part) for part in text.split(",")]
+
+
+def load(dtype: str, batch: int = 1, *, deterministic: bool = False) -> LLM:
+    """The demo target, without a head as yet."""
+    logging.disable_progress_bar()
+    return LLM(TARGET, dtype=dtype, max_batch=batch, deterministic=deterministic)
+
+
+def human_eval(limit: int = PROBLEMS) -> list[str]:
+    """The first HumanEval problems, asked as the demo asks its own (which are the last ones)."""
+    return human_eval_prompts(PROBLEMS)[:limit]
+
+
+def as_ids(llm: LLM, questions: list[str]) -> list[list[int]]:
+    """Each question as token ids, through the chat template."""
+    return [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
+
+
+def decode(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams, label: str
+) -> list[Completion]:
+    """`llm.generate` with a progress bar."""
+    run = llm.stream(prompts, params)
+    with progress_bar(label) as bar:
+        task = bar.add_task("", total=len(prompts))
+        for _ in run:
+            finished = sum(request.finish_reason is not None for request in run.requests)
+            bar.update(task, completed=finished)
+    return run.completions()
+
+
+def fingerprint(head: Path) -> str:
+    """Changes when a head's weights do."""
+    digest = hashlib.sha256()
+    for file in sorted(head.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def environment() -> dict[str, Any]:
+    """Where numbers were measured."""
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    versions = {"python": platform.python_version(), **packages}
+    return {"device": device_name(), "versions": versions}
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Write a report, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f".{path.name}-{os.getpid()}")
+    made.write_text(json.dumps(report, indent=1) + "\n")
+    os.replace(made, path)
+    print(f"written: {path}", flush=True)

@@ -1,0 +1,94 @@
+"""The three-way comparison: same prompts, interleaved, order rotating, one row each."""
+
+import pytest
+from tiny import METHODS, make_drafter, make_target, random_prompts
+
+from peagle.bench.side_by_side import Contender, compare, device_name, identical, load_contenders
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams, Stats
+from peagle.model.checkpoint import save_drafter
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+PROMPTS = random_prompts(4)
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(make_target(), max_batch=1)
+
+
+@pytest.fixture
+def contenders(llm: LLM) -> list[Contender]:
+    rows = [Contender(method, make_drafter(llm.target, method), 2) for method in METHODS]
+    return [Contender("none", None, None), *rows]
+
+
+def test_rows_count_all_prompts_and_agree(llm: LLM, contenders: list[Contender]) -> None:
+    seen: list[int] = []
+    compare(llm, contenders, PROMPTS, PARAMS, lambda: seen.append(1))
+    assert len(seen) == 4
+    plain = [answer.token_ids for answer in LLM(llm.target).generate(PROMPTS, PARAMS)]
+    for contender in contenders:
+        assert contender.outputs == plain, contender.method
+        row = contender.row()
+        assert row["output_tokens"] == 48  # the warm-up is not counted
+        assert row["tokens_per_second"] == pytest.approx(48 / contender.seconds, rel=1e-2)
+    assert identical(contenders)
+    assert [(c.row()["method"], c.row()["k"]) for c in contenders] == [
+        ("none", 0),
+        ("p-eagle", 2),
+        ("eagle3", 2),
+    ]
+
+
+def test_order_rotates(
+    llm: LLM, contenders: list[Contender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    real = llm.stream
+
+    def stream(*args: object) -> object:
+        order.append(llm.method)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(llm, "stream", stream)
+    compare(llm, contenders, PROMPTS, PARAMS)
+    names = ["none", "p-eagle", "eagle3"]
+    assert order == [names[(turn + i) % 3] for turn in range(4) for i in range(3)]
+
+
+def test_identical_notices_one_token() -> None:
+    same = [Contender(name, None, None, outputs=[[1, 2], [3]]) for name in ("none", "eagle3")]
+    assert identical(same)
+    same[1].outputs[1] = [4]
+    assert not identical(same)
+
+
+def test_row_has_the_fields_of_demo_json() -> None:
+    contender = Contender("p-eagle", None, 3, seconds=2.0, outputs=[[5] * 7, [6]])
+    contender.stats = Stats(rounds=4, drafted=12, accepted=[3, 1, 0])
+    assert contender.row() == {
+        "method": "p-eagle",
+        "k": 3,
+        "tokens_per_second": 4.0,
+        "acceptance_length": 2.0,
+        "accepted_per_position": [0.75, 0.25, 0.0],
+        "output_tokens": 8,
+        "seconds": 2.0,
+    }
+
+
+def test_contenders_are_loaded_with_the_target_first(
+    llm: LLM, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folders = {}
+    for k, method in enumerate(METHODS, start=2):
+        folders[method] = tmp_path_factory.mktemp(method) / "head", k
+        save_drafter(make_drafter(llm.target, method), folders[method][0])
+    loaded = load_contenders(llm, folders)
+    assert [(c.method, c.k) for c in loaded] == [("none", None), ("p-eagle", 2), ("eagle3", 3)]
+    assert [c.drafter and c.drafter.config.method for c in loaded] == [None, *METHODS]
+
+
+def test_device_name_says_how_many_cores() -> None:
+    assert device_name()

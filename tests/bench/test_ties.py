@@ -1,0 +1,57 @@
+"""A difference is a tie only where the target's two best tokens are as good as equal."""
+
+import pytest
+import torch
+from tiny import make_target, random_prompts
+
+from peagle.bench.ties import differences
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+from peagle.model.target import Target
+
+POSITION = 3
+
+
+@pytest.fixture
+def target() -> Target:
+    return make_target()
+
+
+def decoded(target: Target) -> tuple[list[list[int]], list[list[int]]]:
+    prompts = random_prompts(2)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    return prompts, [c.token_ids for c in LLM(target).generate(prompts, params)]
+
+
+def test_equal_outputs_have_no_differences(target):
+    prompts, outputs = decoded(target)
+    assert differences(target, prompts, outputs, outputs) == []
+
+
+def test_another_token_is_a_difference_at_its_position(target):
+    prompts, outputs = decoded(target)
+    wrong = outputs[1][POSITION] ^ 1
+    found = [outputs[0], [*outputs[1][:POSITION], wrong, *outputs[1][POSITION + 1 :]]]
+    (difference,) = differences(target, prompts, outputs, found)
+    assert difference[:3] == (1, POSITION, (outputs[1][POSITION], wrong))
+    assert not difference.tie
+
+
+def test_an_early_end_is_no_tie(target):
+    prompts, outputs = decoded(target)
+    (difference,) = differences(target, prompts, outputs, [outputs[0], outputs[1][:-1]])
+    assert difference.tokens == (outputs[1][-1], None)
+    assert not difference.tie
+
+
+def test_twin_tokens_are_a_tie_and_a_third_is_not(target):
+    prompts, outputs = decoded(target)
+    said = outputs[0][0]
+    twin, third = [token for token in (5, 6, 7) if token != said][:2]
+    table = target.model.get_output_embeddings().weight
+    table.copy_(torch.where(torch.arange(len(table))[:, None] == twin, table[said], table))
+    (tie,) = differences(target, prompts[:1], [[said]], [[twin]])
+    assert tie.tie
+    assert tie.gap < 1e-6
+    (other,) = differences(target, prompts[:1], [[said]], [[third]])
+    assert not other.tie

@@ -1,0 +1,61 @@
+"""The command line in this process: a tiny target's folder, and how to call a command."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+from tiny import make_target, own_answers
+from typer.testing import CliRunner
+
+from peagle.cli.main import app
+
+PEAGLE = Path(sys.executable).parent / "peagle"
+LAYERS = 7  # the fewest that have default feature layers
+SMALL = ("--layers", "2", "--depths", "4", "--draft-vocab", "112", "--lr", "3e-3")
+
+
+def invoke(*args: object, stdin: str | None = None, color: bool = False) -> Result:
+    """Run a command that must succeed."""
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin, color=color)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def printed(*args: object) -> Any:
+    """What a command with --json prints: all of stdout."""
+    return json.loads(invoke(*args, "--json").stdout)
+
+
+def save_target(folder: Path, *, seed: int = 0, context: int = 256) -> Path:
+    """A tiny Llama as users have models: config, weights, tokenizer with a chat template."""
+    target = make_target(seed=seed, layers=LAYERS, context=context)
+    assert target.tokenizer is not None
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_answers(file: Path, count: int = 24) -> Path:
+    """The target's own answers, as `peagle data regenerate` writes them."""
+    lines = []
+    for number, example in enumerate(own_answers(make_target(layers=LAYERS), count)):
+        start = example.supervised.index(True)
+        ids = {"prompt_ids": example.ids[:start], "answer_ids": example.ids[start:]}
+        lines.append(json.dumps({"record": number, **ids}))
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def write_lines(file: Path, *records: object) -> Path:
+    """A JSONL file."""
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    """Lines of a training run's metrics.jsonl."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,193 @@
+"""What users get wrong: one line on stderr that names it and the way out, and exit code 2."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runner import save_target, write_lines
+from safetensors.torch import load_file, save_file
+
+from peagle.model.config import Method
+
+SAY = ("--prompt", "hi", "--max-tokens", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompt", "  "), ["--prompt is empty", "give it a text"]),
+        (("--prompt", "the cat " * 300), ["tokens", "takes 256", "shorten it"]),
+        ((*SAY, "--k", 0), ["k 0", "at least 1"]),
+        ((*SAY, "--temperature", -0.5), ["temperature -0.5", "0 (greedy) or more"]),
+        ((*SAY, "--top-p", 0), ["top_p 0.0", "above 0 and at most 1"]),
+        ((*SAY, "--top-k", -1), ["top_k -1", "0 (all) or more"]),
+        ((*SAY, "--min-p", 2), ["min_p 2.0", "0 to 1"]),
+        ((*SAY, "--max-tokens", 0), ["max_tokens 0", "at least 1"]),
+        ((*SAY, "--dtype", "int3"), ["dtype 'int3'", "float32", "bfloat16"]),
+        ((*SAY, "--method", "medusa"), ["method 'medusa'", "p-eagle, eagle3, none"]),
+        ((*SAY, "--method", "eagle3"), ["no eagle3 head", "--head"]),
+        ((*SAY, "--head", "./nowhere"), ["head ./nowhere", "give a folder or a hub id"]),
+    ],
+)
+def test_generate_options(refused, target: Path, options: tuple[object, ...], said) -> None:
+    line = refused("generate", target, *options)
+    assert all(part in line for part in said), line
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "train", "eval", "data regenerate"])
+def test_unknown_model(refused, command: str, answers: Path, tmp_path: Path) -> None:
+    prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]})
+    options = {
+        "generate": SAY,
+        "train": ("--data", answers, "--output", tmp_path / "out"),
+        "eval": ("--dataset", prompts),
+        "data regenerate": ("--prompts", prompts, "--output", tmp_path / "made.jsonl"),
+    }
+    line = refused(*command.split(), "smollm3", *options.get(command, ()))
+    assert "unknown model 'smollm3'" in line
+    assert "smollm2-135m" in line
+
+
+def test_target_folder_without_config(refused, tmp_path: Path) -> None:
+    assert "the folder has no config.json" in refused("generate", tmp_path, *SAY)
+
+
+def test_corrupt_target(refused, tmp_path: Path) -> None:
+    folder = save_target(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert f"target {folder}: " in refused("generate", folder, *SAY)
+
+
+def test_head_for_another_target(refused, other_target: Path, heads: dict[Method, Path]) -> None:
+    line = refused("generate", other_target, *SAY, "--head", heads["p-eagle"])
+    assert "was trained for another target" in line
+    assert "weights hash" in line
+    assert "--force" in line
+
+
+def test_method_of_the_head(refused, target: Path, heads: dict[Method, Path]) -> None:
+    head = ("--head", heads["eagle3"])
+    line = refused("generate", target, *SAY, *head, "--method", "p-eagle")
+    assert f"head {heads['eagle3']} is a eagle3 head, not p-eagle" in line
+
+
+def drop_fc(file: Path) -> None:
+    save_file({k: v for k, v in load_file(file).items() if k != "fc.weight"}, file)
+
+
+def cut_norm(file: Path) -> None:
+    tensors = load_file(file)
+    save_file(tensors | {"norm.weight": tensors["norm.weight"][:7].clone()}, file)
+
+
+def garble(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:50])
+
+
+def no_head_config(file: Path) -> None:
+    (file.parent / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (drop_fc, "missing tensor 'fc.weight'"),
+        (cut_norm, "tensor norm.weight has shape [7], expected [32]"),
+        (garble, "corrupt safetensors file"),
+        (no_head_config, "no config.json"),
+    ],
+)
+def test_damaged_head(
+    refused, target: Path, heads: dict[Method, Path], tmp_path: Path, spoil: Callable, said: str
+) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(heads["p-eagle"], head)
+    spoil(head / "model.safetensors")
+    line = refused("generate", target, *SAY, "--head", head)
+    assert said in line
+    assert str(head) in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--method", "medusa"), ["--method 'medusa'", "p-eagle or eagle3"]),
+        (("--depths", 0), ["depths 0", "at least 1"]),
+        (("--lr", 0), ["lr 0.0", "above 0"]),
+        (("--max-length", 2), ["max_length 2", "at least 4"]),
+        (("--feature-layers", "1,x"), ["--feature-layers '1,x'", "whole numbers"]),
+        (("--feature-layers", "3,1"), ["feature layers [3, 1]", "ascending"]),
+        (("--feature-layers", "1,99"), ["feature layers [1, 99]", "0 to 6"]),
+        (("optimizer=adam",), ["setting 'optimizer'", "known are data, output"]),
+        (("steps=many",), ["setting steps 'many'", "a whole number"]),
+        (("steps",), ["'steps'", "name=value"]),
+    ],
+)
+def test_train_options(refused, target: Path, answers: Path, tmp_path: Path, options, said) -> None:
+    where = ("--data", answers, "--output", tmp_path / "out")
+    line = refused("train", target, *where, *options)
+    assert all(part in line for part in said), line
+    assert not (tmp_path / "out" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("yaml", "said"),
+    [
+        ("learning_rate: 1", "setting 'learning_rate': known are"),
+        ("lr: fast", "setting lr 'fast': expected a number"),
+        ("- a\n- b", "expected name: value lines"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, said: str) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml)
+    assert said in refused("train", target, "--config", config)
+
+
+def test_train_init_from_the_other_method(
+    refused, target: Path, answers: Path, heads: dict[Method, Path], tmp_path: Path
+) -> None:
+    where = ("--data", answers, "--output", tmp_path)
+    line = refused("train", target, *where, "--init-from", heads["eagle3"])
+    assert "--method p-eagle: the head of --init-from is eagle3" in line
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('{"prompt_ids": [5], "answer_ids": [6, 7, 8]}\n{"half', ":2: not JSON"),
+        ("[1]\n", ":1: expected a JSON object, found list"),
+        (
+            '{"messages": [{"role": "user", "content": "hi"}]}\n',
+            "record 1: the conversation",
+        ),
+        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer within --max-length"),
+        ("", "no answer within --max-length"),
+    ],
+)
+def test_training_data(refused, target: Path, tmp_path: Path, lines: str, said: str) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(lines)
+    line = refused("train", target, "--data", data, "--output", tmp_path / "out")
+    assert said in line
+    assert str(data) in line
+
+
+def test_train_needs_data_and_output(refused, target: Path, tmp_path: Path) -> None:
+    assert "--data is missing: name a" in refused("train", target, "--output", tmp_path)
+    nowhere = tmp_path / "nowhere.jsonl"
+    assert "--output is missing: name a" in refused("train", target, "--data", nowhere)
+    line = refused("train", target, "--data", nowhere, "--output", tmp_path)
+    assert f"--data {nowhere}: no such file" in line
+
+
+def test_prompt_files(refused, target: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "prompts.jsonl"
+    bad.write_text(json.dumps({"turns": ["hi"]}) + "\nnot json\n")
+    made = ("--output", tmp_path / "made.jsonl")
+    assert f"{bad}:2: not JSON" in refused("data", "regenerate", target, "--prompts", bad, *made)
+    assert f"{bad}:2: not JSON" in refused("eval", target, "--dataset", bad)
+    assert not made[1].exists()

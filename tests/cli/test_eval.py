@@ -1,0 +1,71 @@
+"""`peagle eval`."""
+
+from pathlib import Path
+
+import pytest
+from runner import invoke, printed, write_lines
+
+from peagle.model.config import Method
+
+FIELDS = {
+    "dataset", "k", "temperature", "acceptance_length", "accepted_per_position", "rounds",
+    "output_tokens",
+}  # fmt: skip
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    turns = ({"turns": ["the cat", "the hat"]}, {"turns": ["what a day"]}, {"turns": ["mat"]})
+    return write_lines(tmp_path / "questions.jsonl", *turns)
+
+
+def test_json_has_a_row_a_k(target: Path, heads: dict[Method, Path], questions: Path) -> None:
+    options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 20)
+    rows = printed("eval", target, *options, "--k", "2,4", "--temperature", 0)["rows"]
+    assert [(row["dataset"], row["k"], row["temperature"]) for row in rows] == [
+        ("questions", 2, 0.0),
+        ("questions", 4, 0.0),
+    ]
+    for row in rows:
+        assert set(row) == FIELDS
+        assert len(row["accepted_per_position"]) == row["k"]
+        assert row["acceptance_length"] > 1
+    assert rows[0]["output_tokens"] == rows[1]["output_tokens"]  # greedy: the same answers
+    assert rows[1]["acceptance_length"] >= rows[0]["acceptance_length"]
+
+
+def test_limit_takes_the_first_records(
+    target: Path, heads: dict[Method, Path], questions: Path
+) -> None:
+    options = ("--head", heads["eagle3"], "--dataset", questions, "--max-tokens", 5, "--k", 2)
+    tokens = [
+        printed("eval", target, *options, "--limit", limit)["rows"][0]["output_tokens"]
+        for limit in (1, 2, 3)
+    ]
+    assert 0 < tokens[0] < tokens[1] < tokens[2]
+
+
+def test_table_and_warning_for_a_k_above_the_heads(
+    target: Path, heads: dict[Method, Path], questions: Path
+) -> None:
+    options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 4)
+    result = invoke("eval", target, *options, "--k", "2,9")
+    assert "warning: K = 9" in result.stderr
+    cells = [[c.strip() for c in line.split("│")] for line in result.stdout.splitlines()]
+    assert [row[1:3] for row in cells if "questions" in row] == [
+        ["questions", "2"],
+        ["questions", "9"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--k", "3,0"), "--k '3,0': each must be at least 1"),
+        (("--k", "a"), "--k 'a': expected whole numbers"),
+        (("--limit", "0"), "--limit 0"),
+        ((), "name one with --head"),
+    ],
+)
+def test_refusals(refused, target: Path, questions: Path, options, said: str) -> None:
+    assert said in refused("eval", target, "--dataset", questions, *options)

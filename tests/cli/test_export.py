@@ -1,0 +1,69 @@
+"""`peagle export`: both dialects decode the same tokens as the head they were made of."""
+
+import json
+from pathlib import Path
+
+import pytest
+from runner import invoke, printed
+from safetensors import safe_open
+from tiny import METHODS
+
+from peagle.model.config import Method
+
+ASK = ("--prompt", "the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "speculators"])
+@pytest.mark.parametrize("method", METHODS)
+def test_exported_head_drafts_the_same(
+    target: Path, heads: dict[Method, Path], tmp_path: Path, method: Method, dialect: str
+) -> None:
+    out = tmp_path / "out"
+    assert (
+        f"wrote {out} ({dialect})" in invoke("export", heads[method], out, "--to", dialect).stderr
+    )
+    config = json.loads((out / "config.json").read_text())
+    assert ("speculators_model_type" in config) == (dialect == "speculators")
+    with safe_open(out / "model.safetensors", "pt") as tensors:
+        assert ("embed_tokens.weight" in tensors.keys()) == (method == "p-eagle")  # noqa: SIM118
+    results = [printed("generate", target, *ASK, head) for head in (heads[method], out)]
+    for result in results:
+        del result["tokens_per_second"]
+    assert results[0] == results[1]
+
+
+def test_output_must_be_empty(refused, heads: dict[Method, Path], tmp_path: Path) -> None:
+    for taken in (tmp_path / "file", tmp_path):
+        (tmp_path / "file").write_text("kept")
+        line = refused("export", heads["p-eagle"], taken, "--to", "vllm")
+        assert f"{taken} is not an empty folder: name a new one" in line
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_unknown_dialect(refused, heads: dict[Method, Path], tmp_path: Path) -> None:
+    line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "onnx")
+    assert "--to 'onnx': choose vllm or speculators" in line
+
+
+def test_target_must_be_the_heads(
+    refused, other_target: Path, heads: dict[Method, Path], tmp_path: Path
+) -> None:
+    command = ("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
+    line = refused(*command, "--target", other_target)
+    assert "was trained for another target" in line
+    invoke(*command, "--target", other_target, "--force")
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_head_that_does_not_name_its_target(
+    refused, heads: dict[Method, Path], tmp_path: Path
+) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    for file in heads["eagle3"].iterdir():
+        (head / file.name).write_bytes(file.read_bytes())
+    config = json.loads((head / "config.json").read_text())
+    config["peagle"]["provenance"] = {}
+    (head / "config.json").write_text(json.dumps(config))
+    line = refused("export", head, tmp_path / "out", "--to", "vllm")
+    assert "name it with --target" in line

@@ -1,0 +1,112 @@
+"""`peagle generate` and `peagle chat`."""
+
+from pathlib import Path
+
+import pytest
+from runner import invoke, printed
+from tiny import METHODS
+
+from peagle.cli.generate import show
+from peagle.data.chat import Message, prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import Chunk, SamplingParams
+from peagle.model.config import Method
+
+FIELDS = {
+    "text", "token_ids", "output_tokens", "rounds", "acceptance_length", "accepted_per_position",
+    "tokens_per_second", "finish_reason",
+}  # fmt: skip
+ASK = ("--prompt", "the cat sat", "--max-tokens", 40, "--dtype", "float32")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_json_has_the_tokens_of_plain_decoding(
+    target: Path, heads: dict[Method, Path], method: Method
+) -> None:
+    plain = printed("generate", target, *ASK, "--no-speculation")
+    drafted = printed("generate", target, *ASK, "--head", heads[method])
+    assert set(drafted) == set(plain) == FIELDS
+    for field in ("text", "token_ids", "output_tokens", "finish_reason"):
+        assert drafted[field] == plain[field], field
+    assert plain["output_tokens"] == len(plain["token_ids"]) > 1
+    assert (plain["rounds"], plain["acceptance_length"]) == (0, 1.0)
+    assert 0 < drafted["rounds"] < 40
+    assert len(drafted["accepted_per_position"]) == 4
+    shares = drafted["accepted_per_position"]
+    assert drafted["acceptance_length"] == pytest.approx(1 + sum(shares), abs=1e-3)
+    assert drafted["acceptance_length"] > 1
+
+
+def test_head_is_not_loaded_for_method_none(target: Path, tmp_path: Path) -> None:
+    named = ("--method", "none", "--head", tmp_path / "nowhere")
+    assert printed("generate", target, *ASK, *named)["rounds"] == 0
+
+
+def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[Method, Path]) -> None:
+    head = ("--head", heads["p-eagle"])
+    text = printed("generate", target, *ASK, *head)["text"]
+    shown = invoke("generate", target, *ASK, *head).stdout
+    assert shown.startswith(text + "\n")
+    last = shown.removeprefix(text + "\n")
+    assert "\x1b" not in last
+    assert last.startswith("p-eagle, K = 4, acceptance length ")
+    assert last.endswith(" tok/s\n")
+
+
+def test_accepted_tokens_are_green_on_a_terminal(target: Path, heads: dict[Method, Path]) -> None:
+    green = "\x1b[32m"
+    drafted = invoke("generate", target, *ASK, "--head", heads["p-eagle"], color=True)
+    assert green in drafted.stdout
+    plain = invoke("generate", target, *ASK, color=True)
+    assert green not in plain.stdout
+    assert "no drafting" in plain.stdout
+
+
+def test_what_the_model_says_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "a\tb :smile: [red]x[/] " + "long " * 40 + "\n  end  "
+    show([Chunk(0, said, drafted=True)])  # type: ignore[arg-type]
+    assert capsys.readouterr().out == said + "\n"
+
+
+def test_seed_repeats_and_temperature_matters(target: Path, heads: dict[Method, Path]) -> None:
+    hot = ("--head", heads["p-eagle"], "--temperature", 1.5, "--top-p", 0.95, "--top-k", 50)
+    draw = lambda seed: printed("generate", target, *ASK, *hot, "--seed", seed)["token_ids"]  # noqa: E731
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_raw_skips_the_chat_template(target: Path) -> None:
+    llm = LLM(str(target))
+    expected = llm.generate(["the cat sat"], SamplingParams(max_tokens=40))[0].token_ids
+    assert printed("generate", target, *ASK, "--raw")["token_ids"] == expected
+    assert printed("generate", target, *ASK)["token_ids"] != expected
+
+
+def test_k_above_what_was_trained_is_a_warning(target: Path, heads: dict[Method, Path]) -> None:
+    result = invoke("generate", target, *ASK, "--head", heads["p-eagle"], "--k", 6, "--json")
+    assert result.stderr.splitlines() == [
+        "warning: K = 6, but the head was trained for 4 draft tokens: "
+        "later ones will rarely be accepted"
+    ]
+    fine = invoke("generate", target, *ASK, "--head", heads["p-eagle"], "--k", 4, "--json")
+    assert fine.stderr == ""
+
+
+def test_chat_remembers_the_conversation(target: Path, heads: dict[Method, Path]) -> None:
+    llm, history, expected = LLM(str(target)), list[Message](), []
+    for said in ("the cat", "and the hat"):
+        history.append({"role": "user", "content": said})
+        ids = prompt_ids(llm.tokenizer, history)
+        answer = llm.generate([ids], SamplingParams(max_tokens=12))[0].text
+        history.append({"role": "assistant", "content": answer})
+        expected.append(answer)
+    options = ("--head", heads["p-eagle"], "--max-tokens", 12, "--dtype", "float32")
+    shown = invoke("chat", target, *options, stdin="the cat\nand the hat\n").stdout
+    first, second = (shown.find(f"> {answer}\n") for answer in expected)
+    assert 0 <= first < second
+    assert shown.count("tok/s") == 2
+
+
+def test_chat_ends_at_an_empty_line(target: Path) -> None:
+    shown = invoke("chat", target, "--max-tokens", 3, stdin="the cat\n\nnever asked\n").stdout
+    assert shown.count("tok/s") == 1

@@ -1,0 +1,57 @@
+"""The `peagle` command itself: its entry point, and what it does before any command runs."""
+
+import subprocess
+import sys
+
+import pytest
+from runner import PEAGLE, invoke
+
+from peagle import __version__
+from peagle.cli.main import COMMANDS
+
+WITHOUT_TORCH = """
+import sys
+from peagle.cli.main import main
+sys.argv = ["peagle", sys.argv[1]]
+try:
+    main()
+finally:
+    print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+"""
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_entry_point_prints_the_version() -> None:
+    done = run(PEAGLE, "--version")
+    assert (done.returncode, done.stdout) == (0, f"peagle {__version__}\n")
+
+
+def test_entry_point_turns_bad_input_into_one_line_and_code_2() -> None:
+    done = run(PEAGLE, "train", "some-target", "--output", "somewhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "peagle: --data is missing: name a JSONL file of answers\n"
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_torch_is_not_imported_for(option: str) -> None:
+    done = run(sys.executable, "-c", WITHOUT_TORCH, option)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_help_lists_every_command_with_what_it_does() -> None:
+    shown = invoke("--help").stdout
+    for name, (_, text) in COMMANDS.items():
+        assert any(name in line and text[:30] in line for line in shown.splitlines()), name
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "data regenerate"])
+def test_every_command_explains_its_options(command: str) -> None:
+    shown = invoke(*command.split(), "--help").stdout
+    assert f"Usage: root {command} [OPTIONS]" in shown
+    assert ("HumanEval" in shown) == (command == "demo")
+    assert ("{target}" in shown) == (command not in ("demo", "data", "export"))

@@ -1,0 +1,125 @@
+"""`peagle train`: from a JSONL file to a head; settings, resuming, stopping."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from runner import PEAGLE, SMALL, invoke, metrics, printed
+from tiny import METHODS
+from typer.testing import CliRunner
+
+from peagle.cli.main import app
+from peagle.model.config import Method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_run_leaves_head_checkpoint_and_metrics(runs: dict[Method, Path], method: Method) -> None:
+    lines = metrics(runs[method])
+    assert [line["step"] for line in lines] == list(range(1, 61))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert (runs[method] / "checkpoint" / "state.safetensors").is_file()
+    config = json.loads((runs[method] / "head" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2
+    assert ("ptd_token_id" in config) == (method == "p-eagle")
+    assert config["peagle"]["depths"] == 4
+    assert config["peagle"]["provenance"]["data"] == {
+        "answer_tokens": lines[-1]["answer_tokens"],
+        "steps": 60,
+    }
+
+
+def test_existing_checkpoint_is_refused_then_resumed(
+    target: Path, answers: Path, tmp_path: Path, refused
+) -> None:
+    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL, "--steps")
+    invoke(*command, 3)
+    assert f"{tmp_path} holds a checkpoint: add --resume" in refused(*command, 5)
+    assert len(metrics(tmp_path)) == 3
+    invoke(*command, 5, "--resume")
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_resume_needs_a_checkpoint(target: Path, answers: Path, tmp_path: Path, refused) -> None:
+    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL)
+    assert f"--resume: no checkpoint in {tmp_path}" in refused(*command, "--resume")
+
+
+def test_yaml_overrides_and_options_in_rising_order(
+    target: Path, answers: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"data: {answers}\noutput: {tmp_path / 'out'}\nsteps: 9\ndepths: 7\nlr: 6e-4\nlayers: 1\n"
+        "feature_layers: [1, 3, 5]\nepochs: null\ndraft_vocab: 100\n"
+    )
+    invoke("train", target, "steps=4", "depths=5", "--depths", 3, "--config", config)
+    head = json.loads((tmp_path / "out" / "head" / "config.json").read_text())
+    assert head["peagle"]["depths"] == 3
+    assert head["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 5]
+    assert head["draft_vocab_size"] == 100
+    lines = metrics(tmp_path / "out")
+    assert len(lines) == 4
+    assert lines[0]["lr"] == 6e-4
+
+
+def test_eagle3_has_one_layer_unless_told(target: Path, answers: Path, tmp_path: Path) -> None:
+    command = ("train", target, "--data", answers, "--steps", 1, "--draft-vocab", 100)
+    invoke(*command, "--output", tmp_path / "one", "--method", "eagle3", "--depths", 2)
+    invoke(*command, "--output", tmp_path / "four", "--depths", 2)
+    layers = [
+        json.loads((tmp_path / name / "head" / "config.json").read_text())["num_hidden_layers"]
+        for name in ("one", "four")
+    ]
+    assert layers == [1, 4]
+
+
+def test_init_from_another_targets_head_makes_one_for_this_target(
+    other_target: Path, answers: Path, heads: dict[Method, Path], tmp_path: Path
+) -> None:
+    start = ("--init-from", heads["p-eagle"], "--depths", 3, "--steps", 1, "--lr", "1e-9")
+    invoke("train", other_target, "--data", answers, "--output", tmp_path, *start)
+    head = tmp_path / "head"
+    config = json.loads((head / "config.json").read_text())
+    assert config["peagle"]["depths"] == 3
+    assert config["peagle"]["provenance"]["target"] == str(other_target)
+    assert config["num_hidden_layers"] == 2  # the head's, not the default
+    printed("generate", other_target, "--head", head, "--prompt", "the cat", "--max-tokens", 4)
+
+
+def test_loss_that_is_not_finite_is_a_failure(target: Path, answers: Path, tmp_path: Path) -> None:
+    where = ("--data", answers, "--output", tmp_path)
+    command = ["train", target, *where, *SMALL, "--lr", "1e30", "--steps", 5]
+    result = CliRunner().invoke(app, [str(part) for part in command])
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("peagle: loss is nan at step ")
+
+
+def test_sigint_leaves_a_checkpoint_that_resumes(
+    target: Path, answers: Path, tmp_path: Path
+) -> None:
+    command = ["train", str(target), "--data", str(answers), "--output", str(tmp_path), *SMALL]
+    process = subprocess.Popen(
+        [str(PEAGLE), *command, "--steps", "100000"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _wait_for(tmp_path / "metrics.jsonl", process)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    done = len(metrics(tmp_path))
+    assert process.returncode == 1, said
+    assert f"stopped at step {done}: continue with --resume" in said
+    invoke(*command, "--steps", done + 2, "--resume")
+    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, done + 3))
+
+
+def _wait_for(file: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not file.is_file() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert file.is_file(), "training never took a step"

@@ -1,0 +1,130 @@
+"""JSONL in, prompts and documents out; what is wrong is named with its file and line."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tokenizer
+
+from peagle.config import InputError
+from peagle.data.chat import encode_conversation
+from peagle.data.dataset import read_examples, read_prompts, read_records
+
+TOKENIZER = make_tokenizer()
+TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]
+
+
+def write(folder: Path, *lines: Any) -> Path:
+    file = folder / "data.jsonl"
+    file.write_text(
+        "".join(x + "\n" if isinstance(x, str) else json.dumps(x) + "\n" for x in lines)
+    )
+    return file
+
+
+def test_records_plain_and_gzip(tmp_path: Path) -> None:
+    records = [{"a": 1}, {"b": "é"}]
+    plain = write(tmp_path, records[0], "", records[1])
+    assert list(read_records(plain)) == records
+    packed = tmp_path / "data.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(read_records(str(packed))) == records
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", "not JSON"),
+        ("[1]", "expected a JSON object, found list"),
+        ('"x"', "expected a JSON object, found str"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    file = write(tmp_path, {"a": 1}, "", line)
+    with pytest.raises(InputError) as caught:
+        list(read_records(file))
+    assert str(caught.value).startswith(f"{file}:3: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        list(read_records(tmp_path / "absent.jsonl"))
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"a": 1}\n{"a": "\xe9"}\n')
+    with pytest.raises(InputError, match=r"latin.jsonl:2: not UTF-8"):
+        list(read_records(latin))
+    for content in (b"{}\n", gzip.compress(b"{}\n" * 99)[:20]):
+        packed = tmp_path / "bad.jsonl.gz"
+        packed.write_bytes(content)
+        with pytest.raises(InputError, match="bad.jsonl.gz: cannot be read"):
+            list(read_records(packed))
+
+
+def test_prompts(tmp_path: Path) -> None:
+    shared = [{"from": "human", "value": "one"}, {"from": "gpt", "value": "x"}]
+    file = write(tmp_path, {"turns": ["a", "b"]}, {"messages": TALK}, {"conversations": shared})
+    assert read_prompts(file) == [["a", "b"], ["the cat"], ["one"]]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "record 2: needs 'turns', or needs 'messages'"),
+        ({"turns": []}, "record 2: 'turns' must be a list of non-empty texts"),
+        ({"turns": ["a", " "]}, "record 2: 'turns' must be"),
+        ({"turns": [3]}, "record 2: 'turns' must be"),
+        ({"turns": "text"}, "record 2: 'turns' must be"),
+        ({"turns": {"a": "b"}}, "record 2: 'turns' must be"),
+        ({"messages": TALK[1:]}, "record 2: 'turns' must be"),
+    ],
+)
+def test_bad_prompts(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_prompts(write(tmp_path, {"turns": ["a"]}, record))
+
+
+def test_no_prompts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no records"):
+        read_prompts(write(tmp_path))
+
+
+def test_examples_of_both_kinds(tmp_path: Path) -> None:
+    ids = {"prompt_ids": [9, 8, 7], "answer_ids": [6, 5]}
+    examples = read_examples(write(tmp_path, ids, {"messages": TALK}), TOKENIZER, 100)
+    assert examples[0] == ([9, 8, 7, 6, 5], [False] * 3 + [True] * 2)
+    assert examples[1] == encode_conversation(TOKENIZER, TALK)
+
+
+def test_truncation_drops_what_has_no_answer_left(tmp_path: Path) -> None:
+    long, short = ({"prompt_ids": [9] * n, "answer_ids": [6] * 4} for n in (10, 3))
+    (example,) = read_examples(write(tmp_path, long, short), TOKENIZER, 5)
+    assert example == ([9, 9, 9, 6, 6], [False] * 3 + [True] * 2)
+    with pytest.raises(InputError, match="no answer within --max-length 3 tokens"):
+        read_examples(write(tmp_path, long, short), TOKENIZER, 3)
+
+
+def test_an_answer_needs_a_token_to_be_predicted_from(tmp_path: Path) -> None:
+    """Element (0, 0) predicts x[2]: answers that end before it teach nothing."""
+    with pytest.raises(InputError, match="no answer"):
+        read_examples(write(tmp_path, {"prompt_ids": [9], "answer_ids": [6]}), TOKENIZER, 9)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": TALK[:1]}, "record 2: the conversation has no assistant turn"),
+        ({"answer_ids": [1, 2]}, "record 2: 'prompt_ids' and 'answer_ids' must both be lists"),
+        ({"prompt_ids": [1], "answer_ids": "ab"}, "record 2: 'prompt_ids' and"),
+        ({"prompt_ids": [1], "answer_ids": [1.5]}, "record 2: 'prompt_ids' and"),
+        ({"prompt_ids": [-1], "answer_ids": [1]}, "record 2: 'prompt_ids' and"),
+        ({"text": "x"}, "record 2: needs 'messages'"),
+    ],
+)
+def test_bad_examples(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    file = write(tmp_path, {"prompt_ids": [9, 8], "answer_ids": [6]}, record)
+    with pytest.raises(InputError, match=message) as caught:
+        read_examples(file, TOKENIZER, 50)
+    assert str(caught.value).startswith(str(file))

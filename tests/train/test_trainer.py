@@ -1,0 +1,212 @@
+"""Training learns, stops when asked, and resumes as if it had never stopped."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import METHODS, make_target, own_answers
+from torch import Tensor
+
+from peagle.config import InputError
+from peagle.data.chat import Example
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train import state as state_module
+from peagle.train.start import new_drafter
+from peagle.train.trainer import TrainConfig, Trainer, learning_rate, total_steps
+
+SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target()
+
+
+@pytest.fixture(scope="module")
+def data(target: Target) -> list[Example]:
+    return own_answers(target, 5)
+
+
+def make_trainer(
+    folder: Path, target: Target, data: list[Example], method: Method, **settings: Any
+) -> Trainer:
+    """Everything new, as in another process."""
+    torch.manual_seed(0)
+    config = TrainConfig(folder, method, **(SIZES | {"steps": 12} | settings))
+    sizes = {name: getattr(config, name) for name in SIZES}
+    answers = [e.ids for e in data]
+    drafter = new_drafter(target, answers, method=method, feature_layers=(1, 2, 3), **sizes)
+    return Trainer(config, target, drafter, data)
+
+
+def everything(trainer: Trainer) -> dict[str, Tensor]:
+    tensors = {name: t.clone() for name, t in trainer.drafter.state_dict().items()}
+    for name, parameter in trainer.drafter.named_parameters():
+        for kind, value in trainer.optimizer.state[parameter].items():
+            tensors[f"{name}/{kind}"] = value.clone()
+    return tensors
+
+
+def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Any:
+    def on_step(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == step:
+            os.kill(os.getpid(), number)
+
+    return on_step
+
+
+@pytest.mark.parametrize("loss", ["kl", "cross-entropy"])
+@pytest.mark.parametrize("method", METHODS)
+def test_training_learns(
+    tmp_path: Path, target: Target, data: list[Example], method: Method, loss: Any
+) -> None:
+    losses = list[float]()
+    trainer = make_trainer(tmp_path, target, data, method, steps=60, lr=3e-3, loss=loss)
+    trainer.run(lambda metrics: losses.append(metrics["loss"]))
+    assert len(losses) == 60 and trainer.finished
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_is_exact(
+    tmp_path: Path, target: Target, data: list[Example], method: Method
+) -> None:
+    straight = make_trainer(tmp_path / "straight", target, data, method)
+    straight.run()
+    first = make_trainer(tmp_path / "halves", target, data, method)
+    first.run(stop_at(5))
+    assert (first.progress.step, first.finished) == (5, False)
+    second = make_trainer(tmp_path / "halves", target, data, method)
+    with torch.no_grad():  # nothing of the new process survives
+        for parameter in second.drafter.parameters():
+            parameter.normal_()
+    second.resume()
+    second.run()
+    one, two = everything(straight), everything(second)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    lines = [metrics_of(tmp_path / name) for name in ("straight", "halves")]
+    without_time = [[{**m, "seconds": 0} for m in part] for part in lines]
+    assert without_time[0] == without_time[1]
+    assert [m["step"] for m in lines[1]] == list(range(1, 13))
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_checkpoint_and_head(
+    tmp_path: Path, target: Target, data: list[Example], number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    trainer = make_trainer(tmp_path, target, data, "p-eagle")
+    trainer.run(stop_at(3, number))
+    assert signal.getsignal(number) is before
+    assert trainer.progress.step == 3
+    head = Drafter.load(tmp_path / "head", target)
+    assert head.config.provenance.data["steps"] == 3
+    for name, tensor in trainer.drafter.state_dict().items():
+        close = head.state_dict()[name].to(torch.float64), tensor.to(torch.float64)
+        torch.testing.assert_close(*close, rtol=0.01, atol=1e-3)
+    again = make_trainer(tmp_path, target, data, "p-eagle")
+    again.resume()
+    assert again.progress.step == 3
+    assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
+
+
+def test_not_a_number_keeps_the_last_checkpoint(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    trainer = make_trainer(tmp_path, target, data, "p-eagle", save_every=2)
+
+    def poison(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == 5:
+            trainer.drafter.fc.weight.data[0, 0] = float("nan")
+
+    with pytest.raises(FloatingPointError, match="loss is nan at step 5; the last good checkpoint"):
+        trainer.run(poison)
+    again = make_trainer(tmp_path, target, data, "p-eagle")
+    again.resume()
+    assert again.progress.step == 4
+    assert all(torch.isfinite(p).all() for p in again.drafter.parameters())
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_and_nothing_else(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trainer(tmp_path, target, data, "p-eagle").run(stop_at(2))
+    before = sorted(p.name for p in tmp_path.iterdir())
+
+    def disk_full(tensors: dict[str, Tensor], file: Path) -> None:
+        Path(file).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(state_module, "save_file", disk_full)
+    trainer = make_trainer(tmp_path, target, data, "p-eagle")
+    trainer.resume()
+    with pytest.raises(OSError, match="no space left"):
+        trainer.run(stop_at(4))
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    again = make_trainer(tmp_path, target, data, "p-eagle")
+    again.resume()
+    assert again.progress.step == 2
+
+
+def test_every_document_is_seen_once_an_epoch(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    trainer, seen = make_trainer(tmp_path, target, data, "p-eagle"), list[tuple[int, ...]]()
+    for step in range(10):
+        trainer.progress.step = step
+        seen.append(tuple(trainer._sample()[0].ids.tolist()))
+    documents = sorted(tuple(e.ids) for e in data)
+    assert sorted(seen[:5]) == sorted(seen[5:]) == documents
+    assert seen[:5] != seen[5:], "in another order"
+
+
+def test_learning_rate() -> None:
+    assert [learning_rate(1.0, s, 1000) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert learning_rate(1.0, 10, 1000) == pytest.approx(1.0)
+    assert learning_rate(1.0, 505, 1000) == pytest.approx(0.5)
+    assert learning_rate(1.0, 999, 1000) == pytest.approx(1 / 990)
+    assert learning_rate(0.3, 0, 1) == pytest.approx(0.3)
+    rates = [learning_rate(1.0, s, 1000) for s in range(10, 1000)]
+    assert rates == sorted(rates, reverse=True) and max(rates) <= 1.0
+
+
+def test_total_steps(tmp_path: Path) -> None:
+    data = [Example([1] * 10, [False] * 6 + [True] * n) for n in (4, 4, 1)]
+    assert total_steps(TrainConfig(tmp_path), data) == 3
+    assert total_steps(TrainConfig(tmp_path, epochs=4), data) == 12
+    assert total_steps(TrainConfig(tmp_path, steps=7, epochs=4), data) == 7
+    assert total_steps(TrainConfig(tmp_path, max_train_tokens=60), data) == 20
+    assert total_steps(TrainConfig(tmp_path, max_train_tokens=1), data) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 0}, "layers 0: must be at least 1"),
+        ({"depths": 0}, "depths 0: must be at least 1"),
+        ({"draft_vocab": 0}, "draft_vocab 0"),
+        ({"epochs": 0}, "epochs 0"),
+        ({"save_every": 0}, "save_every 0"),
+        ({"steps": 0}, "steps 0: must be above 0"),
+        ({"max_train_tokens": -5}, "max_train_tokens -5"),
+        ({"lr": 0.0}, "lr 0.0"),
+        ({"ratio": 0.0}, "ratio 0.0"),
+        ({"ratio": 1.2}, "ratio 1.2"),
+        ({"floor": -0.1}, "floor -0.1"),
+        ({"max_length": 3}, "max_length 3"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainConfig(tmp_path, **settings)

@@ -1,0 +1,165 @@
+"""vLLM and our engine decode with the shipped heads alike: the same tokens, the same acceptance.
+
+`make test-vllm` runs this. vLLM lives in an environment of its own, whose python
+PEAGLE_VLLM_PYTHON names.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from peagle.bench.ties import differences
+from peagle.catalog import head_path
+from peagle.cli.demo import human_eval_prompts
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams, Stats
+from peagle.model.checkpoint import save_drafter
+from peagle.model.drafter import Drafter
+from peagle.model.source import locate
+
+pytestmark = pytest.mark.vllm
+
+TARGET = "smollm2-135m"
+RUNNER = Path(__file__).resolve().parents[2] / "benchmarks" / "vllm_generate.py"
+PROMPTS, PROBLEMS = 20, 164
+MAX_TOKENS = 128
+DEPTHS = {"p-eagle": 5, "eagle3": 3}  # K
+BATCH = 8
+
+
+class Outcome(NamedTuple):
+    """What an engine did."""
+
+    token_ids: list[list[int]]
+    acceptance_length: float
+    accepted_per_position: list[float]
+
+
+@pytest.fixture
+def say(capsys) -> Callable[[str], None]:
+    """Print past pytest's capture."""
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}", flush=True)
+
+    return write
+
+
+@pytest.fixture
+def vllm_python(say) -> str:
+    python = os.environ.get("PEAGLE_VLLM_PYTHON")
+    if not python:
+        reason = "PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it"
+        say(f"skipped: {reason}")
+        pytest.skip(reason)
+    return python
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(TARGET, dtype="float32", max_batch=BATCH)
+
+
+@pytest.fixture(scope="module")
+def prompts(llm: LLM) -> list[list[int]]:
+    questions = human_eval_prompts(PROBLEMS)[:PROMPTS]
+    return [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
+
+
+def shipped(llm: LLM, method: str) -> Drafter:
+    folder = head_path(TARGET, method)
+    assert folder is not None, f"the repository has no {method} head for {TARGET}"
+    return Drafter.load(folder, llm.target)
+
+
+def run_ours(
+    llm: LLM, drafter: Drafter, prompts: list[list[int]], max_tokens: int = MAX_TOKENS
+) -> Outcome:
+    llm.use(drafter, DEPTHS[drafter.config.method])
+    stats, answers = Stats(), llm.generate(prompts, SamplingParams(max_tokens=max_tokens))
+    for answer in answers:
+        stats.add(answer.stats)
+    tokens = [answer.token_ids for answer in answers]
+    return Outcome(tokens, stats.acceptance_length, stats.accepted_per_position)
+
+
+def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> Outcome:
+    """One vLLM process; the request and the response lie beside the exported head."""
+    request, response = head.with_name("request.json"), head.with_name("response.json")
+    wanted = {
+        "target": locate(TARGET)[0],
+        "prompts": prompts,
+        "head": str(head),
+        "method": method,
+        "k": DEPTHS[method],
+        "dtype": "float32",
+        "max_tokens": MAX_TOKENS,
+        "max_num_seqs": BATCH,
+    }
+    request.write_text(json.dumps(wanted))
+    command = [python, str(RUNNER), str(request), str(response)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert run.returncode == 0, f"vLLM failed:\n{run.stderr[-4000:]}"
+    answer = json.loads(response.read_text())
+    return Outcome(*(answer[field] for field in Outcome._fields))
+
+
+def unlike(ours: Outcome, theirs: Outcome) -> list[str]:
+    """Where acceptance differs: length by over 1 %, a position by over one point."""
+    found = []
+    if abs(ours.acceptance_length / theirs.acceptance_length - 1) > 0.01:
+        found.append(f"length {ours.acceptance_length:.4f} {theirs.acceptance_length:.4f}")
+    shares = zip(ours.accepted_per_position, theirs.accepted_per_position, strict=True)
+    for position, (our, their) in enumerate(shares):
+        if abs(our - their) > 0.01:
+            found.append(f"position {position}: {our:.4f} {their:.4f}")
+    return found
+
+
+@pytest.mark.parametrize("method", DEPTHS)
+def test_vllm_says_and_accepts_the_same(method, llm, prompts, vllm_python, tmp_path, say):
+    drafter = shipped(llm, method)
+    save_drafter(drafter, tmp_path / "head", "vllm")
+    ours = run_ours(llm, drafter, prompts)
+    theirs = run_vllm(vllm_python, tmp_path / "head", method, prompts)
+    differing = differences(llm.target, prompts, ours.token_ids, theirs.token_ids)
+    lengths = f"{ours.acceptance_length:.4f}, vLLM {theirs.acceptance_length:.4f}"
+    said = f"{len(differing)} of {PROMPTS} prompts differ"
+    say(f"{method}, K = {DEPTHS[method]}: AL {lengths}; {said}")
+    for difference in differing:
+        say(str(difference))
+    assert [d for d in differing if not d.tie] == []
+    assert unlike(ours, theirs) == []
+
+
+def tap_the_next_layer(drafter: Drafter) -> None:
+    *others, last = drafter.config.feature_layers
+    drafter.config = replace(drafter.config, feature_layers=(*others, last + 1))
+
+
+def lose_the_mask_state(drafter: Drafter) -> None:
+    drafter.mask_hidden.data.zero_()
+
+
+MISTAKES = {
+    "p-eagle": (tap_the_next_layer, lose_the_mask_state),
+    "eagle3": (tap_the_next_layer,),
+}
+
+
+@pytest.mark.parametrize("method", DEPTHS)
+def test_a_mistake_would_be_seen(method, llm, prompts, vllm_python):
+    few = prompts[:4]
+    right = run_ours(llm, shipped(llm, method), few, max_tokens=64)
+    for mistake in MISTAKES[method]:
+        drafter = shipped(llm, method)
+        mistake(drafter)
+        assert unlike(right, run_ours(llm, drafter, few, max_tokens=64)), mistake.__name__
