@@ -58,7 +58,9 @@ class CachedAttend:
             if (spec.window, index) not in self._masks:
                 mask = causal_mask(span.start, span.length, spec.window, q.device)
                 self._masks[spec.window, index] = mask
-            outputs.append(self._attention(q_part, keys, values, self._masks[spec.window, index], spec))
+            outputs.append(
+                self._attention(q_part, keys, values, self._masks[spec.window, index], spec)
+            )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

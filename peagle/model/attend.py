@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 ROW_TILE = 8  # rows of the deterministic mode's matrix products
 KEY_BLOCK = 512  # its keys: the block length of torch's CPU attention kernel
 
@@ -53,8 +52,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
 def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> Tensor:
-    """`attention` on whole tiles of queries and key blocks, so that a row's last bits do not depend on
-    how many rows or later keys stand beside it (kernels choose their loops by both)."""
+    """`attention` on whole tiles of queries and key blocks, so that a row's last bits do not depend
+    on how many rows or later keys stand beside it (kernels choose their loops by both)."""
     tokens, size = len(q), len(k)
     more, keys = -tokens % ROW_TILE, -size % KEY_BLOCK
     if mask is None:

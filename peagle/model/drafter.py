@@ -81,7 +81,7 @@ class Drafter(nn.Module):
         return load_drafter(name, target, force=force)
 
     def share_embedding(self, table: Tensor) -> None:
-        """Read token embeddings from the target's table (V_target, D), neither trained nor stored."""
+        """Read embeddings from the target's table (V_target, D), neither trained nor stored."""
         assert table.shape[1] == self.config.transformer.hidden_size
         if self.config.embedding != "full":
             self.shared_embedding = table.detach()

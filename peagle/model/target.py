@@ -62,7 +62,7 @@ def _attention(  # noqa: PLR0913 (the interface of transformers)
 
 
 class _Passthrough(nn.Module):
-    """Stands in for the decoder so that the model's own head (caps, scales) runs on given states."""
+    """Stands in for the decoder, so that the model's own head (caps, scales) runs on states."""
 
     class Output:
         def __init__(self, hidden: Tensor) -> None:

@@ -1,0 +1,55 @@
+"""Write the heads' model cards from what was measured.
+
+    python heads/model_cards.py
+
+Reads benchmarks/results/acceptance.json and each head's config.json.
+"""
+
+import json
+from pathlib import Path
+from string import Template
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "benchmarks" / "results"
+CARD = Template((HERE / "card.md.template").read_text())
+KINDS = {
+    "p-eagle": ("P-EAGLE", "all draft tokens in one forward"),
+    "eagle3": ("EAGLE-3", "one forward a draft token; the baseline"),
+}
+
+
+def table(rows: list[dict], method: str) -> str:
+    """Markdown rows of one head's acceptance."""
+    lines = [
+        "| data set | K | acceptance length | accepted per position | rounds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["method"] == method:
+            shares = " ".join(f"{share:.3f}" for share in row["accepted_per_position"])
+            length = f"{row['acceptance_length']:.3f}"
+            lines.append(
+                f"| {row['dataset']} | {row['k']} | {length} | {shares} | {row['rounds']} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """One README.md a head."""
+    measured = json.loads((RESULTS / "acceptance.json").read_text())
+    for method, (name, how) in KINDS.items():
+        folder = HERE / f"smollm2-135m-{method}"
+        config = json.loads((folder / "config.json").read_text())
+        data = config["peagle"]["provenance"]["data"]
+        card = CARD.substitute(
+            name=name, how=how, method=method, layers=config["num_hidden_layers"],
+            depths=config["peagle"]["depths"], vocab=config["draft_vocab_size"],
+            taps=", ".join(map(str, config["eagle_aux_hidden_state_layer_ids"])),
+            tokens=f"{data['answer_tokens']:,}", steps=f"{data['steps']:,}",
+            device=measured["rows"][0]["device"], table=table(measured["rows"], method),
+        )  # fmt: skip
+        (folder / "README.md").write_text(card)
+
+
+if __name__ == "__main__":
+    main()
