@@ -20,7 +20,7 @@ VOCAB, PROMPT, DRAWS = 7, [3], 20_000
 
 @pytest.fixture(scope="module")
 def small() -> Target:
-    return make_target(VOCAB, seed=6, layers=1, spread=0.2)
+    return make_target(VOCAB, seed=7, layers=1, spread=0.2)
 
 
 def next_law(target: Target, ids: list[int], params: SamplingParams) -> np.ndarray:
@@ -42,7 +42,7 @@ def exact_joint(target: Target, params: SamplingParams) -> np.ndarray:
 
 def sample(target: Target, method: Method, params: SamplingParams) -> list[Completion]:
     """The second and third tokens are both judged drafts (K = 2)."""
-    drafter = make_drafter(target, method, layers=1, draft_vocab=VOCAB)
+    drafter = make_drafter(target, method, seed=3, layers=1, draft_vocab=VOCAB)
     llm = LLM(target, drafter, k=2, max_batch=500)
     params = replace(params, max_tokens=3, ignore_eos=True)
     return llm.generate([PROMPT] * DRAWS, [replace(params, seed=i) for i in range(DRAWS)])
@@ -61,7 +61,7 @@ def test_joint_law(small: Target, method: Method, temperature: float) -> None:
     assert p_value(counts, exact_joint(small, params)) > 0.001
     assert len(counts) > 8, "a law worth testing"
     accepted = sum(c.drafted[1] for c in done)
-    assert 0.02 * DRAWS < accepted < 0.98 * DRAWS, "drafts are accepted, and rejected"
+    assert 0.1 * DRAWS < accepted < 0.9 * DRAWS, "drafts are accepted, and rejected"
 
 
 @pytest.mark.slow

@@ -171,6 +171,19 @@ def test_every_document_is_seen_once_an_epoch(
     assert seen[:5] != seen[5:], "in another order"
 
 
+def test_elements_are_drawn_anew_each_step(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    """The same document, by (seed, step): repeatable, and never the same draw twice."""
+    drawn = list[list[int]]()
+    for seed, step in [(0, 0), (0, 1), (1, 0), (0, 0)]:
+        trainer = make_trainer(tmp_path, target, data[:1], "p-eagle", seed=seed)
+        trainer.progress.step = step
+        drawn.append(trainer._sample()[1].anchor.tolist())
+    assert drawn[0] == drawn[3]
+    assert drawn[0] != drawn[1] and drawn[0] != drawn[2] and drawn[1] != drawn[2]
+
+
 def test_learning_rate() -> None:
     assert [learning_rate(1.0, s, 1000) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
     assert learning_rate(1.0, 10, 1000) == pytest.approx(1.0)
