@@ -36,10 +36,12 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Targe
     folders without a config, unsupported architectures and GGUF types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device {device!r}: this torch sees no CUDA device; choose cpu")
     path, revision = locate(name)
     where = {"pretrained_model_name_or_path": path, "revision": revision}
     try:
-        model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"))
+        model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error

@@ -127,6 +127,19 @@ def test_corrupt_safetensors(folder: Path) -> None:
     refused(folder, "target .*model: .*header")
 
 
+def test_pickles_are_not_loaded(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="safetensors"):
+        load_target(str(folder))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device(folder: Path) -> None:
+    with pytest.raises(InputError, match="device 'cuda'.*choose cpu"):
+        load_target(str(folder), device="cuda")
+
+
 def test_gguf_is_dequantised_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
