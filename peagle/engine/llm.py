@@ -57,7 +57,6 @@ class LLM:
         if max_batch < 1:
             raise InputError(f"max_batch {max_batch}: must be at least 1")
         self.k, self.max_batch, self.deterministic = 0, max_batch, deterministic
-        self.target.row_tile = ROW_TILE if deterministic else 1
         self.use(head, k)
 
     def use(self, head: str | Path | Drafter | None, k: int | None = None) -> None:
@@ -69,10 +68,14 @@ class LLM:
         else:
             self.drafter = head if isinstance(head, Drafter) else Drafter.load(head, self.target)
             self.k = k or min(7, self.drafter.config.depths)
+        if self.deterministic and self.k >= ROW_TILE:
+            most = ROW_TILE - 1
+            raise InputError(f"k {self.k}: deterministic mode verifies at most {most} draft tokens")
         self.tap()
 
     def tap(self) -> None:
-        """Have the target return this head's features, whoever used the target before."""
+        """Have the target work for this head and mode, whoever used the target before."""
+        self.target.row_tile = ROW_TILE if self.deterministic else 1
         self.target.tap(() if self.drafter is None else self.drafter.config.feature_layers)
 
     @property
