@@ -22,7 +22,7 @@ TARGET = "smollm2-135m"
 
 @app.command()
 def demo(
-    prompts: Annotated[int, typer.Option(help="HumanEval prompts to answer.")] = 12,
+    prompts: Annotated[int, typer.Option(help="HumanEval prompts to answer.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
     dtype: DtypeOption = "bfloat16",
     output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/demo.json"),
