@@ -17,10 +17,11 @@ def measure_acceptance(
 ) -> dict[str, Any]:
     """Answer every turn of every conversation (later turns see the target's own earlier answers).
 
-    Returns K, temperature, acceptance length, per-position acceptance, rounds and output tokens.
+    Returns K, temperature, acceptance length, per-position acceptance, rounds, output tokens, and
+    how many turns were left out because their prompt fills the target's context.
     """
     histories: list[list[dict[str, str]]] = [[] for _ in conversations]
-    total, output_tokens = Stats(), 0
+    total, output_tokens, skipped = Stats(), 0, 0
     for turn in range(max(map(len, conversations))):
         alive = [i for i, turns in enumerate(conversations) if turn < len(turns)]
         for i in alive:
@@ -28,6 +29,7 @@ def measure_acceptance(
         prompts = [prompt_ids(llm.tokenizer, histories[i]) for i in alive]
         room = llm.target.max_context - 1
         fitting = [(i, ids) for i, ids in zip(alive, prompts, strict=True) if len(ids) <= room]
+        skipped += len(alive) - len(fitting)
         run = llm.stream([ids for _, ids in fitting], replace(params))
         done = 0
         for _ in run:
@@ -46,4 +48,5 @@ def measure_acceptance(
         "accepted_per_position": [round(share, 4) for share in total.accepted_per_position],
         "rounds": total.rounds,
         "output_tokens": output_tokens,
+        "skipped_turns": skipped,
     }

@@ -21,6 +21,7 @@ from peagle.cli.common import (
     open_llm,
     parse_list,
     progress_bar,
+    screen,
 )
 from peagle.cli.generate import console
 from peagle.config import InputError
@@ -62,6 +63,8 @@ def evaluate(
             llm.use(llm.drafter, depth)
             row = measure_acceptance(llm, conversations, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
+    if skipped := rows[0]["skipped_turns"]:
+        screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
     if as_json:
         typer.echo(json.dumps({"rows": rows}, indent=1))
         return

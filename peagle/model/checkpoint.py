@@ -41,6 +41,7 @@ MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_tok
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+REMEDY = "download or export the head again, config.json and tensors together"
 SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
 
 
@@ -51,7 +52,7 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     _check_fits(name, config, target, force=force)
     tensors = read_tensors(folder)
     ours = config.provenance != Provenance()
-    if config.method == "eagle3" and not ours and "embed_tokens.weight" not in tensors:
+    if not ours and config.embedding == "full" and "embed_tokens.weight" not in tensors:
         config = replace(config, embedding="shared")  # as vLLM does; our own heads say it
     drafter = Drafter(config)
     _fill(drafter, tensors, folder)
@@ -187,14 +188,14 @@ def _fill(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
             raise _tensor_error(folder, "missing", name)
         if tensors[name].shape != tensor.shape:
             found = f"{list(tensors[name].shape)}, expected {list(tensor.shape)}"
-            raise InputError(f"head {folder}: tensor {name} has shape {found}")
+            raise InputError(f"head {folder}: tensor {name!r} has shape {found}; {REMEDY}")
     if unknown := sorted(set(tensors) - set(wanted)):
         raise _tensor_error(folder, "unknown", unknown[0])
     drafter.load_state_dict(tensors)
 
 
 def _tensor_error(folder: Path, what: str, name: str) -> InputError:
-    return InputError(f"head {folder}: {what} tensor {name!r}")
+    return InputError(f"head {folder}: {what} tensor {name!r}; {REMEDY}")
 
 
 def _check_fits(name: str | Path, config: DrafterConfig, target: Target, *, force: bool) -> None:
@@ -242,6 +243,8 @@ def save_drafter(
         if (folder / "README.md").is_file():  # a model card written by hand stays
             shutil.copy2(folder / "README.md", made)
         made.chmod(0o755)
+        for file in made.iterdir():  # safetensors and mkdtemp are private by default
+            file.chmod(0o644)
         replace_folder(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)

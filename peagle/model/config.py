@@ -35,7 +35,7 @@ class DrafterConfig:
     target_hidden_size: int
     mask_token_id: int | None = None  # placeholder token of P-EAGLE
     depths: int = 8  # K it was trained for
-    embedding: Embedding = "full"  # own table | target's table + own mask row | target's table
+    embedding: Embedding = "full"  # own table | target's, but for the mask's row | target's
     norm_before_residual: bool = False  # layer 0's residual is the feature after hidden_norm
     norm_before_fc: bool = False  # one RMSNorm over the concatenated features
     fc_norm: bool = False  # one RMSNorm per feature
@@ -54,10 +54,6 @@ class DrafterConfig:
             raise InputError("norm_before_fc and fc_norm exclude each other: set one of them")
         if self.method == "p-eagle" and self.mask_token_id is None:
             raise InputError("a p-eagle head needs mask_token_id (ptd_token_id) in its config")
-        if self.method == "p-eagle" and self.embedding == "shared":
-            raise InputError(
-                "a p-eagle head stores its mask token's embedding: 'full' or 'mask-row'"
-            )
         if self.method == "eagle3" and self.embedding == "mask-row":
             raise InputError("an eagle3 head has no mask token: embedding 'full' or 'shared'")
         if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:

@@ -94,7 +94,7 @@ def no_head_config(file: Path) -> None:
     ("spoil", "said"),
     [
         (drop_fc, "missing tensor 'fc.weight'"),
-        (cut_norm, "tensor norm.weight has shape [7], expected [32]"),
+        (cut_norm, "tensor 'norm.weight' has shape [7], expected [32]"),
         (garble, "corrupt safetensors file"),
         (no_head_config, "no config.json"),
     ],

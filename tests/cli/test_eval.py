@@ -9,7 +9,7 @@ from peagle.model.config import Method
 
 FIELDS = {
     "dataset", "k", "temperature", "acceptance_length", "accepted_per_position", "rounds",
-    "output_tokens",
+    "output_tokens", "skipped_turns",
 }  # fmt: skip
 
 

@@ -286,9 +286,12 @@ def test_layer_ids_in_either_place_or_by_default(tmp_path: Path) -> None:
     assert read_config(tmp_path / "head", target_layers=30).feature_layers == (2, 15, 27)
 
 
-def test_an_eagle3_head_of_others_shares_the_targets_table(target: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_a_head_of_others_shares_the_targets_table(
+    method: Method, target: Any, tmp_path: Path
+) -> None:
     """SpecForge and SafeAILab write no embedding, no `peagle` block and old names for RoPE."""
-    head = make_head(head_config("eagle3", "shared"))
+    head = make_head(head_config(method, "shared"))
     save_drafter(head, tmp_path / "head", dtype=None)
     old = {"rope_theta": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     change_config(tmp_path / "head", peagle=None, rope_parameters=None, **old)

@@ -17,7 +17,6 @@ from peagle.model.config import default_feature_layers
         ({"feature_layers": (3, 2, 1)}, "strictly ascending"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
         ({"mask_token_id": None}, "needs mask_token_id"),
-        ({"embedding": "shared"}, "'full' or 'mask-row'"),
         ({"method": "eagle3", "embedding": "mask-row"}, "'full' or 'shared'"),
         ({"embedding": "mask-row", "target_hidden_size": 20}, "size 32 cannot share.*size 20"),
     ],

@@ -19,6 +19,7 @@ DRAFT_IDS = torch.tensor([2, 3, 5, 8, 13, 21, 34, 55, 66])
 KINDS: list[tuple[Method, Embedding]] = [
     ("p-eagle", "full"),
     ("p-eagle", "mask-row"),
+    ("p-eagle", "shared"),
     ("eagle3", "full"),
     ("eagle3", "shared"),
 ]
