@@ -20,6 +20,7 @@ COMMANDS = {
     "train": ("peagle.cli.train", "Train a head for a target."),
     "data": ("peagle.cli.data", "Make training data."),
     "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators dialect."),
+    "doctor": ("peagle.cli.doctor", "Check a head beside its target; name what differs."),
 }
 
 

@@ -1,0 +1,62 @@
+"""`peagle doctor`: does a head fit its target, and is it served as it was trained?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from peagle.cli.common import DeviceOption, ForceOption, JsonOption, TargetArgument, screen
+from peagle.cli.generate import console
+from peagle.model.checkpoint import find_head
+
+app = typer.Typer()
+COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}
+
+
+@app.command()
+def doctor(
+    head: Annotated[str, typer.Argument(help="Folder or hub id of the head.", show_default=False)],
+    target: TargetArgument,
+    prompt: Annotated[
+        str | None, typer.Option(help="What features and logits are compared on.")
+    ] = None,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="An interpreter that has vLLM: compare with it too.")
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32 shows errors that bfloat16 hides.")
+    ] = "float32",
+    device: DeviceOption = "cpu",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a head beside its target: files, layers, mask token, features, logits; 1: unfit."""
+    from transformers.utils import logging
+
+    from peagle.model.source import load_target
+    from peagle.train.doctor import PROMPT, examine, verdict
+    from peagle.train.vllm_parity import check_interpreter
+
+    find_head(head)  # before the target takes its time to load
+    if vllm_python is not None:
+        check_interpreter(vllm_python)
+    logging.disable_progress_bar()
+    with screen.status(f"loading {target}"):
+        model = load_target(target, dtype=dtype, device=device)
+    with screen.status(f"examining {head}"):
+        checks = examine(head, model, prompt=prompt or PROMPT, vllm_python=vllm_python, force=force)
+    unfit = any(check.state == "wrong" for check in checks)
+    if as_json:
+        rows = [check._asdict() for check in checks]
+        typer.echo(json.dumps({"healthy": not unfit, "verdict": verdict(checks), "checks": rows}))
+    else:
+        table = Table("check", "state", "what was found")
+        for check in checks:
+            table.add_row(check.name, Text(check.state, COLOURS[check.state]), Text(check.found))
+        console.print(table)
+        console.print(verdict(checks), style="red" if unfit else "green", markup=False)
+    if unfit:
+        raise typer.Exit(1)

@@ -1,0 +1,71 @@
+"""`peagle doctor`: the table, the verdict, the exit code."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from runner import invoke
+from typer.testing import CliRunner
+
+from peagle.cli.main import app
+from peagle.model.config import Method
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_a_healthy_head(target: Path, heads: dict[Method, Path], method: Method) -> None:
+    shown = invoke("doctor", heads[method], target).stdout
+    rows = [line.split("│")[1:3] for line in shown.splitlines() if "│" in line]
+    states = {name.strip(): state.strip() for name, state in rows if name.strip()}
+    assert states["features"] == states["logits"] == states["provenance"] == "ok"
+    assert states["mask token"] == ("ok" if method == "p-eagle" else "skipped")
+    assert states["vllm"] == "skipped"
+    assert shown.splitlines()[-1].startswith("nothing differs in ")
+
+
+def test_a_damaged_head_is_named_and_exits_1(
+    target: Path, heads: dict[Method, Path], tmp_path: Path
+) -> None:
+    head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
+    raw = json.loads((head / "config.json").read_text())
+    raw["ptd_token_id"] = 40
+    (head / "config.json").write_text(json.dumps(raw))
+    done = CliRunner().invoke(app, ["doctor", str(head), str(target)])
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[-1].startswith("mask token: mask token id 40 is an ordinary")
+    done = CliRunner().invoke(app, ["doctor", str(head), str(target), "--json"])
+    assert done.exit_code == 1
+    report = json.loads(done.stdout)
+    assert report["healthy"] is False and report["verdict"].startswith("mask token: ")
+    assert {"name", "state", "found", "fix"} == set(report["checks"][0])
+
+
+def test_force_accepts_another_target(other_target: Path, heads: dict[Method, Path]) -> None:
+    done = CliRunner().invoke(app, ["doctor", str(heads["p-eagle"]), str(other_target)])
+    assert done.exit_code == 1
+    assert "provenance: trained for" in done.stdout and "use --force" in done.stdout
+    shown = invoke("doctor", heads["p-eagle"], other_target, "--force").stdout
+    assert "forced" in shown and "nothing differs" in shown
+
+
+def test_prompt_is_the_users(target: Path, heads: dict[Method, Path]) -> None:
+    invoke("doctor", heads["p-eagle"], target, "--prompt", "the cat sat on the mat")
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "said"),
+    [
+        ("./nowhere", (), "no such folder"),
+        (None, ("--prompt", "the cat " * 300), "--prompt has"),
+        (None, ("--vllm-python", "./nowhere"), "--vllm-python nowhere: not a Python interpreter"),
+        (None, ("--vllm-python", sys.executable), "vLLM is not installed there"),
+        (None, ("--dtype", "int3"), "dtype 'int3'"),
+    ],
+)
+def test_refusals(refused, target: Path, heads: dict[Method, Path], head, options, said) -> None:
+    assert said in refused("doctor", head or heads["p-eagle"], target, *options)
+
+
+def test_a_folder_that_is_no_head(refused, target: Path, tmp_path: Path) -> None:
+    assert "no config.json" in refused("doctor", tmp_path, target)
