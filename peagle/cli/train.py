@@ -21,16 +21,22 @@ from peagle.config import InputError
 if TYPE_CHECKING:
     from peagle.model.drafter import Drafter
     from peagle.model.target import Target
-    from peagle.train.trainer import TrainConfig
+    from peagle.train.start import HeadSpec
+    from peagle.train.trainer import Trainer
 
 app = typer.Typer()
 # What --config may name, and its type.
 SETTINGS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("data", "output", "method", "init_from", "feature_layers"), str),
-    **dict.fromkeys(("layers", "depths", "draft_vocab", "max_length", "steps", "epochs"), int),
-    **dict.fromkeys(("max_train_tokens", "seed"), int),
-    "lr": float,
+    **dict.fromkeys(("layers", "depths", "draft_vocab", "max_length", "batch", "pack"), int),
+    **dict.fromkeys(("segments", "steps", "epochs", "max_train_tokens", "seed"), int),
+    **dict.fromkeys(("save_every", "keep", "eval_every", "patience"), int),
+    **dict.fromkeys(("lr", "ratio", "floor"), float),
+    "loss": str,
+    "train_embedding": lambda text: {"true": True, "false": False}[text.lower()],
 }
+HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "train_embedding")
+EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure acceptance on
 
 
 @app.command()
@@ -53,14 +59,31 @@ def train(
     feature_layers: Annotated[
         str | None, typer.Option(help="Tapped target layers: 2,15,27.")
     ] = None,
+    train_embedding: Annotated[
+        bool | None, typer.Option("--train-embedding", help="Train an embedding table of its own.")
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Longest document, in tokens. Default 1024.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps, one document each.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences a step. Default 1.")] = None,
+    pack: Annotated[
+        int | None, typer.Option(help="Pack documents into sequences of so many tokens.")
+    ] = None,
+    segments: Annotated[
+        str | None, typer.Option(help="Passes a sequence is split into: a number, or auto.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default 1.")] = None,
     max_train_tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default 6e-4.")] = None,
+    loss: Annotated[str | None, typer.Option(help="kl (default) or cross-entropy.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data order and sampling.")] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Steps between measured acceptance lengths. Default 500.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many measurements without a better one.")
+    ] = None,
     init_from: Annotated[str | None, typer.Option(help="Start from this head.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from output/checkpoint.")
@@ -73,8 +96,10 @@ def train(
 ) -> None:
     """Train a drafter. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     options = locals()
-    given = {name: options[name] for name in SETTINGS if options[name] is not None}
+    given = {n: options[n] for n in SETTINGS if options.get(n) is not None}
     settings = {**_from_yaml(config), **_from_overrides(overrides or []), **given}
+    if settings.get("segments") == "auto":
+        del settings["segments"]
     settings = {n: _typed(n, value) for n, value in settings.items() if value is not None}
     for name, what in (("data", "a JSONL file of answers"), ("output", "a folder to write")):
         if name not in settings:
@@ -88,66 +113,78 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.data.dataset import read_examples
     from peagle.model.drafter import Drafter
     from peagle.model.source import load_target
-    from peagle.train.start import new_drafter
+    from peagle.train.evaluate import hold_out
+    from peagle.train.start import HeadSpec, new_drafter
+    from peagle.train.state import checkpoints
     from peagle.train.trainer import TrainConfig, Trainer
 
     data = existing_file(Path(settings.pop("data")), "--data")
-    init_from, taps = settings.pop("init_from", None), settings.pop("feature_layers", None)
-    settings["output"] = Path(settings["output"])
-    if settings.setdefault("method", "p-eagle") not in ("p-eagle", "eagle3"):
-        raise InputError(f"--method {settings['method']!r}: choose p-eagle or eagle3")
-    if settings["method"] == "eagle3":
-        settings.setdefault("layers", 1)
-    train_config = TrainConfig(**settings)
-    if (train_config.output / "checkpoint").is_dir() and not resume:
-        raise InputError(
-            f"{train_config.output} holds a checkpoint: add --resume, or name a new folder"
-        )
+    init_from, max_length = settings.pop("init_from", None), settings.pop("max_length", 1024)
+    if max_length < 4:
+        raise InputError(f"max_length {max_length}: must be at least 4 tokens")
+    head = {name: settings.pop(name) for name in HEAD if name in settings}
+    if head.get("method") == "eagle3":
+        head.setdefault("layers", 1)
+    if taps := head.pop("feature_layers", None):
+        head["feature_layers"] = tuple(parse_list(taps, "--feature-layers"))
+    spec, config = HeadSpec(**head), TrainConfig(**settings | {"output": Path(settings["output"])})
+    if checkpoints(config.output) and not resume:
+        raise InputError(f"{config.output} holds a checkpoint: add --resume, or name a new folder")
     logging.disable_progress_bar()
     target = load_target(target_name, device=device)
     assert target.tokenizer is not None
-    examples = read_examples(data, target.tokenizer, train_config.max_length)
+    examples = read_examples(data, target.tokenizer, max_length)
     if init_from:
-        drafter = _adopt(Drafter.load(init_from, target, force=True), target, train_config)
+        drafter = _adopt(Drafter.load(init_from, target, force=True), target, spec)
     else:
-        drafter = new_drafter(
-            target,
-            ([i for i, said in zip(e.ids, e.supervised, strict=True) if said] for e in examples),
-            method=train_config.method,
-            layers=train_config.layers,
-            depths=train_config.depths,
-            draft_vocab=train_config.draft_vocab,
-            feature_layers=tuple(parse_list(taps, "--feature-layers")) if taps else None,
-        )
-    train_config.output.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(train_config, target, drafter, examples)
+        answers = ([i for i, said in zip(*e, strict=True) if said] for e in examples)
+        drafter = new_drafter(target, answers, spec)
+    kept = hold_out(examples, EVAL_PROMPTS)
+    if not kept.prompts:
+        screen.print("too few documents to keep some from training: acceptance is not measured")
+    config.output.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(config, target, drafter, kept.train, kept.prompts)
     if resume:
         trainer.resume()
+    _train(trainer)
+
+
+def _train(trainer: "Trainer") -> None:
+    """Run, showing progress and what was measured on the way."""
+    output = trainer.config.output
     with progress_bar("training") as bar:
         task = bar.add_task("", total=trainer.total_steps, completed=trainer.progress.step)
+
+        def show(metrics: dict[str, Any]) -> None:
+            bar.update(task, completed=metrics["step"])
+            if "acceptance_length" in metrics:
+                shares = " ".join(f"{share:.3f}" for share in metrics["accepted_per_position"])
+                length = metrics["acceptance_length"]
+                screen.print(f"step {metrics['step']}: acceptance length {length} ({shares})")
+
         try:
-            trainer.run(lambda metrics: bar.update(task, completed=metrics["step"]))
+            trainer.run(show)
         except FloatingPointError as error:
             screen.print(f"peagle: {error}")
+            raise typer.Exit(1) from error
+        except OSError as error:
+            why = "what was saved before is whole: make room, then --resume"
+            screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
             raise typer.Exit(1) from error
     if not trainer.finished:
         screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
         raise typer.Exit(1)
-    screen.print(
-        f"head: {train_config.output / 'head'} ({trainer.progress.answer_tokens} answer tokens)"
-    )
+    screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
 
 
-def _adopt(drafter: "Drafter", target: "Target", config: "TrainConfig") -> "Drafter":
+def _adopt(drafter: "Drafter", target: "Target", spec: "HeadSpec") -> "Drafter":
     """A head to start from, in float32, as one that is trained for this target."""
     from peagle.model.checkpoint import with_provenance
 
     method = drafter.config.method
-    if method != config.method:
-        raise InputError(
-            f"--method {config.method}: the head of --init-from is {method}, name that"
-        )
-    drafter.config = replace(drafter.config, depths=config.depths)
+    if method != spec.method:
+        raise InputError(f"--method {spec.method}: the head of --init-from is {method}, name that")
+    drafter.config = replace(drafter.config, depths=spec.depths)
     with_provenance(
         drafter,
         target=target.name,
@@ -179,8 +216,9 @@ def _typed(name: str, value: object) -> Any:
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     try:
         return SETTINGS[name](text)
-    except ValueError as error:
-        kind = "a whole number" if SETTINGS[name] is int else "a number"
+    except (ValueError, KeyError) as error:
+        kinds: dict[Any, str] = {int: "a whole number", float: "a number"}
+        kind = kinds.get(SETTINGS[name], "true or false")
         raise InputError(f"setting {name} {text!r}: expected {kind}") from error
 
 

@@ -1,14 +1,17 @@
 """Where training starts: a new drafter with the target's own weights where shapes allow."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from peagle.config import InputError
 from peagle.model.config import (
     TRANSFORMERS,
     DrafterConfig,
+    Embedding,
     Method,
     Provenance,
     default_feature_layers,
@@ -24,33 +27,50 @@ SAME_KEYS = (
 )  # fmt: skip
 
 
-def new_drafter(  # noqa: PLR0913
-    target: Target,
-    answers: Iterable[list[int]],
-    *,
-    method: Method,
-    layers: int,
-    depths: int,
-    draft_vocab: int,
-    feature_layers: tuple[int, ...] | None = None,
-) -> Drafter:
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """What head to make."""
+
+    method: Method = "p-eagle"
+    layers: int = 4  # of the drafter
+    depths: int = 8  # K trained for
+    draft_vocab: int = 8192  # most frequent answer tokens
+    feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
+    train_embedding: bool = False  # a table of its own; else the target's, and the mask's own row
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "depths", "draft_vocab"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.method not in ("p-eagle", "eagle3"):
+            raise InputError(f"method {self.method!r}: choose p-eagle or eagle3")
+
+    @property
+    def embedding(self) -> Embedding:
+        """Where the drafter's embeddings come from."""
+        if self.train_embedding:
+            return "full"
+        return "mask-row" if self.method == "p-eagle" else "shared"
+
+
+def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
     """A float32 drafter for `target`: its draft vocabulary is what the answers use most.
 
-    Copies the embedding (shared), final norm, `lm_head` rows and the target's last `layers` layers;
-    layer 0 takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.
+    Copies the embedding, final norm, `lm_head` rows and the target's last `layers` layers; layer 0
+    takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.
     """
-    vocab_size = target.embedding.shape[0]
-    sizes = _transformer_config(target, layers)
+    vocab_size, method = target.embedding.shape[0], spec.method
+    sizes = _transformer_config(target, spec.layers)
     mask = pick_mask_token(target.tokenizer, vocab_size) if method == "p-eagle" else None
     config = DrafterConfig(
         method=method,
         transformer=sizes,
-        feature_layers=feature_layers or default_feature_layers(len(target.layers)),
-        draft_vocab_size=min(draft_vocab, vocab_size),
+        feature_layers=spec.feature_layers or default_feature_layers(len(target.layers)),
+        draft_vocab_size=min(spec.draft_vocab, vocab_size),
         target_hidden_size=target.config.hidden_size,
         mask_token_id=mask,
-        depths=depths,
-        embedding="mask-row" if method == "p-eagle" else "shared",
+        depths=spec.depths,
+        embedding=spec.embedding,
         provenance=Provenance(
             target.name, target.config_hash(), target.weights_hash(), target.template_hash()
         ),
@@ -89,8 +109,13 @@ def _copy_from_target(drafter: Drafter, target: Target, ids: Tensor) -> None:
     if drafter.config.target_hidden_size == hidden:
         drafter.fc.weight.zero_()
         drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
+    middle = table[ids.to(table.device)].float().mean(0)
     if drafter.config.embedding == "mask-row":
-        drafter.mask_embedding.copy_(table[ids].float().mean(0))
+        drafter.mask_embedding.copy_(middle)
+    elif drafter.config.embedding == "full":
+        _copy(drafter.embed_tokens.weight, table)
+        if drafter.config.mask_token_id is not None:
+            drafter.embed_tokens.weight[drafter.config.mask_token_id] = middle
     _copy(drafter.norm.weight, getattr(target.decoder.norm, "weight", None))
     _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
     for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):

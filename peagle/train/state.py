@@ -1,69 +1,108 @@
-"""A training run on disk: weights, optimizer moments and the step, so that it resumes exactly.
+"""A training run on disk: weights, optimizer moments and progress, so that it resumes exactly.
 
 Random choices are drawn from (seed, step), so no generator state needs keeping. Safetensors only.
+Every checkpoint is a new folder, renamed into place when it is whole: whenever the process is
+killed, the newest one is good.
 """
 
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.optim import AdamW
+from torch import Tensor
+from torch.optim import Optimizer
 
 from peagle.config import InputError
-from peagle.model.checkpoint import replace_folder
 from peagle.model.drafter import Drafter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PREFIX = "step-"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0
+    answer_tokens: int = 0
+    seconds: float = 0.0
+    best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
+    stale: int = 0  # measurements since the best one
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    return sorted((output / "checkpoints").glob(f"{PREFIX}*"))
 
 
 def save_checkpoint(
-    folder: Path, drafter: Drafter, optimizer: AdamW, progress: dict[str, float]
+    output: Path, drafter: Drafter, optimizer: Optimizer, progress: Progress, keep: int
 ) -> None:
-    """Write `folder` whole or not at all."""
-    state = drafter.state_dict()
-    tensors = {f"weights/{name}": tensor.contiguous() for name, tensor in state.items()}
+    """Add a checkpoint to the run, then remove all but the newest `keep`."""
+    tensors = {f"weights/{name}": t.contiguous() for name, t in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
         tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
+    folder = output / "checkpoints" / f"{PREFIX}{progress.step:08d}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".checkpoint-"))
+    if folder.exists():  # stopped before it went on from here
+        return
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
         save_file(tensors, made / "state.safetensors")
-        (made / "progress.json").write_text(json.dumps(progress))
-        replace_folder(made, folder)
+        (made / "progress.json").write_text(json.dumps(asdict(progress)))
+        os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+    for old in checkpoints(output)[:-keep]:
+        shutil.rmtree(old)
 
 
-def load_checkpoint(folder: Path, drafter: Drafter, optimizer: AdamW) -> dict[str, float]:
-    """Restore drafter and optimizer in place; returns the progress."""
+def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Progress:
+    """Restore drafter and optimizer in place from the newest checkpoint."""
+    found = checkpoints(output)
+    if not found:
+        raise InputError(f"--resume: no checkpoint in {output}")
+    folder = found[-1]
     try:
         tensors = load_file(folder / "state.safetensors")
-        progress: dict[str, float] = json.loads((folder / "progress.json").read_text())
-        step = torch.tensor(float(progress["step"]))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"checkpoint {folder}: cannot be read ({error})") from error
-    prefix = "weights/"
-    weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    own = drafter.state_dict()
-    for name in sorted(own.keys() | weights.keys()):
-        shapes = [list(side[name].shape) if name in side else "absent" for side in (weights, own)]
-        if shapes[0] != shapes[1]:
-            raise InputError(
-                f"checkpoint {folder}: made with other settings ({name} is {shapes[0]} there and "
-                f"{shapes[1]} now): give the settings it was started with"
-            )
+        progress = Progress(**json.loads((folder / "progress.json").read_text()))
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise InputError(
+            f"checkpoint {folder}: cannot be read ({error}): delete it to resume from an older one"
+        ) from error
+    weights = _under("weights/", tensors)
+    _check_same(folder, weights, drafter.state_dict())
     drafter.load_state_dict(weights)
+    moments = {kind: _under(f"{kind}/", tensors) for kind in MOMENTS}
     for name, parameter in drafter.named_parameters():
-        if f"exp_avg/{name}" in tensors:
-            moments = {m: tensors[f"{m}/{name}"].to(parameter.device) for m in MOMENTS}
-            optimizer.state[parameter] = {"step": step.to(parameter.device).clone(), **moments}
+        if name in moments[MOMENTS[0]]:
+            state = {kind: moments[kind][name].to(parameter.device) for kind in MOMENTS}
+            step = torch.tensor(float(progress.step), device=parameter.device)
+            optimizer.state[parameter] = {"step": step, **state}
+    for left in (output / "checkpoints").glob(".making-*"):  # of a killed process
+        shutil.rmtree(left)
     return progress
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _check_same(folder: Path, found: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    for name in sorted(own.keys() | found.keys()):
+        there, now = (list(side[name].shape) if name in side else "absent" for side in (found, own))
+        if there != now:
+            raise InputError(
+                f"checkpoint {folder}: made with other settings ({name} is {there} there and "
+                f"{now} now): give the settings it was started with"
+            )
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:
@@ -73,3 +112,14 @@ def append_line(file: Path, record: dict[str, object]) -> None:
         out.write(json.dumps(record) + "\n")
         out.flush()
         os.fsync(out.fileno())
+
+
+def forget_after(file: Path, step: int) -> None:
+    """Drop lines of steps after `step`, and a half-written last line: they will be done again."""
+    if not file.is_file():
+        return
+    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    whole = file.with_name(f".{file.name}")
+    whole.write_text("".join(kept))
+    os.replace(whole, file)

@@ -1,69 +1,134 @@
-"""One sequence: run the target, run the drafter on its elements, compare.
+"""One sequence: run the target, run the drafter on a segment's elements, compare.
 
-Shapes: N tokens, E elements, R supervised target rows, V draft vocabulary, D drafter hidden.
+Shapes: N tokens, E elements, D drafter hidden, F·E_target features.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from peagle.model.attend import Attend, CausalAttend
-from peagle.model.drafter import Drafter
-from peagle.model.target import Target
+from peagle.model.attend import Attend, AttentionSpec, CausalAttend
+from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.target import Target, TargetOutput
 from peagle.train.cod import Elements
-from peagle.train.loss import LossName, divergence
+from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
 from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
+from peagle.train.partition import Segment
 
 ROW_TILE = 64  # rows of a forward are padded to a multiple of this
-LOSS_ROWS = 1024  # rows of draft-vocabulary logits alive at once
+LOSS_ROWS = 512  # rows of logits alive at once
 
 
 class Sequence(NamedTuple):
-    """A packed sequence; all (N,)."""
+    """Documents packed one behind the other; all (N,)."""
 
     ids: Tensor
     supervised: Tensor
-    documents: Tensor
+    documents: Tensor  # number of the document, ascending
+
+    @property
+    def positions(self) -> Tensor:
+        """Place of each token in its own document."""
+        return torch.arange(len(self.ids), device=self.ids.device) - self.starts
+
+    @property
+    def starts(self) -> Tensor:
+        """Index of the first token of each token's document."""
+        return torch.searchsorted(self.documents, self.documents)
 
 
-class Labels(NamedTuple):
-    """What the target says at the positions before supervised tokens."""
-
-    row: Tensor  # (N,) index into the next two for each position, −1 where none is needed
-    logits: Tensor  # (R, V) target logits of the draft vocabulary
-    best: Tensor  # (R,) most likely target token of the whole vocabulary
-
-
-@dataclass(slots=True)
-class StepResult:
-    """Sums over supervised elements; divide by `count`."""
+class StepResult(NamedTuple):
+    """Sums over the elements trained; divide by `trained`."""
 
     loss: Tensor  # scalar, with gradient
-    count: int
+    trained: int
     correct: Tensor  # (depths,) elements whose most likely token is the target's
     supervised: Tensor  # (depths,) elements
 
 
-def run_target(target: Target, drafter: Drafter, sequence: Sequence) -> tuple[Tensor, Labels]:
-    """Features (N, F·E) and labels of one document, without gradient."""
-    positions = torch.arange(len(sequence.ids), device=sequence.ids.device)
-    out = target.forward(sequence.ids, positions, CausalAttend())
+class Trainee(nn.Module):
+    """Drafter and loss in one forward: what data parallelism wraps."""
+
+    def __init__(
+        self, drafter: Drafter, target: Target, loss: LossName, *, bf16: bool = True
+    ) -> None:
+        super().__init__()
+        self.drafter, self.target, self.loss, self.bf16 = drafter, target, loss, bf16
+
+    def forward(self, sequence: Sequence, said: TargetOutput, segment: Segment) -> StepResult:
+        """`said` is `run_target`'s view of the sequence."""
+        with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=self.bf16):
+            assert said.features is not None
+            normed = run_drafter(self.drafter, sequence, said.features, segment.elements)
+            return self.compare(sequence, said.hidden, segment, normed)
+
+    def compare(
+        self, sequence: Sequence, hidden: Tensor, segment: Segment, normed: Tensor
+    ) -> StepResult:
+        """Loss and accuracy of every supervised element the segment owns, from the target's hidden
+        states (N, E_target) and the drafter's (E, D).
+
+        Element (a, d) is compared with the target's distribution at a + d + 1. Elements are taken
+        in the order of that position, so that the target's logits over the whole vocabulary exist
+        once a position, and only for a chunk.
+        """
+        drafter, (anchor, depth) = self.drafter, segment.elements
+        trained = segment.own & supervised_elements(sequence, segment.elements)
+        chosen = trained.nonzero()[:, 0]
+        at = (anchor + depth + 1)[chosen]
+        order = at.argsort(stable=True)
+        chosen, at, wanted = chosen[order], at[order], [at.new_empty(0)]
+
+        def chunks() -> Iterator[LossChunk]:
+            for rows, places in zip(chosen.split(LOSS_ROWS), at.split(LOSS_ROWS), strict=True):
+                unique, index = places.unique_consecutive(return_inverse=True)
+                full = self.target.logits(hidden[unique])
+                wanted.append(full.argmax(-1)[index])
+                yield LossChunk(rows, full[:, drafter.target_ids][index])
+
+        scale = drafter.config.logit_scale
+        total, best = ChunkedDivergence.apply(
+            normed, drafter.lm_head.weight, scale, chunks(), self.loss
+        )
+        hit = drafter.target_ids[best] == torch.cat(wanted)
+        seen, depths = depth[chosen], int(depth.max()) + 1
+        correct = torch.bincount(seen[hit], minlength=depths)
+        return StepResult(total, len(chosen), correct, torch.bincount(seen, minlength=depths))
+
+
+class DocumentsAttend:
+    """Attend of the target over packed documents, each causal and alone."""
+
+    def __init__(self, documents: Tensor) -> None:
+        lengths = documents.unique_consecutive(return_counts=True)[1].tolist()
+        self.parts = [(length, CausalAttend()) for length in lengths]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        lengths = [length for length, _ in self.parts]
+        split = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        parts = zip(self.parts, split, strict=True)
+        return torch.cat([attend(layer, q, k, v, spec) for (_, attend), (q, k, v) in parts])
+
+
+def run_target(target: Target, sequence: Sequence) -> TargetOutput:
+    """Features (N, F·E) for the drafter and hidden states (N, E) for labels, without gradient."""
+    attend = DocumentsAttend(sequence.documents)
+    out = target.forward(sequence.ids, sequence.positions, attend)
     assert out.features is not None, "tap the drafter's feature layers first"
-    same = sequence.documents[1:] == sequence.documents[:-1]
-    wanted = (sequence.supervised[1:] & same).nonzero()[:, 0]  # position i predicts token i+1
-    row = torch.full_like(sequence.ids, -1)
-    row[wanted] = torch.arange(len(wanted), device=row.device)
-    logits, best = [], []
-    for rows in wanted.split(256):  # the whole vocabulary only a few rows at a time
-        full = target.logits(out.hidden[rows])
-        logits.append(full[:, drafter.target_ids])
-        best.append(full.argmax(-1))
-    return out.features, Labels(row, torch.cat(logits), torch.cat(best))
+    return out
+
+
+def supervised_elements(sequence: Sequence, elements: Elements) -> Tensor:
+    """(E,) bool: the predicted token exists, is supervised, and is in the element's document."""
+    predicted = elements.anchor + elements.depth + 2
+    last = len(sequence.ids) - 1
+    inside, predicted = predicted <= last, predicted.clamp(max=last)
+    same = sequence.documents[predicted] == sequence.documents[elements.anchor]
+    return inside & same & sequence.supervised[predicted]
 
 
 def run_drafter(
@@ -74,26 +139,6 @@ def run_drafter(
     if drafter.config.method == "p-eagle":
         return _parallel(drafter, sequence, features, elements)
     return _autoregressive(drafter, sequence, features, elements)
-
-
-def compare(
-    drafter: Drafter, elements: Elements, normed: Tensor, labels: Labels, loss: LossName
-) -> StepResult:
-    """Loss and accuracy of every supervised element."""
-    position = elements.anchor + elements.depth + 1
-    last = len(labels.row) - 1
-    rows = torch.where(position <= last, labels.row[position.clamp(max=last)], -1)
-    chosen = (rows >= 0).nonzero()[:, 0]
-    depths = int(elements.depth.max()) + 1
-    total, hits = normed.new_zeros((), dtype=torch.float32), []
-    for part in chosen.split(LOSS_ROWS):
-        logits = drafter.logits(normed[part])
-        total = total + divergence(logits, labels.logits[rows[part]], loss).sum()
-        hits.append(drafter.target_ids[logits.detach().argmax(-1)] == labels.best[rows[part]])
-    depth = elements.depth[chosen]
-    hit = torch.cat(hits)
-    correct = torch.bincount(depth[hit], minlength=depths)
-    return StepResult(total, len(chosen), correct, torch.bincount(depth, minlength=depths))
 
 
 def _attend(elements: Elements, documents: Tensor) -> Attend:
@@ -117,7 +162,9 @@ def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: 
     mask_ids = torch.full_like(anchor[len(real) :], drafter.config.mask_token_id)
     ids = torch.cat([sequence.ids[real + 1], mask_ids])
     attend = _attend(Elements(anchor, depth), sequence.documents)
-    return drafter(ids, torch.cat([projected, placeholders]), anchor + depth, attend).normed[:count]
+    positions = sequence.positions[anchor] + depth
+    out: DrafterOutput = drafter(ids, torch.cat([projected, placeholders]), positions, attend)
+    return out.normed[:count]
 
 
 def _padded(elements: Elements) -> Elements:
@@ -137,7 +184,8 @@ def _autoregressive(
     anchor = elements.anchor[elements.at(0)]
     feature, outputs = drafter.project(features[anchor]), list[Tensor]()
     for depth in range(int(elements.depth.max()) + 1):
-        out = drafter(sequence.ids[anchor + 1 + depth], feature, anchor + depth, attend)
+        positions = sequence.positions[anchor] + depth
+        out = drafter(sequence.ids[anchor + 1 + depth], feature, positions, attend)
         outputs.append(out.normed)
         children = elements.anchor[elements.at(depth + 1)]
         feature = out.recurrent[torch.searchsorted(anchor, children)]

@@ -2,38 +2,49 @@
 
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from peagle.config import InputError
 from peagle.data.chat import Example
 from peagle.model.checkpoint import save_drafter, with_provenance
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
+from peagle.train.evaluate import acceptance
 from peagle.train.loss import LossName
-from peagle.train.state import append_line, load_checkpoint, save_checkpoint
-from peagle.train.step import ROW_TILE, Sequence, StepResult, compare, run_drafter, run_target
+from peagle.train.memory import SHARE, activation_bytes, choose_segments, free_memory
+from peagle.train.partition import Segment, partition
+from peagle.train.state import (
+    Progress,
+    append_line,
+    checkpoints,
+    forget_after,
+    load_checkpoint,
+    save_checkpoint,
+)
+from peagle.train.step import ROW_TILE, Sequence, StepResult, Trainee, run_target
+from peagle.train.step import supervised_elements as supervised
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     """How a head is trained."""
 
-    output: Path  # checkpoint/, head/ and metrics.jsonl are written here
-    method: Method = "p-eagle"
-    layers: int = 4  # of the drafter
-    depths: int = 8  # K trained for
-    draft_vocab: int = 8192  # most frequent answer tokens
-    max_length: int = 1024  # tokens of a document
-    steps: int | None = None  # optimizer steps, one document each; else epochs or max_train_tokens
+    output: Path  # checkpoints/, head/, best/ and metrics.jsonl are written here
+    batch: int = 1  # sequences an optimizer step, over all processes
+    pack: int | None = None  # tokens of documents packed into a sequence; None: one document
+    segments: int | None = None  # passes a sequence is partitioned into; None: by free memory
+    steps: int | None = None  # optimizer steps; else epochs or max_train_tokens
     epochs: int = 1
     max_train_tokens: int | None = None  # answer tokens
     lr: float = 6e-4  # AdamW, linear warm-up over 1 % of the run, then linear to zero
@@ -42,160 +53,251 @@ class TrainConfig:
     loss: LossName = "kl"
     seed: int = 0
     save_every: int = 200  # steps
+    keep: int = 2  # newest checkpoints kept
+    eval_every: int = 500  # steps between measurements of acceptance length
+    patience: int | None = None  # measurements without a better one before training ends early
 
     def __post_init__(self) -> None:
-        for name in ("layers", "depths", "draft_vocab", "epochs", "save_every"):
+        for name in ("batch", "epochs", "save_every", "keep", "eval_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
-        for name in ("steps", "max_train_tokens", "lr"):
+        if self.loss not in ("kl", "cross-entropy"):
+            raise InputError(f"loss {self.loss!r}: choose kl or cross-entropy")
+        for name in ("pack", "segments", "steps", "max_train_tokens", "lr", "patience"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise InputError(f"{name} {value}: must be above 0")
         if not 0 < self.ratio <= 1 or not 0 <= self.floor <= 1:
             raise InputError(f"ratio {self.ratio}, floor {self.floor}: must lie between 0 and 1")
-        if self.max_length < 4:
-            raise InputError(f"max_length {self.max_length}: must be at least 4 tokens")
 
 
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands."""
+class Work(NamedTuple):
+    """One sequence, and the passes that train it."""
 
-    step: int = 0
-    answer_tokens: int = 0
-    seconds: float = 0.0
+    sequence: Sequence
+    segments: list[Segment]
+    trained: int  # supervised elements
 
 
 class Trainer:
-    """Trains `drafter` (float32) for `target` on documents; one document is one optimizer step."""
+    """Trains `drafter` (float32) for `target` on documents.
 
-    def __init__(
-        self, config: TrainConfig, target: Target, drafter: Drafter, data: list[Example]
+    Under several processes (torchrun, accelerate launch) each takes its share of a step's
+    sequences; process 0 alone writes.
+    """
+
+    def __init__(  # noqa: PLR0913 (what training needs)
+        self,
+        config: TrainConfig,
+        target: Target,
+        drafter: Drafter,
+        data: list[Example],
+        prompts: list[list[int]] | None = None,  # held out, for acceptance length
     ) -> None:
-        self.config, self.target, self.drafter, self.data = config, target, drafter.train(), data
-        target.tap(drafter.config.feature_layers)
-        target.row_tile = ROW_TILE
+        self.config, self.target, self.drafter = config, target, drafter.train()
+        self.prompts = prompts or []
+        self.accelerator = Accelerator(cpu=target.device.type == "cpu")
+        self.world = self.accelerator.num_processes
+        if config.batch % self.world:
+            raise InputError(
+                f"batch {config.batch}: must be a multiple of the {self.world} processes"
+            )
+        self.trainee = self.accelerator.prepare_model(Trainee(drafter, target, config.loss))
         # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
+        self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
         self.progress = Progress()
-        self.total_steps = total_steps(config, data)
+        self.total_steps = self._total_steps(data)
         self._stop = False
+        self._tap()
 
     def resume(self) -> None:
-        """Continue from `output/checkpoint`. Raises InputError when there is none."""
-        folder = self.config.output / "checkpoint"
-        if not folder.is_dir():
-            raise InputError(f"--resume: no checkpoint in {self.config.output}")
-        self.progress = Progress(**load_checkpoint(folder, self.drafter, self.optimizer))  # type: ignore[arg-type]
-        self.progress.step = int(self.progress.step)
+        """Continue from the newest checkpoint of `output`. Raises InputError when there is none."""
+        self.progress = load_checkpoint(self.config.output, self.drafter, self.optimizer)
+        if self.accelerator.is_main_process:
+            forget_after(self.config.output / "metrics.jsonl", self.progress.step)
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
         when this returns. Raises FloatingPointError when the loss is not finite."""
-        before = {s: signal.signal(s, self._ask_to_stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while self.progress.step < self.total_steps and not self._stop:
+        with _signals(self._ask_to_stop):
+            while not self.finished and not self._stop:
                 started = time.perf_counter()
-                sequence, elements = self._sample()
-                result = self._forward(sequence, elements)
-                self._backward(result)
-                on_step(self._log(sequence, result, time.perf_counter() - started))
+                work = self._sample()
+                result = self._forward_backward(work, self._agree(work))
+                self._update(result)
+                on_step(self._log(result, time.perf_counter() - started))
                 if self.progress.step % self.config.save_every == 0:
                     self._save()
             self._save()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @property
     def finished(self) -> bool:
-        return self.progress.step >= self.total_steps
+        patience = self.config.patience
+        early = patience is not None and self.progress.stale >= patience
+        return early or self.progress.step >= self.total_steps
 
-    def _sample(self) -> tuple[Sequence, Any]:
-        step, config = self.progress.step, self.config
-        epoch, index = divmod(step, len(self.data))
-        order = torch.randperm(len(self.data), generator=_generator(config.seed, epoch))
-        example = self.data[int(order[index])]
-        device = self.target.device
-        ids = torch.tensor(example.ids, device=device)
-        supervised = torch.tensor(example.supervised, device=device)
-        sequence = Sequence(ids, supervised, torch.zeros_like(ids))
-        generator = _generator(config.seed + 1, step)
+    def _sample(self) -> list[Work]:
+        """This process's sequences of the step, their elements drawn and partitioned."""
+        rank = self.accelerator.process_index
+        mine = self.batches.numbers(self.progress.step)[rank :: self.world]
+        return [self._work(number) for number in mine]
+
+    def _work(self, number: int) -> Work:
+        config, cpu = self.config, self.batches.sequence(number)
+        generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
         elements = sample_elements(
-            *sequence[1:], config.depths, config.ratio, config.floor, generator
+            *cpu[1:], self.drafter.config.depths, config.ratio, config.floor, generator
         )
-        return sequence, elements
+        count = int(supervised(cpu, elements).sum())
+        parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
+        parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
+        device = self.target.device
+        moved = [
+            Segment(type(p.elements)(*(x.to(device) for x in p.elements)), p.own.to(device))
+            for p in parts
+        ]
+        return Work(Sequence(*(x.to(device) for x in cpu)), moved, count)
 
-    def _forward(self, sequence: Sequence, elements: Any) -> StepResult:
-        features, labels = run_target(self.target, self.drafter, sequence)
-        with torch.autocast(self.target.device.type, torch.bfloat16):
-            normed = run_drafter(self.drafter, sequence, features, elements)
-            return compare(self.drafter, elements, normed, labels, self.config.loss)
+    def _segments(self, sequence: Sequence, elements: Any) -> int:
+        room = SHARE * free_memory(self.target.device)
+        return choose_segments(elements, sequence.documents, self._cost, room)
 
-    def _backward(self, result: StepResult) -> None:
-        loss = result.loss / max(result.count, 1)
-        if not torch.isfinite(loss):
+    @cached_property
+    def _cost(self) -> tuple[float, float]:
+        return activation_bytes(self.accelerator.unwrap_model(self.trainee), self.target)
+
+    def _agree(self, work: list[Work]) -> int:
+        """Supervised elements of the step over all processes; a signal to one stops all."""
+        tokens = sum(int(item.sequence.supervised.sum()) for item in work)
+        count = sum(item.trained for item in work)
+        counts = self._sum([count, tokens, float(self._stop)])
+        self.progress.answer_tokens += int(counts[1])
+        self._stop = bool(counts[2])
+        return int(counts[0])
+
+    def _forward_backward(self, work: list[Work], count: int) -> StepResult:
+        """Accumulate the gradient of the mean loss over all `count` elements."""
+        depths = self.drafter.config.depths
+        loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
+        for number, (sequence, segments, _) in enumerate(work, start=1):
+            said = run_target(self.target, sequence)
+            for index, segment in enumerate(segments, start=1):
+                last = number == len(work) and index == len(segments)
+                wait = nullcontext() if last else self.accelerator.no_sync(self.trainee)
+                with wait:
+                    result = self.trainee(sequence, said, segment)
+                    # Gradients are averaged over processes: their number undoes that.
+                    (result.loss * (self.world / count)).backward()
+                loss += float(result.loss.detach())
+                hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
+        total = self._sum([loss, *hits.flatten().tolist()])
+        correct, seen = total[1:].to(torch.int64).view(2, depths)
+        return StepResult(total[0], count, correct, seen)
+
+    def _update(self, result: StepResult) -> None:
+        step = self.progress.step
+        if not torch.isfinite(result.loss):
+            self.optimizer.zero_grad(set_to_none=True)
+            saved = checkpoints(self.config.output)
+            good = f"the last good checkpoint is {saved[-1]}" if saved else "nothing was saved yet"
+            numbers = self.batches.numbers(step)
             raise FloatingPointError(
-                f"loss is {float(loss.detach())} at step {self.progress.step}; "
-                f"the last good checkpoint is in {self.config.output / 'checkpoint'}"
+                f"loss is {float(result.loss)} at step {step} (sequences {numbers[0]} to "
+                f"{numbers[-1]}): {good}; lower --lr, or look at the data"
             )
-        lr = learning_rate(self.config.lr, self.progress.step, self.total_steps)
+        lr = learning_rate(self.config.lr, step, self.total_steps)
         self.optimizer.param_groups[0]["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
-    def _log(self, sequence: Sequence, result: StepResult, seconds: float) -> dict[str, Any]:
+    def _log(self, result: StepResult, seconds: float) -> dict[str, Any]:
         progress = self.progress
         progress.step += 1
-        progress.answer_tokens += int(sequence.supervised.sum())
         progress.seconds += seconds
         metrics = {
             "step": progress.step,
             "answer_tokens": progress.answer_tokens,
-            "loss": round(float(result.loss.detach()) / max(result.count, 1), 4),
+            "loss": round(float(result.loss) / result.trained, 4),
             "accuracy": _shares(result.correct, result.supervised),
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
         }
-        append_line(self.config.output / "metrics.jsonl", metrics)
+        if self.prompts and (progress.step % self.config.eval_every == 0 or self.finished):
+            metrics |= self._measure()
+        if self.accelerator.is_main_process:
+            append_line(self.config.output / "metrics.jsonl", metrics)
         return metrics
 
-    def _save(self) -> None:
-        folder = self.config.output / "checkpoint"
-        save_checkpoint(folder, self.drafter, self.optimizer, asdict(self.progress))
-        self.save_head()
+    def _measure(self) -> dict[str, Any]:
+        """Acceptance on the held-out prompts; the best head so far is kept in `best/`."""
+        stats, progress = acceptance(self.target, self.drafter, self.prompts), self.progress
+        self._tap()
+        shares = [round(share, 4) for share in stats.accepted_per_position]
+        found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
+        found |= {"accepted_per_position": shares}
+        with_provenance(self.drafter, acceptance={"held out": {"k": len(shares), **found}})
+        progress.stale += 1
+        if stats.acceptance_length > progress.best_acceptance:
+            progress.best_acceptance, progress.stale = stats.acceptance_length, 0
+            self.save_head("best")
+        return found
 
-    def save_head(self) -> None:
-        """Write the servable head, bf16, to `output/head`."""
+    def _save(self) -> None:
+        if self.accelerator.is_main_process:
+            config = self.config
+            save_checkpoint(config.output, self.drafter, self.optimizer, self.progress, config.keep)
+            self.save_head("head")
+        self.accelerator.wait_for_everyone()
+
+    def save_head(self, name: str) -> None:
+        """Write the servable head, bf16, to a folder of `output`."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
         with_provenance(self.drafter, data=done)
-        save_drafter(self.drafter, self.config.output / "head")
+        if self.accelerator.is_main_process:
+            save_drafter(self.drafter, self.config.output / name)
 
-    def _ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
+    def _tap(self) -> None:
+        self.target.tap(self.drafter.config.feature_layers)
+        self.target.row_tile = ROW_TILE
+
+    def _sum(self, numbers: list[float]) -> Tensor:
+        """Over all processes."""
+        local = torch.tensor(numbers, dtype=torch.float64)
+        if self.world == 1:
+            return local
+        return self.accelerator.reduce(local.to(self.target.device), "sum").cpu()
+
+    def _total_steps(self, data: list[Example]) -> int:
+        config = self.config
+        if config.steps is not None:
+            return config.steps
+        if config.max_train_tokens is None:
+            return self.batches.steps(config.epochs)
+        tokens = sum(sum(example.supervised) for example in data)
+        return max(1, round(config.max_train_tokens / tokens * self.batches.steps(1)))
+
+    def _ask_to_stop(self, *_: object) -> None:
         self._stop = True
 
 
-def total_steps(config: TrainConfig, data: list[Example]) -> int:
-    """Optimizer steps of the whole run."""
-    if config.steps is not None:
-        return config.steps
-    if config.max_train_tokens is None:
-        return config.epochs * len(data)
-    mean = sum(sum(example.supervised) for example in data) / len(data)
-    return max(1, round(config.max_train_tokens / mean))
+@contextmanager
+def _signals(handler: Callable[..., None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `handler` meanwhile."""
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def learning_rate(peak: float, step: int, total: int) -> float:
     """Linear warm-up over 1 % of the steps, then linear decay to zero."""
     warm = max(1, total // 100)
     return peak * min((step + 1) / warm, (total - step) / max(1, total - warm))
-
-
-def _generator(seed: int, step: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + step)
 
 
 def _shares(correct: Tensor, total: Tensor) -> list[float]:

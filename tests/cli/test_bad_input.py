@@ -113,7 +113,7 @@ def test_damaged_head(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--method", "medusa"), ["--method 'medusa'", "p-eagle or eagle3"]),
+        (("--method", "medusa"), ["method 'medusa'", "p-eagle or eagle3"]),
         (("--depths", 0), ["depths 0", "at least 1"]),
         (("--lr", 0), ["lr 0.0", "above 0"]),
         (("--max-length", 2), ["max_length 2", "at least 4"]),
@@ -129,7 +129,7 @@ def test_train_options(refused, target: Path, answers: Path, tmp_path: Path, opt
     where = ("--data", answers, "--output", tmp_path / "out")
     line = refused("train", target, *where, *options)
     assert all(part in line for part in said), line
-    assert not (tmp_path / "out" / "checkpoint").exists()
+    assert not (tmp_path / "out" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(

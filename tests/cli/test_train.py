@@ -20,7 +20,7 @@ def test_run_leaves_head_checkpoint_and_metrics(runs: dict[Method, Path], method
     lines = metrics(runs[method])
     assert [line["step"] for line in lines] == list(range(1, 61))
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert (runs[method] / "checkpoint" / "state.safetensors").is_file()
+    assert (runs[method] / "checkpoints" / "step-00000060" / "state.safetensors").is_file()
     config = json.loads((runs[method] / "head" / "config.json").read_text())
     assert config["num_hidden_layers"] == 2
     assert ("ptd_token_id" in config) == (method == "p-eagle")

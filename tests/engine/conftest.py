@@ -9,7 +9,7 @@ from tiny import METHODS, make_target, own_answers
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.start import new_drafter
+from peagle.train.start import HeadSpec, new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
 
@@ -25,12 +25,10 @@ def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[M
 
 
 def _trained(target, method, data, tmp_path_factory) -> Drafter:  # noqa: ANN001
-    sizes = {"layers": 2, "depths": 4, "draft_vocab": 112}
-    drafter = new_drafter(
-        target, [e.ids for e in data], method=method, feature_layers=(1, 2, 3), **sizes
-    )
+    spec = HeadSpec(method, layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
+    drafter = new_drafter(target, [e.ids for e in data], spec)
     folder: Path = tmp_path_factory.mktemp(method)
-    Trainer(TrainConfig(folder, method, steps=150, lr=3e-3, **sizes), target, drafter, data).run()
+    Trainer(TrainConfig(folder, steps=150, lr=3e-3), target, drafter, data).run()
     return drafter.eval()
 
 

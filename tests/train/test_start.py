@@ -1,5 +1,7 @@
 """A new drafter carries the target's own weights where shapes allow."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import METHODS, make_target, own_answers
@@ -8,7 +10,7 @@ from peagle.config import InputError
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.start import new_drafter
+from peagle.train.start import HeadSpec, new_drafter
 
 ANSWERS = [[90] * 9, [50] * 7 + [100] * 8, [20] * 3]
 
@@ -20,7 +22,8 @@ def target() -> Target:
 
 def make(target: Target, method: Method, **changes: object) -> Drafter:
     sizes = {"layers": 2, "depths": 6, "draft_vocab": 4, "feature_layers": (0, 2, 3)}
-    return new_drafter(target, ANSWERS, method=method, **(sizes | changes))  # type: ignore[arg-type]
+    spec = HeadSpec(method, **(sizes | changes))  # type: ignore[arg-type]
+    return new_drafter(target, ANSWERS, spec)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -86,16 +89,33 @@ def test_shallow_targets_need_named_layers(target: Target) -> None:
 
 def test_answers_choose_the_vocabulary(target: Target) -> None:
     answers = [e.ids for e in own_answers(target, 3)]
-    drafter = new_drafter(
-        target,
-        answers,
-        method="eagle3",
-        layers=1,
-        depths=2,
-        draft_vocab=9,
-        feature_layers=(1, 2, 3),
-    )
+    spec = HeadSpec("eagle3", layers=1, depths=2, draft_vocab=9, feature_layers=(1, 2, 3))
+    drafter = new_drafter(target, answers, spec)
     counts = torch.bincount(torch.tensor([i for ids in answers for i in ids]), minlength=128)
     kept = drafter.target_ids
     others = [i for i in range(128) if i not in kept.tolist()]
     assert counts[kept].min() >= counts[others].max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_table_of_its_own(target: Target, method: Method) -> None:
+    drafter = make(target, method, train_embedding=True)
+    assert drafter.config.embedding == "full"
+    table, other = drafter.embed_tokens.weight, [i for i in range(128) if i != 3]
+    assert table.requires_grad and torch.equal(table[other], target.embedding[other])
+    expected = target.embedding[[20, 50, 90, 100]].mean(0)
+    torch.testing.assert_close(table[3], expected if method == "p-eagle" else target.embedding[3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 0}, "layers 0: must be at least 1"),
+        ({"depths": 0}, "depths 0: must be at least 1"),
+        ({"draft_vocab": 0}, "draft_vocab 0"),
+        ({"method": "medusa"}, "method 'medusa': choose"),
+    ],
+)
+def test_bad_spec(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        HeadSpec(**settings)

@@ -1,19 +1,26 @@
 """A run on disk: what is read back is what was written; what cannot be read is named in a line."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny import make_drafter, make_target
 
 from peagle.config import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.state import append_line, load_checkpoint, save_checkpoint
+from peagle.train.state import (
+    Progress,
+    append_line,
+    checkpoints,
+    forget_after,
+    load_checkpoint,
+    save_checkpoint,
+)
 
-PROGRESS = {"step": 3, "answer_tokens": 40, "seconds": 1.5}
+PROGRESS = Progress(3, 40, 1.5, 1.25, 2)
 
 
 @pytest.fixture(scope="module")
@@ -31,77 +38,94 @@ def optimizer_of(drafter: Drafter, steps: int = 0) -> torch.optim.AdamW:
 
 
 def saved(tmp_path: Path, target: Target) -> tuple[Path, Drafter, torch.optim.AdamW]:
+    """The run's folder, and what its checkpoint holds."""
     drafter = make_drafter(target, "p-eagle")
     optimizer = optimizer_of(drafter, 3)
-    save_checkpoint(tmp_path / "run" / "checkpoint", drafter, optimizer, PROGRESS)
-    return tmp_path / "run" / "checkpoint", drafter, optimizer
+    save_checkpoint(tmp_path / "run", drafter, optimizer, PROGRESS, keep=2)
+    return tmp_path / "run", drafter, optimizer
 
 
 def test_round_trip(tmp_path: Path, target: Target) -> None:
-    folder, drafter, optimizer = saved(tmp_path, target)
+    run, drafter, optimizer = saved(tmp_path, target)
     other = make_drafter(target, "p-eagle", seed=5)
     fresh = optimizer_of(other)
-    assert load_checkpoint(folder, other, fresh) == PROGRESS
+    assert load_checkpoint(run, other, fresh) == PROGRESS
     for name, tensor in drafter.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name])
     for mine, theirs in zip(drafter.parameters(), other.parameters(), strict=True):
         assert optimizer.state[mine].keys() == fresh.state[theirs].keys()
         for kind, value in optimizer.state[mine].items():
             assert torch.equal(value, fresh.state[theirs][kind]), kind
-    assert [p.name for p in folder.parent.iterdir()] == ["checkpoint"], "no temporary folder stays"
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step-00000003"], "nothing else"
 
 
-def test_saving_again_replaces(tmp_path: Path, target: Target) -> None:
-    folder, drafter, optimizer = saved(tmp_path, target)
-    save_checkpoint(folder, drafter, optimizer, {**PROGRESS, "step": 9})
-    assert json.loads((folder / "progress.json").read_text())["step"] == 9
-    assert [p.name for p in folder.parent.iterdir()] == ["checkpoint"]
+def test_the_newest_are_kept_and_the_newest_is_read(tmp_path: Path, target: Target) -> None:
+    run, drafter, optimizer = saved(tmp_path, target)
+    for step in (9, 10, 200):
+        save_checkpoint(run, drafter, optimizer, replace(PROGRESS, step=step), keep=2)
+    assert [p.name for p in checkpoints(run)] == ["step-00000010", "step-00000200"]
+    assert load_checkpoint(run, drafter, optimizer).step == 200
+
+
+def test_what_a_kill_left_is_not_read_and_goes(tmp_path: Path, target: Target) -> None:
+    run, drafter, optimizer = saved(tmp_path, target)
+    half = run / "checkpoints" / ".making-abc"
+    half.mkdir()
+    (half / "state.safetensors").write_bytes(b"half")
+    assert load_checkpoint(run, drafter, optimizer) == PROGRESS
+    assert not half.exists()
+
+
+def test_no_checkpoint(tmp_path: Path, target: Target) -> None:
+    drafter = make_drafter(target, "p-eagle")
+    with pytest.raises(InputError, match="--resume: no checkpoint in"):
+        load_checkpoint(tmp_path, drafter, optimizer_of(drafter))
 
 
 @pytest.mark.parametrize("changes", [{"layers": 3}, {"layers": 1}, {"draft_vocab": 50}])
 def test_other_settings(tmp_path: Path, target: Target, changes: dict[str, int]) -> None:
-    folder, _, _ = saved(tmp_path, target)
+    run, _, _ = saved(tmp_path, target)
     other = make_drafter(target, "p-eagle", **changes)  # type: ignore[arg-type]
     weights = {name: t.clone() for name, t in other.state_dict().items()}
     with pytest.raises(InputError, match="made with other settings") as caught:
-        load_checkpoint(folder, other, optimizer_of(other))
+        load_checkpoint(run, other, optimizer_of(other))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert all(torch.equal(t, weights[name]) for name, t in other.state_dict().items())
 
 
 def test_another_method(tmp_path: Path, target: Target) -> None:
-    folder, _, _ = saved(tmp_path, target)
+    run, _, _ = saved(tmp_path, target)
     other = make_drafter(target, "eagle3")
     with pytest.raises(InputError, match="mask_embedding is .* there and absent now"):
-        load_checkpoint(folder, other, optimizer_of(other))
+        load_checkpoint(run, other, optimizer_of(other))
 
 
 @pytest.mark.parametrize("broken", ["state.safetensors", "progress.json"])
 @pytest.mark.parametrize("how", ["absent", "corrupt"])
 def test_unreadable(tmp_path: Path, target: Target, broken: str, how: str) -> None:
-    folder, drafter, optimizer = saved(tmp_path, target)
+    run, drafter, optimizer = saved(tmp_path, target)
+    folder = checkpoints(run)[0]
     if how == "absent":
         (folder / broken).unlink()
     else:
         (folder / broken).write_bytes(b"{no")
     with pytest.raises(InputError, match="cannot be read") as caught:
-        load_checkpoint(folder, drafter, optimizer)
+        load_checkpoint(run, drafter, optimizer)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["{}", "[3]"])
-def test_progress_without_a_step(tmp_path: Path, target: Target, content: str) -> None:
-    folder, drafter, optimizer = saved(tmp_path, target)
-    (folder / "progress.json").write_text(content)
+@pytest.mark.parametrize("content", ['{"foo": 1}', "[3]"])
+def test_progress_of_something_else(tmp_path: Path, target: Target, content: str) -> None:
+    run, drafter, optimizer = saved(tmp_path, target)
+    (checkpoints(run)[0] / "progress.json").write_text(content)
     with pytest.raises(InputError, match="cannot be read"):
-        load_checkpoint(folder, drafter, optimizer)
+        load_checkpoint(run, drafter, optimizer)
 
 
 def test_only_safetensors_and_json(tmp_path: Path, target: Target) -> None:
-    folder, _, _ = saved(tmp_path, target)
+    folder = checkpoints(saved(tmp_path, target)[0])[0]
     assert sorted(p.name for p in folder.iterdir()) == ["progress.json", "state.safetensors"]
     tensors = load_file(folder / "state.safetensors")
-    save_file(tensors, folder / "state.safetensors")
     assert {name.split("/")[0] for name in tensors} == {"weights", "exp_avg", "exp_avg_sq"}
 
 
@@ -109,3 +133,17 @@ def test_append_line(tmp_path: Path) -> None:
     for step in (1, 2):
         append_line(tmp_path / "metrics.jsonl", {"step": step})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_forget_after(tmp_path: Path) -> None:
+    """What will be done again is forgotten, and a line that a kill cut."""
+    file = tmp_path / "metrics.jsonl"
+    forget_after(file, 3)
+    assert not file.exists()
+    for step in (1, 2, 3):
+        append_line(file, {"step": step})
+    with file.open("a") as half:
+        half.write('{"step": 4, "lo')
+    forget_after(file, 2)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -17,8 +17,8 @@ from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train import state as state_module
-from peagle.train.start import new_drafter
-from peagle.train.trainer import TrainConfig, Trainer, learning_rate, total_steps
+from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.trainer import TrainConfig, Trainer, learning_rate
 
 SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
 
@@ -34,15 +34,18 @@ def data(target: Target) -> list[Example]:
 
 
 def make_trainer(
-    folder: Path, target: Target, data: list[Example], method: Method, **settings: Any
+    folder: Path,
+    target: Target,
+    data: list[Example],
+    method: Method,
+    prompts: list[list[int]] | None = None,
+    **settings: Any,
 ) -> Trainer:
     """Everything new, as in another process."""
     torch.manual_seed(0)
-    config = TrainConfig(folder, method, **(SIZES | {"steps": 12} | settings))
-    sizes = {name: getattr(config, name) for name in SIZES}
-    answers = [e.ids for e in data]
-    drafter = new_drafter(target, answers, method=method, feature_layers=(1, 2, 3), **sizes)
-    return Trainer(config, target, drafter, data)
+    config = TrainConfig(folder, **({"steps": 12} | settings))
+    spec = HeadSpec(method, feature_layers=(1, 2, 3), **SIZES)
+    return Trainer(config, target, new_drafter(target, [e.ids for e in data], spec), data, prompts)
 
 
 def everything(trainer: Trainer) -> dict[str, Tensor]:
@@ -74,15 +77,17 @@ def test_training_learns(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("more", [{}, {"batch": 2, "pack": 60, "segments": 3, "eval_every": 4}])
 def test_resume_is_exact(
-    tmp_path: Path, target: Target, data: list[Example], method: Method
+    tmp_path: Path, target: Target, data: list[Example], method: Method, more: dict[str, Any]
 ) -> None:
-    straight = make_trainer(tmp_path / "straight", target, data, method)
+    prompts = [[9, 8, 7], [50]]
+    straight = make_trainer(tmp_path / "straight", target, data, method, prompts, **more)
     straight.run()
-    first = make_trainer(tmp_path / "halves", target, data, method)
+    first = make_trainer(tmp_path / "halves", target, data, method, prompts, **more)
     first.run(stop_at(5))
     assert (first.progress.step, first.finished) == (5, False)
-    second = make_trainer(tmp_path / "halves", target, data, method)
+    second = make_trainer(tmp_path / "halves", target, data, method, prompts, **more)
     with torch.no_grad():  # nothing of the new process survives
         for parameter in second.drafter.parameters():
             parameter.normal_()
@@ -130,7 +135,8 @@ def test_not_a_number_keeps_the_last_checkpoint(
         if metrics["step"] == 5:
             trainer.drafter.fc.weight.data[0, 0] = float("nan")
 
-    with pytest.raises(FloatingPointError, match="loss is nan at step 5; the last good checkpoint"):
+    where = r"loss is nan at step 5 \(sequences 5 to 5\): the last good checkpoint is .*-00000004"
+    with pytest.raises(FloatingPointError, match=where):
         trainer.run(poison)
     again = make_trainer(tmp_path, target, data, "p-eagle")
     again.resume()
@@ -159,18 +165,6 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_nothing_else(
     assert again.progress.step == 2
 
 
-def test_every_document_is_seen_once_an_epoch(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    trainer, seen = make_trainer(tmp_path, target, data, "p-eagle"), list[tuple[int, ...]]()
-    for step in range(10):
-        trainer.progress.step = step
-        seen.append(tuple(trainer._sample()[0].ids.tolist()))
-    documents = sorted(tuple(e.ids) for e in data)
-    assert sorted(seen[:5]) == sorted(seen[5:]) == documents
-    assert seen[:5] != seen[5:], "in another order"
-
-
 def test_elements_are_drawn_anew_each_step(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
@@ -179,7 +173,7 @@ def test_elements_are_drawn_anew_each_step(
     for seed, step in [(0, 0), (0, 1), (1, 0), (0, 0)]:
         trainer = make_trainer(tmp_path, target, data[:1], "p-eagle", seed=seed)
         trainer.progress.step = step
-        drawn.append(trainer._sample()[1].anchor.tolist())
+        drawn.append(trainer._sample()[0].segments[0].elements.anchor.tolist())
     assert drawn[0] == drawn[3]
     assert drawn[0] != drawn[1] and drawn[0] != drawn[2] and drawn[1] != drawn[2]
 
@@ -194,21 +188,79 @@ def test_learning_rate() -> None:
     assert rates == sorted(rates, reverse=True) and max(rates) <= 1.0
 
 
-def test_total_steps(tmp_path: Path) -> None:
-    data = [Example([1] * 10, [False] * 6 + [True] * n) for n in (4, 4, 1)]
-    assert total_steps(TrainConfig(tmp_path), data) == 3
-    assert total_steps(TrainConfig(tmp_path, epochs=4), data) == 12
-    assert total_steps(TrainConfig(tmp_path, steps=7, epochs=4), data) == 7
-    assert total_steps(TrainConfig(tmp_path, max_train_tokens=60), data) == 20
-    assert total_steps(TrainConfig(tmp_path, max_train_tokens=1), data) == 1
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, 5),
+        ({"epochs": 4}, 20),
+        ({"epochs": 4, "batch": 2}, 10),
+        ({"epochs": 2, "pack": 10_000}, 2),
+        ({"steps": 7, "epochs": 4}, 7),
+        ({"max_train_tokens": 5 * 24 * 3}, 15),
+        ({"max_train_tokens": 1}, 1),
+    ],
+)
+def test_total_steps(
+    tmp_path: Path, target: Target, data: list[Example], settings: dict[str, int], steps: int
+) -> None:
+    given = {"steps": None} | settings
+    assert make_trainer(tmp_path, target, data, "p-eagle", **given).total_steps == steps
+
+
+def test_gradients_do_not_depend_on_segments(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    """Three steps in one pass a sequence and in many end in the same weights, but for rounding."""
+    ends = []
+    for segments in (1, 4):
+        folder = tmp_path / str(segments)
+        trainer = make_trainer(
+            folder, target, data, "p-eagle", steps=3, batch=2, pack=60, segments=segments
+        )
+        trainer.trainee.bf16 = False
+        trainer.run()
+        ends.append(everything(trainer))
+    for name, one in ends[0].items():
+        torch.testing.assert_close(one, ends[1][name], rtol=2e-3, atol=2e-5)
+
+
+def test_acceptance_is_measured_and_the_best_head_kept(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    prompts = [[9, 8, 7], [50]]
+    trainer = make_trainer(
+        tmp_path, target, data, "p-eagle", prompts, steps=60, lr=3e-3, eval_every=20
+    )
+    trainer.run()
+    lines = [m for m in metrics_of(tmp_path) if "acceptance_length" in m]
+    assert [m["step"] for m in lines] == [20, 40, 60]
+    assert max(m["acceptance_length"] for m in lines) > 1
+    best = Drafter.load(tmp_path / "best", target).config.provenance
+    top = max(lines, key=lambda m: m["acceptance_length"])
+    assert best.data["steps"] == top["step"]
+    measured = best.acceptance["held out"]
+    assert measured["acceptance_length"] == top["acceptance_length"]
+    assert len(measured["accepted_per_position"]) == measured["k"] == SIZES["depths"]
+
+
+def test_training_ends_when_acceptance_does_not_rise(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    trainer = make_trainer(
+        tmp_path, target, data, "p-eagle", [[50]], lr=1e-9, eval_every=2, patience=2
+    )
+    trainer.run()
+    assert (trainer.progress.step, trainer.progress.stale, trainer.finished) == (6, 2, True)
+    again = make_trainer(
+        tmp_path, target, data, "p-eagle", [[50]], lr=1e-9, eval_every=2, patience=2
+    )
+    again.resume()
+    assert again.finished and again.progress == trainer.progress
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layers": 0}, "layers 0: must be at least 1"),
-        ({"depths": 0}, "depths 0: must be at least 1"),
-        ({"draft_vocab": 0}, "draft_vocab 0"),
         ({"epochs": 0}, "epochs 0"),
         ({"save_every": 0}, "save_every 0"),
         ({"steps": 0}, "steps 0: must be above 0"),
@@ -217,7 +269,11 @@ def test_total_steps(tmp_path: Path) -> None:
         ({"ratio": 0.0}, "ratio 0.0"),
         ({"ratio": 1.2}, "ratio 1.2"),
         ({"floor": -0.1}, "floor -0.1"),
-        ({"max_length": 3}, "max_length 3"),
+        ({"batch": 0}, "batch 0: must be at least 1"),
+        ({"pack": 0}, "pack 0: must be above 0"),
+        ({"segments": -1}, "segments -1"),
+        ({"patience": 0}, "patience 0"),
+        ({"loss": "mse"}, "loss 'mse': choose"),
     ],
 )
 def test_bad_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -1,0 +1,48 @@
+"""Measuring the head that is being trained as it will be served: the engine decodes with it."""
+
+import copy
+from typing import NamedTuple
+
+from peagle.data.chat import Example
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams, Stats
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+MAX_TOKENS = 64  # of an answer
+
+
+class HeldOut(NamedTuple):
+    """Documents to train on, and prompts kept from training."""
+
+    train: list[Example]
+    prompts: list[list[int]]
+
+
+def hold_out(data: list[Example], prompts: int) -> HeldOut:
+    """Keep the prompts of the last documents from training; at most a tenth of the documents.
+
+    Prompts that occur among the documents trained on are not used.
+    """
+    count = min(prompts, len(data) // 10)
+    train, rest = (data[:-count], data[-count:]) if count else (data, [])
+    seen = {tuple(prompt_of(example)) for example in train}
+    return HeldOut(train, [p for p in map(prompt_of, rest) if p and tuple(p) not in seen])
+
+
+def prompt_of(example: Example) -> list[int]:
+    """Ids before the first answer."""
+    return example.ids[: example.supervised.index(True)]
+
+
+def acceptance(target: Target, drafter: Drafter, prompts: list[list[int]]) -> Stats:
+    """Decode prompts greedily with a copy of the drafter in the target's dtype."""
+    shared = {id(drafter.shared_embedding): drafter.shared_embedding}
+    served = copy.deepcopy(drafter, shared).to(target.dtype).eval()
+    llm = LLM(target, served)
+    room = target.max_context - MAX_TOKENS
+    fitting = [prompt for prompt in prompts if len(prompt) <= room]
+    total = Stats()
+    for answer in llm.generate(fitting, SamplingParams(max_tokens=MAX_TOKENS)):
+        total.add(answer.stats)
+    return total

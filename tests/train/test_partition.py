@@ -1,0 +1,142 @@
+"""Partitioned training is the flat one: the same elements once, the same gradient to rounding."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny import METHODS, make_drafter, make_target
+from torch import Tensor
+
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train.cod import Elements, sample_elements
+from peagle.train.partition import Segment, partition
+from peagle.train.step import Sequence, Trainee, run_target
+
+
+def sampled(tokens: int, depths: int, ratio: float, documents: Tensor, seed: int) -> Elements:
+    g = torch.Generator().manual_seed(seed)
+    supervised = torch.rand(tokens, generator=g) < 0.8
+    return sample_elements(supervised, documents, depths, ratio, 0.1, g)
+
+
+def cases() -> Iterator[tuple[Elements, Tensor, int]]:
+    for seed in range(60):
+        tokens, segments = 5 + 7 * (seed % 9), 1 + seed % 6
+        documents = (torch.arange(tokens) // (tokens // (1 + seed % 3) + 1)).long()
+        ratio = (0.5, 0.8, 1.0)[seed % 3]
+        yield sampled(tokens, 1 + seed % 8, ratio, documents, seed), documents, segments
+
+
+def pairs(elements: Elements) -> list[tuple[int, int]]:
+    return list(zip(elements.anchor.tolist(), elements.depth.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_invariants(case: tuple[Elements, Tensor, int]) -> None:
+    elements, documents, segments = case
+    parts = partition(elements, documents, segments)
+    owned = [
+        p for part in parts for p, own in zip(pairs(part.elements), part.own, strict=True) if own
+    ]
+    assert sorted(owned) == sorted(pairs(elements)), "every element is trained exactly once"
+    for part in parts:
+        inside = pairs(part.elements)
+        assert [(d, a) for a, d in inside] == sorted((d, a) for a, d in inside), "order is kept"
+        own = {p for p, mine in zip(inside, part.own, strict=True) if mine}
+        assert own, "no pass for nothing"
+        here = set(inside)
+        for a, d in own:
+            chain = {(a, below) for below in range(d)}
+            context = {(b, 0) for b in range(a + 1) if documents[b] == documents[a]}
+            assert chain | (context & set(pairs(elements))) <= here, "all it attends to is there"
+            assert d < 2 or (a, d - 1) in own, "deeper elements follow their parent"
+        assert all(d == 0 for a, d in here - own), "context is depth 0 only"
+
+
+def test_the_example_of_the_docstring() -> None:
+    everything = [(a, d) for d in range(3) for a in range(5 - d)]
+    elements = Elements(*(torch.tensor(x) for x in zip(*everything, strict=True)))
+    first, second = partition(elements, torch.zeros(6, dtype=torch.int64), 2)
+    owned = [
+        [p for p, own in zip(pairs(part.elements), part.own, strict=True) if own]
+        for part in (first, second)
+    ]
+    assert owned[0] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert owned[1] == [(3, 0), (4, 0), (2, 1), (3, 1), (2, 2)]
+    assert set(pairs(second.elements)) - set(owned[1]) == {(0, 0), (1, 0), (2, 0)}
+
+
+def gradients(
+    drafter: Drafter, target: Target, sequence: Sequence, parts: list[Segment]
+) -> tuple[dict[str, Tensor], float, list[int]]:
+    trainee, loss = Trainee(drafter, target, "kl", bf16=False), 0.0
+    hits = torch.zeros(2, 9, dtype=torch.int64)
+    drafter.zero_grad()
+    said = run_target(target, sequence)
+    for segment in parts:
+        result = trainee(sequence, said, segment)
+        result.loss.backward()
+        loss += float(result.loss.detach())
+        hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
+    return {n: p.grad.clone() for n, p in drafter.named_parameters()}, loss, hits.flatten().tolist()
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """In float64, so that what is left of a difference is an error."""
+    made = make_target(seed=2, spread=0.3, context=512)
+    made.model.double()
+    made.dtype = torch.float64
+    return made
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("documents", [1, 3])
+@pytest.mark.parametrize(
+    ("tokens", "depths", "ratio", "segments"),
+    [(40, 3, 1.0, 2), (90, 5, 0.7, 3), (150, 8, 0.8, 7), (61, 8, 0.8, 61), (33, 1, 0.8, 4)],
+)
+def test_the_gradient_is_the_flat_one(  # noqa: PLR0913, PLR0917
+    target: Target, method: Method, documents: int, tokens: int, depths: int, ratio: float,
+    segments: int,
+) -> None:  # fmt: skip
+    drafter = make_drafter(target, method).double()
+    target.tap(drafter.config.feature_layers)
+    g = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(5, 128, (tokens,), generator=g)
+    owner = torch.arange(tokens) * documents // tokens
+    supervised = torch.rand(tokens, generator=g) < 0.7
+    sequence = Sequence(ids, supervised, owner)
+    elements = sample_elements(supervised, owner, depths, ratio, 0.1, g)
+    flat, loss, hits = gradients(drafter, target, sequence, partition(elements, owner, 1))
+    parts = partition(elements, owner, segments)
+    assert len(parts) > 1
+    split, split_loss, split_hits = gradients(drafter, target, sequence, parts)
+    assert split_loss == pytest.approx(loss, rel=1e-12) and split_hits == hits
+    for name, gradient in flat.items():
+        error = (split[name] - gradient).norm() / gradient.norm().clamp(min=1e-30)
+        assert error < 1e-9, name
+    assert sum(float(gradient.norm()) for gradient in flat.values()) > 1e-3
+
+
+def test_packed_documents_equal_single_ones(target: Target) -> None:
+    """The gradient of a packed sequence is the sum over its documents."""
+    drafter = make_drafter(target, "p-eagle").double()
+    target.tap(drafter.config.feature_layers)
+    g = torch.Generator().manual_seed(3)
+    ids, owner = torch.randint(5, 128, (60,), generator=g), (torch.arange(60) >= 25).long()
+    sequence = Sequence(ids, torch.ones(60, dtype=torch.bool), owner)
+    elements = sample_elements(*sequence[1:], 4, 1.0, 0.1, g)
+    packed, loss, _ = gradients(drafter, target, sequence, partition(elements, owner, 1))
+    total, parts = {name: torch.zeros_like(t) for name, t in packed.items()}, 0.0
+    for part in (slice(0, 25), slice(25, 60)):
+        alone = Sequence(*(x[part] for x in sequence))
+        own = sample_elements(*alone[1:], 4, 1.0, 0.1, g)
+        single = gradients(drafter, target, alone, partition(own, alone.documents, 1))
+        parts += single[1]
+        total = {name: t + single[0][name] for name, t in total.items()}
+    assert parts == pytest.approx(loss, rel=1e-9)
+    for name, gradient in packed.items():
+        assert (gradient - total[name]).norm() <= 1e-9 * gradient.norm(), name
