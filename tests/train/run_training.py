@@ -1,0 +1,35 @@
+"""One training process on the tiny target: `run_training.py FOLDER SETTINGS`; resumes by itself."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tiny import make_target, own_answers
+
+from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.state import checkpoints
+from peagle.train.trainer import TrainConfig, Trainer
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    method, bf16 = settings.pop("method", "p-eagle"), settings.pop("bf16", True)
+    target = make_target()
+    data = own_answers(target, 12)
+    torch.manual_seed(0)
+    spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=(1, 2, 3))
+    drafter = new_drafter(target, [e.ids for e in data], spec)
+    trainer = Trainer(TrainConfig(folder, **settings), target, drafter, data, [[9, 8, 7], [50]])
+    trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
+    if checkpoints(folder):
+        trainer.resume()
+    trainer.run()
+    (folder / "done").touch()
+
+
+if __name__ == "__main__":
+    main()
