@@ -1,4 +1,4 @@
-"""`peagle eval`: acceptance length of a head on a file of prompts."""
+"""`peagle eval`: acceptance length of a head on a file of prompts, and whether it is worth it."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.verdict import time_head, verdict
 from peagle.cli.common import (
     DeviceOption,
     DtypeOption,
@@ -45,9 +46,13 @@ def evaluate(
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     force: ForceOption = False,
+    no_timing: Annotated[
+        bool, typer.Option("--no-timing", help="Do not time it beside the target: no verdict.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure acceptance length and per-position acceptance, all turns, with the chat template."""
+    """Measure acceptance length and per-position acceptance, all turns, with the chat template;
+    then time a few prompts with and without the head."""
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=max_tokens)
     conversations, depths = read_prompts(dataset)[:limit], parse_list(k, "--k", least=1)
     if not conversations:
@@ -65,8 +70,13 @@ def evaluate(
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
         screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
+    timings = []
+    if not no_timing:
+        with screen.status("timing the target with and without the head"):
+            timings = time_head(llm, rows, conversations, params)
+    said = verdict(timings) if timings else None
     if as_json:
-        typer.echo(json.dumps({"rows": rows}, indent=1))
+        typer.echo(json.dumps({"rows": rows, "verdict": said}, indent=1))
         return
     table = Table("dataset", "K", "acceptance length", "per position", "rounds", "output tokens")
     for row in rows:
@@ -81,3 +91,5 @@ def evaluate(
             str(row["output_tokens"]),
         )
     console.print(table)
+    if said is not None:
+        console.print(said["sentence"])

@@ -21,7 +21,11 @@ def questions(tmp_path: Path) -> Path:
 
 def test_json_has_a_row_a_k(target: Path, heads: dict[Method, Path], questions: Path) -> None:
     options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 20)
-    rows = printed("eval", target, *options, "--k", "2,4", "--temperature", 0)["rows"]
+    report = printed("eval", target, *options, "--k", "2,4", "--temperature", 0)
+    assert set(report) == {"rows", "verdict"}
+    assert [timing["k"] for timing in report["verdict"]["timings"]] == [2, 4]
+    assert report["verdict"]["worth_it"] == report["verdict"]["sentence"].startswith("worth it: ")
+    rows = report["rows"]
     assert [(row["dataset"], row["k"], row["temperature"]) for row in rows] == [
         ("questions", 2, 0.0),
         ("questions", 4, 0.0),
@@ -39,10 +43,22 @@ def test_limit_takes_the_first_records(
 ) -> None:
     options = ("--head", heads["eagle3"], "--dataset", questions, "--max-tokens", 5, "--k", 2)
     tokens = [
-        printed("eval", target, *options, "--limit", limit)["rows"][0]["output_tokens"]
+        printed("eval", target, *options, "--limit", limit, "--no-timing")["rows"][0][
+            "output_tokens"
+        ]
         for limit in (1, 2, 3)
     ]
     assert 0 < tokens[0] < tokens[1] < tokens[2]
+
+
+def test_without_timing_there_is_no_verdict(
+    target: Path, heads: dict[Method, Path], questions: Path
+) -> None:
+    options = ("--head", heads["eagle3"], "--dataset", questions, "--max-tokens", 5, "--k", 2)
+    assert printed("eval", target, *options, "--no-timing")["verdict"] is None
+    assert "worth it" not in invoke("eval", target, *options, "--no-timing").stdout
+    shown = invoke("eval", target, *options).stdout
+    assert "worth it: " in shown.splitlines()[-1]
 
 
 def test_table_and_warning_for_a_k_above_the_heads(

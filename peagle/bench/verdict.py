@@ -1,0 +1,77 @@
+"""Is a head worth it here? The target alone and with its head, timed side by side."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from peagle.bench.side_by_side import Contender, compare
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+PROMPTS, MAX_TOKENS = 4, 64  # what is timed: enough for a verdict, not for a benchmark
+GAIN = 1.02  # a smaller speed-up is noise
+TRAINED = 1.3  # with this acceptance length a head has learned its target
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The head at one K, and the target alone, on the same prompts one at a time."""
+
+    k: int
+    acceptance_length: float  # on all prompts
+    tokens_per_second: float
+    target_tokens_per_second: float
+
+    @property
+    def speed_up(self) -> float:
+        """Times the speed of the target alone."""
+        return self.tokens_per_second / self.target_tokens_per_second
+
+
+def time_head(
+    llm: LLM, measured: list[dict[str, Any]], conversations: list[list[str]], params: SamplingParams
+) -> list[Timing]:
+    """Time the head in `llm` at every K of `measured` (rows of `measure_acceptance`), on the first
+    turns of the first conversations; nothing when none of them fits the target's context."""
+    drafter, room = llm.drafter, llm.target.max_context
+    assert drafter is not None
+    asked = ([{"role": "user", "content": turns[0]}] for turns in conversations[:PROMPTS])
+    prompts = [
+        ids for ids in (prompt_ids(llm.tokenizer, turn) for turn in asked) if len(ids) < room
+    ]
+    if not prompts:
+        return []
+    alone = Contender("none", None, None)
+    heads = [Contender(drafter.config.method, drafter, row["k"]) for row in measured]
+    few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
+    compare(llm, [alone, *heads], prompts, few)
+    plain = alone.row()["tokens_per_second"]
+    return [
+        Timing(row["k"], row["acceptance_length"], head.row()["tokens_per_second"], plain)
+        for row, head in zip(measured, heads, strict=True)
+    ]
+
+
+def verdict(timings: list[Timing]) -> dict[str, Any]:
+    """The best K, whether it is worth it, and that in one sentence."""
+    best = max(timings, key=lambda timing: timing.speed_up)
+    return {
+        "worth_it": best.speed_up >= GAIN,
+        "k": best.k,
+        "speed_up": round(best.speed_up, 2),
+        "sentence": sentence(best),
+        "timings": [asdict(timing) for timing in timings],
+    }
+
+
+def sentence(best: Timing) -> str:
+    """Whether the head pays on these prompts with this machine; if not, what to do."""
+    speed = f"{best.speed_up:.2f} × the target alone at K = {best.k}"
+    length = f"acceptance length {best.acceptance_length:.2f}"
+    if best.speed_up >= GAIN:
+        return f"worth it: {speed} ({length})"
+    if best.acceptance_length < TRAINED:
+        advice = "train it on answers of this target (peagle train --init-from)"
+    else:
+        advice = "drafting costs more here than it saves: try another --k or a smaller head"
+    return f"not worth it: {speed}; {length}: {advice}"

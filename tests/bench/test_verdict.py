@@ -1,0 +1,74 @@
+"""Whether a head is worth it: the sentence from made-up numbers, the timing's structure."""
+
+import pytest
+from tiny import make_drafter, make_target
+
+from peagle.bench import verdict as module
+from peagle.bench.side_by_side import Contender
+from peagle.bench.verdict import MAX_TOKENS, PROMPTS, Timing, sentence, time_head, verdict
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("timing", "said"),
+    [
+        (
+            Timing(3, 1.68, 26.4, 20.0),
+            "worth it: 1.32 × the target alone at K = 3 (acceptance length 1.68)",
+        ),
+        (
+            Timing(7, 1.05, 18.6, 20.0),
+            "not worth it: 0.93 × the target alone at K = 7; acceptance length 1.05: "
+            "train it on answers of this target (peagle train --init-from)",
+        ),
+        (
+            Timing(2, 2.1, 20.2, 20.0),
+            "not worth it: 1.01 × the target alone at K = 2; acceptance length 2.10: "
+            "drafting costs more here than it saves: try another --k or a smaller head",
+        ),
+    ],
+)
+def test_sentence(timing: Timing, said: str) -> None:
+    assert sentence(timing) == said
+
+
+def test_the_fastest_k_decides() -> None:
+    said = verdict([Timing(3, 1.6, 30.0, 20.0), Timing(7, 1.7, 24.0, 20.0)])
+    assert (said["k"], said["speed_up"], said["worth_it"]) == (3, 1.5, True)
+    assert said["sentence"].startswith("worth it: 1.50 ×")
+    assert [timing["k"] for timing in said["timings"]] == [3, 7]
+    assert verdict([Timing(3, 1.1, 10.0, 20.0)])["worth_it"] is False
+
+
+@pytest.fixture
+def llm() -> LLM:
+    target = make_target()
+    return LLM(target, make_drafter(target, "p-eagle"))
+
+
+def test_timing_is_interleaved_short_and_on_the_first_turns(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[Contender], int, SamplingParams]] = []
+    real = module.compare
+
+    def compare(
+        llm: LLM, contenders: list[Contender], prompts: list[list[int]], params: SamplingParams
+    ) -> None:
+        seen.append((contenders, len(prompts), params))
+        real(llm, contenders, prompts, SamplingParams(max_tokens=4))
+
+    monkeypatch.setattr(module, "compare", compare)
+    measured = [{"k": 2, "acceptance_length": 1.5}, {"k": 4, "acceptance_length": 1.6}]
+    timings = time_head(llm, measured, [["the cat", "more"]] * 9, SamplingParams(max_tokens=512))
+    [(contenders, prompts, params)] = seen
+    assert [contender.method for contender in contenders] == ["none", "p-eagle", "p-eagle"]
+    assert (prompts, params.max_tokens) == (PROMPTS, MAX_TOKENS)
+    assert [(t.k, t.acceptance_length) for t in timings] == [(2, 1.5), (4, 1.6)]
+    assert timings[0].target_tokens_per_second == timings[1].target_tokens_per_second > 0
+
+
+def test_nothing_is_timed_when_no_prompt_fits(llm: LLM) -> None:
+    measured = [{"k": 2, "acceptance_length": 1.5}]
+    assert time_head(llm, measured, [["the cat " * 300]], SamplingParams()) == []
