@@ -9,7 +9,7 @@ heads=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 train() { # method, drafter layers, draft tokens trained for
   local out=$runs/$1 extra=()
-  if [ -d "$out/checkpoint" ]; then extra=(--resume)
+  if [ -d "$out/checkpoints" ]; then extra=(--resume)
   elif [ -n "${CONTINUE:-}" ]; then extra=(--init-from "$heads/smollm2-135m-$1"); fi
   OMP_NUM_THREADS=1 peagle train smollm2-135m --data "$data" --output "$out" --method "$1" \
     --layers "$2" --depths "$3" --draft-vocab 7680 --max-train-tokens "$tokens" "${extra[@]}"
