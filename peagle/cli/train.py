@@ -33,6 +33,8 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("save_every", "keep", "eval_every", "patience"), int),
     **dict.fromkeys(("lr", "ratio", "floor"), float),
     "loss": str,
+    "tracker": str,
+    "recompute": lambda text: {"true": True, "false": False}[text.lower()],
     "train_embedding": lambda text: {"true": True, "false": False}[text.lower()],
 }
 HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "train_embedding")
@@ -72,6 +74,9 @@ def train(
     segments: Annotated[
         str | None, typer.Option(help="Passes a sequence is split into: a number, or auto.")
     ] = None,
+    recompute: Annotated[
+        bool | None, typer.Option("--recompute", help="Less memory, more time (p-eagle).")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default 1.")] = None,
     max_train_tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on.")] = None,
@@ -83,6 +88,9 @@ def train(
     ] = None,
     patience: Annotated[
         int | None, typer.Option(help="End after so many measurements without a better one.")
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="Log to tensorboard, wandb, … besides metrics.jsonl.")
     ] = None,
     init_from: Annotated[str | None, typer.Option(help="Start from this head.")] = None,
     resume: Annotated[

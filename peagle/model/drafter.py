@@ -11,12 +11,15 @@ Shapes: T slots, D hidden, F feature layers, E target hidden, V draft vocabulary
 EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot m−2+j instead.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from peagle.model.attend import Attend
@@ -43,6 +46,7 @@ class Drafter(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False  # a layer's activations again in backward, instead of keeping them
         sizes = config.transformer
         features = len(config.feature_layers) * config.target_hidden_size
         norm = lambda width: nn.RMSNorm(width, sizes.rms_norm_eps)  # noqa: E731
@@ -121,9 +125,10 @@ class Drafter(nn.Module):
         )
         cos, sin = self.rotary(features, positions[None])
         rotate = Rotation(cos[0, :, None].to(features.dtype), sin[0, :, None].to(features.dtype))
-        x = cast(FirstLayer, self.layers[0]).fuse(self.embed(ids), features, rotate, attend)
+        run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
+        x = run(cast(FirstLayer, self.layers[0]).fuse, self.embed(ids), features, rotate, attend)
         for index, layer in enumerate(self.layers[1:], start=1):
-            x = layer(x, rotate, attend, index)
+            x = run(layer, x, rotate, attend, index)
         normed = self.norm(x)
         return DrafterOutput(normed, normed if self.config.norm_output else x)
 
@@ -141,3 +146,7 @@ class Drafter(nn.Module):
         """Most likely target ids (T,) of slots with normed hidden states (T, D)."""
         best = self.logits(normed).argmax(-1)
         return best + self.d2t[best]
+
+
+def _call(function: Callable[..., Tensor], *operands: Any) -> Tensor:
+    return function(*operands)

@@ -9,22 +9,47 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from peagle.model.attend import AttentionSpec, attention
 from peagle.train.cod import Elements
 
+BLOCK = 128  # elements of a block of the BlockMask
 
-def visible(queries: Elements, keys: Elements, documents: Tensor) -> Tensor:
-    """Dense mask (E_q, E_k) bool; `documents` (N,) is the document of each token."""
-    qa, qd = queries.anchor[:, None], queries.depth[:, None]
-    ka, kd = keys.anchor[None], keys.depth[None]
-    context = (kd == 0) & (ka <= qa) & (documents[ka] == documents[qa])
-    return context | ((ka == qa) & (kd <= qd))
+
+def visible(elements: Elements, documents: Tensor) -> Tensor:
+    """Dense mask (E, E) bool; `documents` (N,) is the document of each token.
+
+    Only the columns of depth 0 are compared; a chain is a handful of entries a row, found by
+    looking each (anchor, depth') up, so that preparing a batch costs E·N, not E².
+    """
+    anchor, depth = elements
+    owner, context = documents[anchor], int((depth == 0).sum())
+    mask = torch.zeros(len(anchor), len(anchor), dtype=torch.bool, device=anchor.device)
+    head = anchor[:context]
+    mask[:, :context] = (head <= anchor[:, None]) & (owner[:context] == owner[:, None])
+    rows, columns = chains(elements)
+    mask[rows, columns] = True
+    return mask
+
+
+def chains(elements: Elements) -> tuple[Tensor, Tensor]:
+    """(row, column) of every element (a, d) and each (a, d′), 0 < d′ ≤ d: its own chain."""
+    anchor, depth = elements
+    width = int(anchor.max()) + 1
+    key = depth * width + anchor  # ascending, since elements are sorted by depth, then anchor
+    row, column = list[Tensor](), list[Tensor]()
+    for below in range(1, int(depth.max()) + 1):
+        deep = (depth >= below).nonzero()[:, 0]
+        row.append(deep)
+        column.append(torch.searchsorted(key, below * width + anchor[deep]))
+    nothing = anchor.new_empty(0)
+    return torch.cat([nothing, *row]), torch.cat([nothing, *column])
 
 
 def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
-    """The same mask for FlexAttention (CUDA)."""
+    """The same mask for FlexAttention (CUDA), its blocks found from ranges of anchors and from the
+    chains: no E² table is ever made."""
     anchor, depth = elements
     owner = documents[anchor]
 
@@ -32,16 +57,47 @@ def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
         context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
         return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
 
-    size = len(anchor)
-    return create_block_mask(mask_mod, None, None, size, size, device=anchor.device)
+    low, high = _block_range(anchor)
+    first, last = _block_range(owner)
+    only_context = _block_range(depth)[1] == 0
+    has_context = _block_range(depth)[0] == 0
+    near = (low[None] <= high[:, None]) & (first[None] <= last[:, None])
+    partial = near & (last[None] >= first[:, None]) & has_context[None]
+    one = (first == last)[None] & (first == last)[:, None] & (first[None] == first[:, None])
+    full = one & (high[None] <= low[:, None]) & only_context[None]
+    rows, columns = chains(elements)
+    partial[rows // BLOCK, columns // BLOCK] = True
+    parts = (*_listed(partial & ~full), *_listed(full))
+    sizes = (len(anchor), len(anchor))
+    return BlockMask.from_kv_blocks(*parts, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=sizes)
+
+
+def _block_range(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest of every block of elements."""
+    missing = -len(values) % BLOCK
+    blocks = torch.cat([values, values[-1:].expand(missing)]).view(-1, BLOCK)
+    return blocks.amin(-1), blocks.amax(-1)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(how many, which first) key blocks of every query block, as BlockMask wants them."""
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
 class DenseAttend:
-    """Attend under a dense mask (CPU: FlexAttention has no backward there).
+    """Attend under a dense mask (CPU: FlexAttention has no backward there)."""
 
-    Keys and values of earlier calls for the same layer are kept in front: EAGLE-3's training-time
-    test calls the drafter once a depth, with the next rows of the mask.
-    """
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask  # (E, E)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        return attention(q, k, v, self.mask, spec)
+
+
+class StepwiseAttend:
+    """The same over several calls: EAGLE-3's training-time test calls the drafter once a depth,
+    with the next rows of the mask; keys and values of earlier calls are kept in front."""
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask  # (E, E)

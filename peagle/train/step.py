@@ -16,7 +16,7 @@ from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.target import Target, TargetOutput
 from peagle.train.cod import Elements
 from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
-from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
+from peagle.train.mask import DenseAttend, FlexAttend, StepwiseAttend, block_mask, visible
 from peagle.train.partition import Segment
 
 ROW_TILE = 64  # rows of a forward are padded to a multiple of this
@@ -144,7 +144,7 @@ def run_drafter(
 def _attend(elements: Elements, documents: Tensor) -> Attend:
     if elements.anchor.is_cuda:
         return FlexAttend(block_mask(elements, documents), _compiled_flex())
-    return DenseAttend(visible(elements, elements, documents))
+    return DenseAttend(visible(elements, documents))
 
 
 @cache
@@ -180,7 +180,7 @@ def _autoregressive(
     drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
 ) -> Tensor:
     """EAGLE-3's training-time test: depth by depth, each fed the hidden state before it."""
-    attend = DenseAttend(visible(elements, elements, sequence.documents))
+    attend = StepwiseAttend(visible(elements, sequence.documents))
     anchor = elements.anchor[elements.at(0)]
     feature, outputs = drafter.project(features[anchor]), list[Tensor]()
     for depth in range(int(elements.depth.max()) + 1):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from peagle.config import InputError
@@ -24,6 +23,7 @@ from peagle.train.evaluate import acceptance
 from peagle.train.loss import LossName
 from peagle.train.memory import SHARE, activation_bytes, choose_segments, free_memory
 from peagle.train.partition import Segment, partition
+from peagle.train.processes import make_accelerator, numbers
 from peagle.train.state import (
     Progress,
     append_line,
@@ -44,6 +44,7 @@ class TrainConfig:
     batch: int = 1  # sequences an optimizer step, over all processes
     pack: int | None = None  # tokens of documents packed into a sequence; None: one document
     segments: int | None = None  # passes a sequence is partitioned into; None: by free memory
+    recompute: bool = False  # layer activations again in backward: less memory, more time
     steps: int | None = None  # optimizer steps; else epochs or max_train_tokens
     epochs: int = 1
     max_train_tokens: int | None = None  # answer tokens
@@ -56,6 +57,7 @@ class TrainConfig:
     keep: int = 2  # newest checkpoints kept
     eval_every: int = 500  # steps between measurements of acceptance length
     patience: int | None = None  # measurements without a better one before training ends early
+    tracker: str | None = None  # one that accelerate supports, besides metrics.jsonl
 
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "save_every", "keep", "eval_every"):
@@ -95,12 +97,15 @@ class Trainer:
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
         self.prompts = prompts or []
-        self.accelerator = Accelerator(cpu=target.device.type == "cpu")
+        self.accelerator = make_accelerator(target.device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
         if config.batch % self.world:
             raise InputError(
                 f"batch {config.batch}: must be a multiple of the {self.world} processes"
             )
+        drafter.recompute = config.recompute
+        if config.recompute and drafter.config.method == "eagle3":
+            raise InputError("recompute true: P-EAGLE only, EAGLE-3's depths share keys: leave it")
         self.trainee = self.accelerator.prepare_model(Trainee(drafter, target, config.loss))
         # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.
         self.optimizer = torch.optim.AdamW(
@@ -202,10 +207,10 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             saved = checkpoints(self.config.output)
             good = f"the last good checkpoint is {saved[-1]}" if saved else "nothing was saved yet"
-            numbers = self.batches.numbers(step)
+            bad = self.batches.numbers(step)
             raise FloatingPointError(
-                f"loss is {float(result.loss)} at step {step} (sequences {numbers[0]} to "
-                f"{numbers[-1]}): {good}; lower --lr, or look at the data"
+                f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to "
+                f"{bad[-1]}): {good}; lower --lr, or look at the data"
             )
         lr = learning_rate(self.config.lr, step, self.total_steps)
         self.optimizer.param_groups[0]["lr"] = lr
@@ -229,6 +234,8 @@ class Trainer:
             metrics |= self._measure()
         if self.accelerator.is_main_process:
             append_line(self.config.output / "metrics.jsonl", metrics)
+        if self.config.tracker is not None:
+            self.accelerator.log(numbers(metrics), step=progress.step)
         return metrics
 
     def _measure(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from peagle.model.attend import AttentionSpec
 from peagle.train.cod import Elements, sample_elements
-from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
+from peagle.train.mask import BLOCK, DenseAttend, FlexAttend, StepwiseAttend, block_mask, visible
 
 CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
 
@@ -35,7 +35,7 @@ def brute_force(elements: Elements, documents: Tensor) -> Tensor:
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
 def test_dense_mask(tokens: int, depths: int, seed: int) -> None:
     elements, documents = elements_of(tokens, depths, seed)
-    assert torch.equal(visible(elements, elements, documents), brute_force(elements, documents))
+    assert torch.equal(visible(elements, documents), brute_force(elements, documents))
 
 
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
@@ -48,10 +48,31 @@ def test_block_mask_is_the_same(tokens: int, depths: int, seed: int) -> None:
     assert torch.equal(flex, brute_force(elements, documents))
 
 
+@pytest.mark.parametrize("tokens", [150, 400])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_blocks_cover_the_mask(tokens: int, seed: int) -> None:
+    """Whatever is visible lies in a listed block, and a full block hides nothing."""
+    elements, documents = elements_of(tokens, 8, seed)
+    if seed == 2:
+        documents = torch.zeros_like(documents)
+    made, true = block_mask(elements, documents), visible(elements, documents)
+    size = -(-len(true) // BLOCK)
+    padded = torch.nn.functional.pad(true, (0, size * BLOCK - len(true)) * 2)
+    blocks = padded.view(size, BLOCK, size, BLOCK).transpose(1, 2)
+    listed = made.to_dense()[0, 0].bool()
+    assert listed.shape == (size, size)
+    assert not (blocks.flatten(2).any(-1) & ~listed).any()
+    full, count = made.full_kv_indices[0, 0], made.full_kv_num_blocks[0, 0]
+    whole = [(q, int(k)) for q in range(size) for k in full[q, : count[q]]]
+    assert all(blocks[q, k].all() for q, k in whole if q < size - 1)
+    assert whole if seed == 2 and tokens == 400 else True
+    assert listed.sum() < size * size, "something is skipped"
+
+
 def test_docstring_example() -> None:
     anchor, depth = torch.tensor([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]).T
     elements = Elements(anchor, depth)
-    mask = visible(elements, elements, torch.zeros(4, dtype=torch.int64)).int().tolist()
+    mask = visible(elements, torch.zeros(4, dtype=torch.int64)).int().tolist()
     assert mask[4] == [1, 1, 0, 0, 1, 0]
     assert mask[5] == [1, 0, 0, 1, 0, 1]
 
@@ -68,7 +89,19 @@ def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> Non
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
     with torch.no_grad():
         flex = FlexAttend(block_mask(elements, documents), flex_attention)(0, *qkv, spec)
-    dense = DenseAttend(visible(elements, elements, documents))(0, *qkv, spec)
+    dense = DenseAttend(visible(elements, documents))(0, *qkv, spec)
+    torch.testing.assert_close(flex, dense)
+
+
+def test_compiled_flex_attention_skips_blocks_rightly() -> None:
+    """Only a compiled kernel goes by the blocks: the forward's runs on the CPU too."""
+    elements, documents = elements_of(400, 8, 2)
+    documents = torch.zeros_like(documents)
+    qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
+    with torch.no_grad():
+        kernel = torch.compile(flex_attention)
+        flex = FlexAttend(block_mask(elements, documents), kernel)(0, *qkv, spec)
+    dense = DenseAttend(visible(elements, documents))(0, *qkv, spec)
     torch.testing.assert_close(flex, dense)
 
 
@@ -80,7 +113,7 @@ def test_flex_attention_gradient() -> None:
     grads = []
     for attend in (
         FlexAttend(block_mask(elements, documents), kernel),
-        DenseAttend(visible(elements, elements, documents)),
+        DenseAttend(visible(elements, documents)),
     ):
         qkv = [x.cuda().requires_grad_() for x in random_qkv(len(elements.anchor))]
         attend(0, *qkv, spec).square().sum().backward()
@@ -92,7 +125,7 @@ def test_depth_by_depth_equals_all_at_once() -> None:
     """EAGLE-3's calls, one a depth, see the rows and keys of one call over all elements."""
     elements, documents = elements_of(40, 5, 3)
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
-    mask = visible(elements, elements, documents)
-    together, stepwise = DenseAttend(mask), DenseAttend(mask)
+    mask = visible(elements, documents)
+    together, stepwise = DenseAttend(mask), StepwiseAttend(mask)
     parts = [stepwise(1, *(x[elements.at(d)] for x in qkv), spec) for d in range(5)]
     torch.testing.assert_close(torch.cat(parts), together(1, *qkv, spec))

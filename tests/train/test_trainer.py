@@ -279,3 +279,40 @@ def test_training_ends_when_acceptance_does_not_rise(
 def test_bad_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainConfig(tmp_path, **settings)
+
+
+def test_tensorboard_gets_every_metric(tmp_path: Path, target: Target, data: list[Example]) -> None:
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    make_trainer(tmp_path, target, data, "p-eagle", steps=3, tracker="tensorboard").run()
+    written = event_accumulator.EventAccumulator(str(tmp_path / "tracker"))
+    written.Reload()
+    assert {"loss", "lr", "answer_tokens", "accuracy/0", "accuracy/3"} <= set(
+        written.Tags()["scalars"]
+    )
+    losses = [event.value for event in written.Scalars("loss")]
+    assert losses == pytest.approx([m["loss"] for m in metrics_of(tmp_path)])
+
+
+def test_unknown_tracker(tmp_path: Path, target: Target, data: list[Example]) -> None:
+    with pytest.raises(InputError, match="tracker 'paper': accelerate does not support it"):
+        make_trainer(tmp_path, target, data, "p-eagle", tracker="paper")
+
+
+def test_recomputed_activations_change_nothing(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    ends = []
+    for recompute in (False, True):
+        trainer = make_trainer(
+            tmp_path / str(recompute), target, data, "p-eagle", steps=3, recompute=recompute
+        )
+        trainer.run()
+        ends.append(everything(trainer))
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+
+
+def test_eagle3_cannot_recompute(tmp_path: Path, target: Target, data: list[Example]) -> None:
+    with pytest.raises(InputError, match="recompute true: P-EAGLE only"):
+        make_trainer(tmp_path, target, data, "eagle3", recompute=True)

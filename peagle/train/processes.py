@@ -1,0 +1,36 @@
+"""What accelerate does for a run: several processes, and trackers besides metrics.jsonl."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from peagle.config import InputError
+
+
+def make_accelerator(device: torch.device, output: Path, tracker: str | None) -> Accelerator:
+    """This process's place among those of torchrun or accelerate launch, and its tracker.
+
+    Raises InputError for a tracker that accelerate does not know, or that is not installed.
+    """
+    try:
+        made = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(output))
+    except ValueError as error:
+        raise InputError(f"tracker {tracker!r}: accelerate does not support it") from error
+    if tracker is not None:
+        if not made.log_with:  # accelerate leaves out what is not installed
+            raise InputError(f"tracker {tracker!r} is not installed: pip install {tracker}")
+        made.init_trackers("tracker")
+    return made
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """A number a name, as trackers want them: lists by depth."""
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, list):
+            flat |= {f"{name}/{depth}": number for depth, number in enumerate(value)}
+        elif name != "step":
+            flat[name] = value
+    return flat
