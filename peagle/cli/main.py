@@ -21,6 +21,7 @@ COMMANDS = {
     "data": ("peagle.cli.data", "Make training data."),
     "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators dialect."),
     "doctor": ("peagle.cli.doctor", "Check a head beside its target; name what differs."),
+    "push": ("peagle.cli.push", "Upload a head to the Hugging Face hub."),
 }
 
 

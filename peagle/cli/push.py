@@ -1,0 +1,31 @@
+"""`peagle push`: a head onto the Hugging Face hub."""
+
+from typing import Annotated
+
+import typer
+
+from peagle.cli.common import screen
+
+app = typer.Typer()
+
+
+@app.command()
+def push(
+    head: Annotated[str, typer.Argument(help="Folder of the head.", show_default=False)],
+    repo_id: Annotated[str, typer.Argument(help="Repository: owner/name.", show_default=False)],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private.")
+    ] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch to commit to, made when missing.")
+    ] = None,
+    message: Annotated[str, typer.Option(help="Commit message.")] = "Upload head",
+) -> None:
+    """Upload a head: config.json, tensors and README.md (written from its record when missing)."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    from peagle.model.hub import push_head
+
+    if not screen.is_terminal:
+        disable_progress_bars()
+    typer.echo(push_head(head, repo_id, private=private, revision=revision, message=message))

@@ -1,0 +1,58 @@
+"""`peagle push`, in a process of its own whose hub is a stand-in."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import TOKEN, HubServer
+from runner import PEAGLE
+
+from peagle.model.config import Method
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    server = HubServer()
+    yield server
+    server.close()
+
+
+def push(
+    hub: HubServer, home: Path, *args: object, token: str | None = TOKEN
+) -> subprocess.CompletedProcess[str]:
+    mine = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment = inherited | mine | ({"HF_TOKEN": token} if token else {})
+    command = [PEAGLE, "push", *map(str, args)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_push(hub: HubServer, heads: dict[Method, Path], tmp_path: Path) -> None:
+    done = push(hub, tmp_path, heads["p-eagle"], "me/tiny", "--private", "--message", "First")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{hub.url}/me/tiny/commit/")
+    assert done.stderr == "", "no progress bar where nobody looks"
+    [commit] = hub.commits
+    assert commit["summary"] == "First" and hub.made["me/tiny"]["visibility"] == "private"
+    assert set(commit["files"]) == {"config.json", "README.md"}
+    assert set(commit["large"]) == {"model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("token", "said"), [(None, "no Hugging Face token"), ("hf_wrong", "answers 401")]
+)
+def test_tokens(
+    hub: HubServer, heads: dict[Method, Path], tmp_path: Path, token: str | None, said: str
+) -> None:
+    done = push(hub, tmp_path, heads["p-eagle"], "me/tiny", token=token)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("peagle: ") and said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_not_a_head(refused, tmp_path: Path) -> None:
+    assert "no config.json" in refused("push", tmp_path, "me/tiny")
