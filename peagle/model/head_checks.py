@@ -107,7 +107,7 @@ def provenance(head: HeadFiles, target: Target) -> str:
     """The target it was trained for, by fingerprints of its architecture and weights."""
     known = head.trained
     if not known.config_hash and not known.weights_hash:
-        raise Skipped("the head does not say what it was trained for")
+        raise Skipped("the head does not record its target")
     facts = {
         "config hash": (known.config_hash, target.config_hash()),
         "weights hash": (known.weights_hash, target.weights_hash()),
@@ -126,7 +126,7 @@ def template(head: HeadFiles, target: Target) -> str:
     """The chat template the training data was made with."""
     said, found = head.trained.template_hash, target.template_hash()
     if not said:
-        raise Skipped("the head does not say which chat template it was trained with")
+        raise Skipped("the head does not record one")
     if said != found:
         raise Differs(
             f"trained with chat template {said}, the target's is {found or 'absent'}",
@@ -198,7 +198,7 @@ def mask_token(head: HeadFiles, target: Target) -> str:
             f"the mask token's embedding row is the target's row of token {same}: never trained",
             f"store the trained row, or {REMEDY}",
         )
-    return f"{said}, never in text; its row is trained"
+    return f"{said}, never in text; own row"
 
 
 def _check_filled(name: str, values: Tensor | None) -> None:
@@ -235,19 +235,19 @@ def embedding(head: HeadFiles, target: Target) -> str:
                 f"no {TABLE}: the target's table is {target.config.hidden_size} wide, not {width}",
                 REMEDY,
             )
-        return "the target's table" + (", its own row for the mask" if stored != "shared" else "")
+        return "the target's table" + (", own row for the mask" if stored != "shared" else "")
     if table.shape != (vocab, width):
         raise Differs(f"{TABLE} is {list(table.shape)}, not {[vocab, width]}", REMEDY)
     if table.shape != target.embedding.shape:
-        return f"a table of its own, {list(table.shape)}"
+        return f"own table, {list(table.shape)}"
     own, other = _cosines(table, target.embedding)
-    nearness = f"cosine with the target's rows {own:.2f}, with other rows {other:.2f}"
+    nearness = f"cosine {own:.2f} (other rows {other:.2f})"
     if not own - other > RELATED:  # NaN counts
         raise Differs(
-            f"its embedding table is unrelated to the target's: {nearness}",
+            f"its table is unrelated to the target's: {nearness}",
             f"remove {TABLE} to share the target's, or {REMEDY}",
         )
-    return f"a table of its own, {nearness}"
+    return f"own table, {nearness} with the target's"
 
 
 def _cosines(table: Tensor, target: Tensor) -> tuple[float, float]:

@@ -41,19 +41,19 @@ def compare_with_vllm(
 ) -> str:
     """What both said, when it is the same. Raises Differs, or Skipped without an interpreter."""
     if python is None:
-        raise Skipped("name an interpreter that has vLLM with --vllm-python")
+        raise Skipped("no interpreter named with --vllm-python")
     llm = LLM(target, drafter, max_batch=1)
     [ours] = llm.generate([prompt], SamplingParams(max_tokens=MAX_TOKENS))
     theirs, counted = _ask(python, drafter, target, prompt, llm.k)
     alike = _alike(target, prompt, ours.token_ids, theirs)
-    lengths = f"{ours.stats.acceptance_length:.2f} and {counted.acceptance_length:.2f}"
+    lengths = f"{ours.stats.acceptance_length:.2f} / {counted.acceptance_length:.2f}"
     apart = abs(sum(ours.stats.accepted) - sum(counted.accepted))
     if ours.token_ids == theirs and apart > max(2, APART * sum(ours.stats.accepted)):
         raise Differs(
             f"{alike}, but acceptance lengths are {lengths}",
             "vLLM drafts otherwise: compare the layer ids, mask token and flags it logs",
         )
-    return f"{alike}, acceptance lengths {lengths}, K = {llm.k}"
+    return f"{alike}, acceptance {lengths}"
 
 
 def _alike(target: Target, prompt: list[int], ours: list[int], theirs: list[int]) -> str:

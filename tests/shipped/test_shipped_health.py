@@ -1,0 +1,17 @@
+"""The doctor finds nothing wrong with the heads in the repository."""
+
+import pytest
+
+from peagle.catalog import CATALOG, head_path
+from peagle.model.source import load_target
+from peagle.train.doctor import examine
+
+TARGET = "smollm2-135m"
+
+
+@pytest.mark.parametrize("method", CATALOG[TARGET].heads)
+def test_shipped_heads_are_healthy(method: str) -> None:
+    head = head_path(TARGET, method)
+    assert head is not None
+    checks = examine(head, load_target(TARGET, dtype="float32"))
+    assert [check for check in checks if check.state == "wrong"] == []
