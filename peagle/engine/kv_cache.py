@@ -8,7 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.model.attend import AttentionSpec, attention, causal_mask, tiled_attention
+from peagle.model.attend import (
+    KEY_BLOCK,
+    AttentionSpec,
+    attention,
+    causal_mask,
+    tiled_attention,
+    tiled_mask,
+)
 
 
 class Span(NamedTuple):
@@ -21,31 +28,40 @@ class Span(NamedTuple):
 
 class KVCache:
     """One model's keys and values: per layer (rows, C, M, H), allocated at a layer's first write,
-    because layers may differ in shape (Gemma-4). Rejected tokens are overwritten, never read."""
+    because layers may differ in shape (Gemma-4). Rejected tokens are overwritten, never seen.
 
-    def __init__(self, rows: int, capacity: int) -> None:
-        self.rows, self.capacity = rows, capacity
+    `block` > 1 hands keys out in whole blocks, whatever is behind the last one being hidden by a
+    mask: the deterministic mode's attention wants them so, and nothing is copied.
+    """
+
+    def __init__(self, rows: int, capacity: int, block: int = 1) -> None:
+        self.rows, self.block = rows, block
+        self.capacity = capacity + -capacity % block
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, span: Span, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (length, M, H) of a span; returns all keys and values up to its end."""
+        """Store k, v (length, M, H) of a span; returns all keys and values to its last block's end."""
         if layer not in self._layers:
             shape = (self.rows, self.capacity, *k.shape[1:])
-            self._layers[layer] = k.new_empty(shape), v.new_empty(shape[:2] + v.shape[1:])
+            self._layers[layer] = k.new_zeros(shape), v.new_zeros(shape[:2] + v.shape[1:])
         row, start, length = span
         assert start + length <= self.capacity, "the scheduler admits only what fits"
         keys, values = self._layers[layer]
         keys[row, start : start + length] = k
         values[row, start : start + length] = v
-        return keys[row, : start + length], values[row, : start + length]
+        end = start + length
+        end += -end % self.block
+        return keys[row, :end], values[row, :end]
 
 
 class CachedAttend:
-    """Attend for one packed forward: each span sees its own request's past and itself, causally."""
+    """Attend for one packed forward: each span sees its own request's past and itself, causally;
+    in fixed tiles when the cache has blocks."""
 
-    def __init__(self, cache: KVCache, spans: list[Span], *, tiled: bool = False) -> None:
-        self.cache, self.spans = cache, spans
-        self._attention = tiled_attention if tiled else attention
+    def __init__(self, cache: KVCache, spans: list[Span]) -> None:
+        assert cache.block in (1, KEY_BLOCK)
+        self.cache, self.spans, self.tiled = cache, spans, cache.block > 1
+        self._attention = tiled_attention if self.tiled else attention
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -56,12 +72,17 @@ class CachedAttend:
             span = self.spans[index]
             keys, values = self.cache.write(layer, span, k_part, v_part)
             if (spec.window, index) not in self._masks:
-                mask = causal_mask(span.start, span.length, spec.window, q.device)
-                self._masks[spec.window, index] = mask
+                self._masks[spec.window, index] = self._mask(span, spec.window, q.device)
             outputs.append(
                 self._attention(q_part, keys, values, self._masks[spec.window, index], spec)
             )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _mask(self, span: Span, window: int | None, device: torch.device) -> Tensor | None:
+        mask = causal_mask(span.start, span.length, window, device)
+        if self.tiled:
+            return tiled_mask(mask, span.length, span.start + span.length, device)
+        return mask
 
 
 def positions(spans: list[Span], device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import Chunk, Completion, Request, SamplingParams
 from peagle.engine.sampling import verify
 from peagle.engine.text import TextStream, end_tokens
-from peagle.model.attend import ROW_TILE
+from peagle.model.attend import KEY_BLOCK, ROW_TILE
 from peagle.model.drafter import Drafter
 from peagle.model.source import load_target
 from peagle.model.target import Target
@@ -132,7 +132,8 @@ class Run:
         longest = max((r.prompt_length + r.params.max_tokens for r in self.requests), default=0)
         room = longest + llm.k + 1
         self.free = list(range(rows))
-        self.target_cache, self.drafter_cache = KVCache(rows, room), KVCache(rows, room)
+        self.target_cache = KVCache(rows, room, KEY_BLOCK if llm.deterministic else 1)
+        self.drafter_cache = KVCache(rows, room)
         self.seconds = 0.0
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -164,7 +165,7 @@ class Run:
         spans = [Span(r.slot, r.computed, len(r.pending)) for r in batch]
         device = self.llm.target.device
         ids = torch.tensor([token for r in batch for token in r.pending], device=device)
-        attend = CachedAttend(self.target_cache, spans, tiled=self.llm.deterministic)
+        attend = CachedAttend(self.target_cache, spans)
         return self.llm.target.forward(ids, positions(spans, device), attend)
 
     def accept(

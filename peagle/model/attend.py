@@ -52,15 +52,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
 def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> Tensor:
-    """`attention` on whole tiles of queries and key blocks, so that a row's last bits do not depend
-    on how many rows or later keys stand beside it (kernels choose their loops by both)."""
-    tokens, size = len(q), len(k)
-    more, keys = -tokens % ROW_TILE, -size % KEY_BLOCK
+    """`attention` on whole tiles of queries, over keys that fill whole blocks, under a mask made by
+    `tiled_mask`: so a row's last bits do not depend on how many rows or later keys stand beside it
+    (kernels choose their loops by both)."""
+    return attention(F.pad(q, (0, 0, 0, 0, 0, -len(q) % ROW_TILE)), k, v, mask, spec)[: len(q)]
+
+
+def tiled_mask(mask: Tensor | None, tokens: int, keys: int, device: torch.device) -> Tensor:
+    """A mask (T, S), None = all visible, for whole tiles of rows and blocks of keys; rows behind
+    the last token see everything, keys behind the last one are seen by no other row."""
     if mask is None:
-        mask = torch.ones(tokens, size, dtype=torch.bool, device=q.device)
-    mask = F.pad(F.pad(mask, (0, keys)), (0, 0, 0, more), value=True)
-    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, n)) for x, n in ((q, more), (k, keys), (v, keys)))
-    return attention(q, k, v, mask, spec)[:tokens]
+        mask = torch.ones(tokens, keys, dtype=torch.bool, device=device)
+    mask = F.pad(mask, (0, -keys % KEY_BLOCK))
+    return F.pad(mask, (0, 0, 0, -tokens % ROW_TILE), value=True)
 
 
 def _soft_capped(

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from peagle.config import InputError
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span
 from peagle.engine.llm import LLM
-from peagle.model.attend import ROW_TILE
+from peagle.model.attend import KEY_BLOCK, ROW_TILE
 from peagle.model.target import Target
 
 PREFIX, ROWS = 510, ROW_TILE  # verification crosses a key block of torch's kernel
@@ -26,10 +26,10 @@ def wide_target(dtype: torch.dtype) -> Target:
 
 def logits_behind(target: Target, ids: torch.Tensor, blocks: list[int]) -> torch.Tensor:
     """Logits of the tokens behind the prefix, run in blocks of these lengths."""
-    cache, start, rows = KVCache(1, 1024), 0, []
+    cache, start, rows = KVCache(1, 1024, KEY_BLOCK), 0, []
     for length in [PREFIX, *blocks]:
         at = torch.arange(start, start + length)
-        attend = CachedAttend(cache, [Span(0, start, length)], tiled=True)
+        attend = CachedAttend(cache, [Span(0, start, length)])
         rows.append(target.logits(target.forward(ids[at], at, attend).hidden[-ROWS:]))
         start += length
     return torch.cat(rows[1:])
