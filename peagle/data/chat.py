@@ -1,14 +1,19 @@
 """From a conversation to token ids and the mask of what the assistant said."""
 
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
+from peagle.config import InputError, first_line
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-ROLES = ("user", "assistant", "system")
-Message = dict[str, str]
+ROLES = ("user", "assistant", "system", "developer", "tool")
+KEPT = ("tool_call_id", "name", "reasoning_content", "thinking")  # templates read these too
+Message = dict[str, Any]
 
 
 class Example(NamedTuple):
@@ -18,43 +23,94 @@ class Example(NamedTuple):
     supervised: list[bool]  # tokens the target said itself
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+class Style(NamedTuple):
+    """What a chat template is given besides the messages."""
+
+    tools: list[Any] | None = None  # JSON schemas of functions
+    args: Mapping[str, Any] = MappingProxyType({})  # such as enable_thinking=False
+
+    def in_line(self) -> dict[str, Any]:
+        """The keys of a data file that hold it."""
+        tools = {"tools": self.tools} if self.tools else {}
+        return tools | ({"template_args": dict(self.args)} if self.args else {})
+
+
+PLAIN_STYLE = Style()
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
+) -> list[int]:
     """Token ids up to where the assistant's answer begins."""
-    text = render(tokenizer, messages, answer=True)
+    text = render(tokenizer, messages, answer=True, style=style)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *, answer: bool) -> str:
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    *,
+    answer: bool,
+    style: Style = PLAIN_STYLE,
+) -> str:
     """The conversation as text; with `answer`, followed by the opening of the assistant's turn.
 
-    Raises InputError when the tokenizer has no chat template.
+    Raises InputError when the tokenizer has no chat template, or the template refuses.
     """
     if tokenizer.chat_template is None:
         raise InputError("the target's tokenizer has no chat template: give prompts as plain text")
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+    how = {"tokenize": False, "add_generation_prompt": answer}
+    try:
+        return tokenizer.apply_chat_template(messages, tools=style.tools, **how, **style.args)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(f"the chat template refuses this: {first_line(error)}") from error
 
 
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> Example:
-    """Ids of the whole conversation; the answers and their end-of-turn tokens are supervised.
+def encode_documents(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
+) -> list[Example]:
+    """Ids of a conversation; the answers and their end-of-turn tokens are supervised, each as the
+    target was to say it. One document, or several when the template shows earlier answers in
+    another way as the conversation goes on (Qwen3 drops their thinking).
 
-    Raises InputError when there is no assistant turn, or when the template rewrites earlier turns
-    so that answers cannot be found in the whole.
+    Raises InputError when there is no assistant turn, or an answer does not follow its prompt.
     """
-    spans: list[tuple[int, int]] = []
+    documents: list[tuple[str, list[tuple[int, int]]]] = []  # text, where its answers stand
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            before = render(tokenizer, messages[:index], answer=True)
-            after = render(tokenizer, messages[: index + 1], answer=False)
+            before = render(tokenizer, messages[:index], answer=True, style=style)
+            after = render(tokenizer, messages[: index + 1], answer=False, style=style)
             if not after.startswith(before):
-                why = "the chat template rewrites earlier turns"
-                raise InputError(f"{why}: answers cannot be located")
-            spans.append((len(before), len(after.rstrip())))
-    if not spans:
+                why = "the chat template rewrites earlier turns: answers cannot be located"
+                raise InputError(f"{why}; `peagle data regenerate` gives their exact tokens")
+            spans = [(len(before), len(after.rstrip()))]
+            if documents and after.startswith(documents[-1][0].rstrip()):
+                spans = documents.pop()[1] + spans
+            documents.append((after, spans))
+    if not documents:
         raise InputError("the conversation has no assistant turn to train on")
-    text = render(tokenizer, messages, answer=False)
+    return [_encode(tokenizer, text, spans) for text, spans in documents]
+
+
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
+) -> Example:
+    """`encode_documents` where it must be one; InputError when the template makes several."""
+    first, *others = encode_documents(tokenizer, messages, style)
+    if others:
+        raise InputError("the chat template rewrites earlier turns: answers cannot be located")
+    return first
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[tuple[int, int]]) -> Example:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     inside = [any(lo <= start < hi for lo, hi in spans) for start, _ in encoded["offset_mapping"]]
     return Example(encoded["input_ids"], inside)
+
+
+def system_turn(text: str | None) -> list[Message]:
+    """What a conversation begins with: a system turn, or nothing."""
+    return [] if text is None else [{"role": "system", "content": text}]
 
 
 def to_messages(record: dict[str, Any]) -> list[Message]:
@@ -62,13 +118,50 @@ def to_messages(record: dict[str, Any]) -> list[Message]:
     turns = record.get("messages", record.get("conversations"))
     if not isinstance(turns, list) or not turns:
         raise InputError("needs 'messages' (role, content) or 'conversations' (from, value)")
-    messages = []
-    for turn in turns:
-        if not isinstance(turn, dict):
-            raise InputError(f"a turn is {turn!r:.40}: expected an object with role and content")
-        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-        role = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
-        if role not in ROLES or not isinstance(content, str):
-            raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
-        messages.append({"role": role, "content": content})
-    return messages
+    return [_message(turn) for turn in turns]
+
+
+def _message(turn: object) -> Message:
+    if not isinstance(turn, dict):
+        raise InputError(f"a turn is {turn!r:.40}: expected an object with role and content")
+    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    role = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    calls = turn.get("tool_calls") if role == "assistant" else None
+    if calls and content is None:
+        content = ""
+    if role not in ROLES or not isinstance(content, str):
+        raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
+    kept = {key: turn[key] for key in KEPT if turn.get(key) is not None}
+    if calls:
+        kept["tool_calls"] = [_tool_call(call) for call in calls]
+    return {"role": role, "content": content, **kept}
+
+
+def _tool_call(call: object) -> dict[str, Any]:
+    """A call as templates read it: OpenAI's, with arguments that are an object, not its JSON."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InputError(f"tool call {call!r:.40}: expected a function with name and arguments")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _from_json(arguments, "tool call arguments")
+    said = {"name": function["name"], "arguments": arguments}
+    name = {"id": call["id"]} if isinstance(call, dict) and "id" in call else {}
+    return {**name, "type": "function", "function": said}
+
+
+def to_style(record: dict[str, Any]) -> Style:
+    """`tools` and `template_args` of a record. Raises InputError for anything but their kinds."""
+    tools, args = record.get("tools"), record.get("template_args") or {}
+    if isinstance(tools, str):
+        tools = _from_json(tools, "'tools'")
+    if not isinstance(tools, list | None) or not isinstance(args, dict):
+        raise InputError("'tools' must be a list and 'template_args' an object")
+    return Style(tools or None, args)
+
+
+def _from_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{what} {text!r:.40}: not JSON") from error

@@ -3,14 +3,33 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError
-from peagle.data.chat import Example, encode_conversation, to_messages
+from peagle.data.chat import (
+    Example,
+    Message,
+    Style,
+    encode_documents,
+    system_turn,
+    to_messages,
+    to_style,
+)
+
+SYSTEM_ROLES = ("system", "developer")
+NO_ARGS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Conversation(NamedTuple):
+    """Something to answer: `asks[i]` are the messages that lead to the i-th answer."""
+
+    asks: list[list[Message]]
+    style: Style = Style()
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -43,21 +62,69 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def read_prompts(path: str | Path) -> list[list[str]]:
     """User turns of every record: `turns`, or the user messages of a conversation."""
-    prompts = []
+    return [
+        [m["content"] for ask in conversation.asks for m in ask if m["role"] == "user"]
+        for conversation in read_conversations(path)
+    ]
+
+
+def read_conversations(
+    path: str | Path, system: str | None = None, template_args: Mapping[str, Any] = NO_ARGS
+) -> list[Conversation]:
+    """Every record as what is asked, turn by turn: `turns`, or a conversation less its answers.
+
+    A record keeps its own system turn; others begin with `system`. Tool calls and their results
+    stay where they are. `template_args` go over the record's own.
+    """
+    conversations = []
     for number, record in enumerate(read_records(path), start=1):
-        turns = record.get("turns")
-        if turns is None:
-            try:
-                turns = [m["content"] for m in to_messages(record) if m["role"] == "user"]
-            except InputError as error:
-                raise InputError(f"{path}: record {number}: needs 'turns', or {error}") from error
-        texts = turns if isinstance(turns, list) else []
-        if not texts or not all(isinstance(turn, str) and turn.strip() for turn in texts):
-            raise InputError(f"{path}: record {number}: 'turns' must be a list of non-empty texts")
-        prompts.append(texts)
-    if not prompts:
+        try:
+            asks, style = _asks(_given(record)), to_style(record)
+        except InputError as error:
+            raise InputError(f"{path}: record {number}: {error}") from error
+        if asks[0][0]["role"] not in SYSTEM_ROLES:
+            asks[0] = system_turn(system) + asks[0]
+        args = {**style.args, **template_args}
+        conversations.append(Conversation(asks, Style(style.tools, args)))
+    if not conversations:
         raise InputError(f"{path}: no records")
-    return prompts
+    return conversations
+
+
+def _given(record: dict[str, Any]) -> list[Message]:
+    turns = record.get("turns")
+    if turns is None:
+        try:
+            messages = to_messages(record)
+        except InputError as error:
+            raise InputError(f"needs 'turns', or {error}") from error
+        turns = [m["content"] for m in messages if m["role"] == "user"]
+    else:
+        messages = (
+            [{"role": "user", "content": t} for t in turns] if isinstance(turns, list) else []
+        )
+    if not messages or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise InputError("'turns' must be a list of non-empty texts")
+    return messages
+
+
+def _asks(messages: list[Message]) -> list[list[Message]]:
+    """Messages between answers: each list ends with a user's turn or a tool's result."""
+    asks: list[list[Message]] = []
+    current: list[Message] = []
+    for message in messages:
+        role, calls = message["role"], message.get("tool_calls")
+        ready = bool(current) and current[-1]["role"] in ("user", "tool")
+        if ready and (role == "user" or (role == "assistant" and not calls)):
+            asks.append(current)
+            current = []
+        if role != "assistant" or calls:
+            current.append(message)
+    if current and current[-1]["role"] in ("user", "tool"):
+        asks.append(current)
+    if not asks:
+        raise InputError("ends with a tool call that has no result: nothing to answer")
+    return asks
 
 
 def read_examples(
@@ -65,30 +132,35 @@ def read_examples(
 ) -> list[Example]:
     """Training documents, cut to `max_length` tokens; those left without an answer are dropped.
 
-    A record holds `prompt_ids` and `answer_ids` (what `peagle data regenerate` writes: the exact
-    tokens of the target), or a conversation, which is tokenized here.
+    A record holds `prompt_ids` and `answer_ids` (what `peagle data` writes: the exact tokens of the
+    target), or a conversation, which is tokenized here.
     """
     examples = []
     for number, record in enumerate(read_records(path), start=1):
         try:
-            example = _example(record, tokenizer)
+            documents = to_examples(record, tokenizer)
         except InputError as error:
             raise InputError(f"{path}: record {number}: {error}") from error
-        ids, supervised = example.ids[:max_length], example.supervised[:max_length]
-        if any(supervised[2:]):
-            examples.append(Example(ids, supervised))
+        cut = [Example(ids[:max_length], said[:max_length]) for ids, said in documents]
+        examples += [example for example in cut if teaches(example)]
     if not examples:
         raise InputError(f"{path}: no answer within --max-length {max_length} tokens to train on")
     return examples
 
 
-def _example(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example:
+def teaches(example: Example) -> bool:
+    """Whether it has a supervised token that a drafter could predict: x[2] is the first."""
+    return any(example.supervised[2:])
+
+
+def to_examples(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    """The documents of one record, whole. Raises InputError when it has none."""
     if "answer_ids" in record:
         prompt, answer = record.get("prompt_ids"), record["answer_ids"]
         if not _token_ids(prompt) or not _token_ids(answer):
             raise InputError("'prompt_ids' and 'answer_ids' must both be lists of token ids")
-        return Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))
-    return encode_conversation(tokenizer, to_messages(record))
+        return [Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))]
+    return encode_documents(tokenizer, to_messages(record), to_style(record))
 
 
 def _token_ids(value: object) -> TypeGuard[list[int]]:

@@ -1,12 +1,23 @@
 """Exactly what the assistant said is supervised."""
 
+import json
 from typing import Any
 
 import pytest
 from tiny import make_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from peagle.config import InputError
-from peagle.data.chat import encode_conversation, prompt_ids, render, to_messages
+from peagle.data.chat import (
+    Style,
+    encode_conversation,
+    encode_documents,
+    prompt_ids,
+    render,
+    system_turn,
+    to_messages,
+    to_style,
+)
 
 TOKENIZER = make_tokenizer()
 TALK = [
@@ -16,6 +27,36 @@ TALK = [
     {"role": "user", "content": "and then"},
     {"role": "assistant", "content": "it ran!\n\nfar"},
 ]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "mat"}'}}
+BROKEN = {"name": "look", "arguments": "{a"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+USED_TOOL = [
+    {"role": "user", "content": "the cat?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "sat", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "it sat"},
+]
+WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments.at }}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen3: what was thought is shown for the last answer only, and may be turned off.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}({{ m.thinking or '' }}){% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if think is false %}(){% endif %}"
+    "{% endif %}"
+)
+
+
+def with_template(template: str | None) -> PreTrainedTokenizerFast:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def said(ids: list[int], supervised: list[bool]) -> list[str]:
@@ -64,20 +105,79 @@ def test_no_assistant_turn() -> None:
         encode_conversation(TOKENIZER, TALK[:2])
 
 
-def test_a_template_that_rewrites_earlier_turns() -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = (
-        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
+def test_tool_calls_are_supervised_and_results_are_not() -> None:
+    tokenizer, messages = with_template(WITH_TOOLS), to_messages({"messages": USED_TOOL})
+    ids, supervised = encode_conversation(tokenizer, messages, Style(TOOLS))
+    assert said(ids, supervised) == ["look mat<|im_end|>", "it sat<|im_end|>"]
+    assert tokenizer.decode(ids).startswith('[{"type": "function"')
+
+
+def test_arguments_of_tool_calls_become_objects() -> None:
+    _, call, result, _ = to_messages({"messages": USED_TOOL})
+    function = {"name": "look", "arguments": {"at": "mat"}}
+    assert call["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+    assert (call["content"], result["tool_call_id"]) == ("", "c1")
+    bare = {"role": "assistant", "content": "so", "tool_calls": [function]}
+    assert to_messages({"messages": [bare]})[0]["tool_calls"][0]["function"] == function
+
+
+def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents() -> None:
+    """Every answer is trained on once, behind the very prompt it was the answer to."""
+    tokenizer = with_template(THINKING)
+    talk = [TALK[1], {**TALK[2], "thinking": "hm"}, TALK[3], {**TALK[4], "thinking": "so"}]
+    documents = encode_documents(tokenizer, talk)
+    answers = ["(hm)the cat sat<|im_end|>", "(so)it ran!\n\nfar<|im_end|>"]
+    assert [said(*document) for document in documents] == [[answer] for answer in answers]
+    for (ids, supervised), asked in zip(documents, (talk[:1], talk[:3]), strict=True):
+        assert ids[: supervised.index(True)] == prompt_ids(tokenizer, asked)
     with pytest.raises(InputError, match="rewrites earlier turns"):
-        encode_conversation(tokenizer, TALK)
+        encode_conversation(tokenizer, talk)
 
 
-def test_no_template() -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(InputError, match="no chat template"):
-        prompt_ids(tokenizer, TALK)
+def test_template_arguments() -> None:
+    tokenizer, style = with_template(THINKING), Style(None, {"think": False})
+    assert tokenizer.decode(prompt_ids(tokenizer, TALK[:2], style)).endswith("assistant\n()")
+    assert said(*encode_conversation(tokenizer, TALK[:3], style)) == ["the cat sat<|im_end|>"]
+    assert said(*encode_conversation(tokenizer, TALK[:3])) == ["()the cat sat<|im_end|>"]
+
+
+def test_a_template_whose_answers_do_not_follow_their_prompts() -> None:
+    template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(InputError, match="rewrites earlier turns") as caught:
+        encode_documents(with_template(template), TALK)
+    assert "data regenerate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('no system turn') }}", "refuses this: no system turn"),
+        ("{{ messages[99].content }}", "the chat template refuses this"),
+        ("{% if %}", "the chat template refuses this"),
+    ],
+)
+def test_templates_that_fail(template: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        prompt_ids(with_template(template), TALK)
+    assert "\n" not in str(caught.value)
+
+
+def test_style_of_a_record() -> None:
+    record = {"tools": TOOLS, "template_args": {"think": False}}
+    assert to_style(record) == Style(TOOLS, {"think": False})
+    assert to_style(record).in_line() == record
+    assert to_style({"tools": json.dumps(TOOLS)}) == Style(TOOLS)  # as some data sets have them
+    assert to_style({"tools": [], "template_args": None}) == Style()
+    assert Style().in_line() == {}
+    for wrong in ({"tools": {"a": 1}}, {"tools": "look"}, {"template_args": ["a"]}):
+        with pytest.raises(InputError, match="tools"):
+            to_style(wrong)
+
+
+def test_system_turn() -> None:
+    assert system_turn("be brief") == TALK[:1]
+    assert system_turn(None) == []
 
 
 def test_prompt_opens_the_answer() -> None:
@@ -103,7 +203,13 @@ def test_to_messages() -> None:
         ({"messages": []}, "needs 'messages'"),
         ({"messages": "hi"}, "needs 'messages'"),
         ({"messages": ["hi"]}, "a turn is 'hi'"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "role 'critic'"),
+        ({"messages": [{"role": "tool", "content": None}]}, "role 'tool'.*a text"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "role 'assistant'.*a text"),
+        ({"messages": [{"role": "user", "tool_calls": [CALL]}]}, "role 'user'.*a text"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["f"]}]}, "tool call 'f'"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "tool call"),
+        ({"messages": [{"role": "assistant", "tool_calls": [BROKEN]}]}, "arguments '{a'.*not JSON"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text"),
         ({"messages": [{"content": "x"}]}, "role None"),

@@ -9,8 +9,8 @@ import pytest
 from tiny import make_tokenizer
 
 from peagle.config import InputError
-from peagle.data.chat import encode_conversation
-from peagle.data.dataset import read_examples, read_prompts, read_records
+from peagle.data.chat import Style, encode_conversation
+from peagle.data.dataset import read_conversations, read_examples, read_prompts, read_records
 
 TOKENIZER = make_tokenizer()
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]
@@ -84,6 +84,61 @@ def test_prompts(tmp_path: Path) -> None:
 def test_bad_prompts(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_prompts(write(tmp_path, {"turns": ["a"]}, record))
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+CALL = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
+SYSTEM, RESULT = {"role": "system", "content": "be kind"}, {"role": "tool", "content": "mat"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "roles"),
+    [
+        ([user("a"), TALK[1], user("b")], ["user", "user"]),
+        ([user("a"), user("b")], ["user", "user"]),  # each gets its answer
+        ([SYSTEM, user("a"), TALK[1]], ["system user"]),
+        ([TALK[1], user("a")], ["user"]),  # a greeting that nobody asked for
+        ([user("a"), CALL, RESULT, TALK[1], user("b")], ["user assistant tool", "user"]),
+        ([user("a"), CALL, RESULT, user("b")], ["user assistant tool", "user"]),
+        ([user("a"), TALK[1], user("b"), CALL], ["user"]),  # no result to go on from
+    ],
+)
+def test_what_is_asked_of_a_conversation(tmp_path: Path, messages: list, roles: list[str]) -> None:
+    [conversation] = read_conversations(write(tmp_path, {"messages": messages}))
+    assert [" ".join(m["role"] for m in ask) for ask in conversation.asks] == roles
+
+
+def test_a_system_prompt_goes_before_records_without_one(tmp_path: Path) -> None:
+    file = write(tmp_path, {"turns": ["a", "b"]}, {"messages": [SYSTEM, *TALK]})
+    first, second = read_conversations(file, "be brief")
+    brief = {"role": "system", "content": "be brief"}
+    assert first.asks == [[brief, user("a")], [user("b")]]
+    assert second.asks == [[SYSTEM, TALK[0]]]
+    assert read_prompts(file) == [["a", "b"], ["the cat"]]
+
+
+def test_template_arguments_go_over_the_records_own(tmp_path: Path) -> None:
+    record = {"turns": ["a"], "tools": [{"name": "look"}], "template_args": {"x": 1, "y": 2}}
+    [conversation] = read_conversations(write(tmp_path, record), None, {"x": 3})
+    assert conversation.style == Style([{"name": "look"}], {"x": 3, "y": 2})
+
+
+def test_nothing_to_answer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="record 1: ends with a tool call that has no result"):
+        read_conversations(write(tmp_path, {"messages": [user("a"), CALL]}))
+
+
+def test_training_uses_the_template_arguments_of_the_line(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ mood }}" + tokenizer.chat_template
+    records = [{"messages": TALK, "template_args": {"mood": mood}} for mood in ("gay", "sad")]
+    for example, mood in zip(
+        read_examples(write(tmp_path, *records), tokenizer, 99), ("gay", "sad"), strict=True
+    ):
+        assert tokenizer.decode(example.ids).startswith(mood)
 
 
 def test_no_prompts(tmp_path: Path) -> None:
