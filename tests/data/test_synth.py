@@ -1,0 +1,299 @@
+"""The target writes prompts and answers them; a stopped run goes on as if it never had been."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny import make_target, make_tokenizer
+
+from peagle.config import InputError
+from peagle.data.chat import PLAIN_STYLE, prompt_ids
+from peagle.data.dataset import read_examples
+from peagle.data.regenerate import regenerate
+from peagle.data.starters import STARTERS
+from peagle.data.synth import (
+    PATIENCE,
+    SynthConfig,
+    synth_for_run,
+    synthesize,
+    user_turn,
+)
+from peagle.engine.llm import LLM
+from peagle.engine.request import Completion, SamplingParams, Stats
+
+TOKENIZER = make_tokenizer()
+USER = SamplingParams(temperature=1.2, max_tokens=48)
+CONFIG = SynthConfig(count=10, user=USER, max_tokens=6, seed=1)
+EACH = {"chat": 1.0, "code": 1.0, "math": 1.0}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(make_target(), max_batch=4)
+
+
+@pytest.fixture(scope="module")
+def made(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished file."""
+    file = tmp_path_factory.mktemp("made") / "new" / "data.jsonl"
+    assert synthesize(llm, file, CONFIG).written == 10
+    return file
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_records_are_the_targets_own(llm: LLM, made: Path) -> None:
+    records = read(made)
+    assert [record["record"] for record in records] == list(range(10))
+    greedy = SamplingParams(max_tokens=6)
+    for record in records:
+        asked, said = record["messages"]
+        assert record["prompt_ids"] == prompt_ids(llm.tokenizer, [asked])
+        plain = llm.generate([record["prompt_ids"]], greedy)[0]
+        assert (record["answer_ids"], said["content"]) == (plain.token_ids, plain.text)
+        assert any(asked["content"].startswith(start) for start in STARTERS[record["kind"]])
+        assert not any(special in asked["content"] for special in llm.tokenizer.all_special_tokens)
+    assert len({record["messages"][0]["content"] for record in records}) == 10
+    assert read_examples(made, llm.tokenizer, 256)
+
+
+def test_the_mix_is_kept(made: Path) -> None:
+    assert Counter(record["kind"] for record in read(made)) == CONFIG.quotas
+    draws = [record["draw"] for record in read(made)]
+    assert draws == sorted(set(draws))
+
+
+@pytest.mark.parametrize(
+    ("count", "mix", "quotas"),
+    [
+        (10, None, {"chat": 5, "code": 3, "math": 2}),
+        (10, {"math": 7.0}, {"math": 10}),
+        (10, EACH, {"chat": 4, "code": 3, "math": 3}),
+        (1, EACH, {"chat": 1, "code": 0, "math": 0}),
+        (3, {"code": 2, "math": 0}, {"code": 3, "math": 0}),
+    ],
+)
+def test_quotas(count: int, mix: dict[str, float] | None, quotas: dict[str, int]) -> None:
+    config = SynthConfig(count, mix) if mix else SynthConfig(count)
+    assert config.quotas == quotas
+
+
+def test_a_kill_anywhere_loses_and_doubles_nothing(llm: LLM, made: Path, tmp_path: Path) -> None:
+    cut, data = tmp_path / "cut.jsonl", made.read_bytes()
+    ends = [at + 1 for at, byte in enumerate(data) if byte == ord("\n")]
+    for size in (0, ends[2] - 1, ends[4] + 30, ends[7], len(data)):
+        cut.write_bytes(data[:size])
+        synthesize(llm, cut, CONFIG)
+        assert cut.read_bytes() == data, size
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_batching_does_not_change_the_file(made: Path, tmp_path: Path, batch: int) -> None:
+    synthesize(LLM(make_target(), max_batch=batch), tmp_path / "data.jsonl", CONFIG)
+    assert (tmp_path / "data.jsonl").read_bytes() == made.read_bytes()
+
+
+def test_more_can_be_asked_for_later_and_is_reported(llm: LLM, tmp_path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    few, more = (SynthConfig(n, EACH, USER, max_tokens=2) for n in (3, 6))
+    file = synth_for_run(llm, tmp_path / "run", few)
+    assert file == tmp_path / "run" / "data.jsonl"
+    before = file.read_bytes()
+    report = synthesize(llm, file, more, lambda *at: progress.append(at))
+    assert report.written == 3
+    assert report.kinds == {"chat": 2, "code": 2, "math": 2}
+    assert file.read_bytes().startswith(before)
+    assert progress[0] == (3, 6) and progress[-1] == (6, 6)
+    assert synthesize(llm, file, few).written == 0
+
+
+def test_another_seed_gives_other_records(made: Path, llm: LLM, tmp_path: Path) -> None:
+    other = SynthConfig(count=3, user=USER, max_tokens=6, seed=2)
+    synthesize(llm, tmp_path / "other.jsonl", other)
+    texts = [
+        {r["messages"][0]["content"] for r in read(f)} for f in (made, tmp_path / "other.jsonl")
+    ]
+    assert not texts[0] & texts[1]
+
+
+def test_system_prompt_and_template_arguments(tmp_path: Path) -> None:
+    llm = LLM(make_target(), max_batch=4)
+    llm.tokenizer.chat_template = "{{ mood }}" + llm.tokenizer.chat_template
+    config = SynthConfig(2, EACH, USER, 4, system="be brief", template_args={"mood": "gay"})
+    synthesize(llm, tmp_path / "data.jsonl", config)
+    for record in read(tmp_path / "data.jsonl"):
+        assert record["template_args"] == {"mood": "gay"}
+        assert record["messages"][0] == {"role": "system", "content": "be brief"}
+        start = "gay<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n"
+        assert llm.tokenizer.decode(record["prompt_ids"]).startswith(start)
+
+
+# --- drafts from a script ------------------------------------------------------------------------
+
+
+def scripted(*said: str, template: str | None = None, context: int = 4096) -> Any:
+    """An engine whose user turns are `said`, in turn; an answer is always "yes"."""
+    tokenizer, turns, asked = make_tokenizer(), iter(said), list[list[int]]()
+    if template:
+        tokenizer.chat_template = template
+
+    def generate(prompts: list[list[int]], params: Any) -> list[Completion]:
+        asked.extend(prompts)
+        answers = isinstance(params, SamplingParams)
+        texts = ["yes<|im_end|>" if answers else next(turns, said[-1]) for _ in prompts]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        done = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
+        return [Completion(text, each, "stop", Stats(), []) for text, each in done]
+
+    ends = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+    target = SimpleNamespace(max_context=context, model=ends, tokenizer=tokenizer, name="scripted")
+    return SimpleNamespace(
+        tokenizer=tokenizer, target=target, max_batch=1, generate=generate, asked=asked
+    )
+
+
+LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+
+
+@pytest.mark.parametrize(
+    ("draft", "why"),
+    [
+        ("no end of this turn", "unfinished"),
+        ("the <|reserved_0|> cat sat<|im_end|>", "special token"),
+        ("a<|im_end|>", "too short"),
+        ("?!?!?!?!<|im_end|>", "empty"),
+        ("the cat ran to the hat " * 4 + "<|im_end|>", "repetitive"),
+        (f"{LONG}<|im_end|>", "duplicate"),
+        (f"{LONG} fifteen<|im_end|>", "near duplicate"),
+    ],
+)
+def test_drafts_that_are_not_used(tmp_path: Path, draft: str, why: str) -> None:
+    llm = scripted(f"{LONG}<|im_end|> and more<|im_end|>", draft, "what a fine day it is<|im_end|>")
+    # Of all starters only the empty one, so that the script is all there is.
+    config = SynthConfig(2, {"chat": 1.0}, USER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("peagle.data.synth.STARTERS", {"chat": ("",)})
+        report = synthesize(llm, tmp_path / "data.jsonl", config)
+    assert report.refused == {why: 1}
+    texts = [record["messages"][0]["content"] for record in read(tmp_path / "data.jsonl")]
+    assert texts == [LONG, "what a fine day it is"]
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer(tmp_path: Path) -> None:
+    llm = scripted(f"{LONG}<|im_end|>", "what a fine day it is<|im_end|>", context=100)
+    report = synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, {"chat": 1.0}, USER))
+    assert report.refused == {"too long": 1}
+
+
+def test_nothing_usable_ends_the_run_and_keeps_what_there_is(tmp_path: Path) -> None:
+    llm, output = (
+        scripted("what a fine day it is<|im_end|>", "", "b<|im_end|>", ""),
+        tmp_path / "data.jsonl",
+    )
+    with pytest.raises(InputError, match=r"scripted wrote nothing usable in \d+ drafts") as caught:
+        synthesize(llm, output, SynthConfig(5, {"chat": 1.0}, USER))
+    for part in ("1 too short", "unfinished", f"1 records are kept in {output}"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(llm.asked) < PATIENCE + 10
+    assert len(read(output)) == 1
+
+
+# --- where a user speaks -------------------------------------------------------------------------
+
+CHATML = TOKENIZER.chat_template
+MISTRAL = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+
+
+def test_the_cut_of_a_template_with_special_tokens() -> None:
+    turn = user_turn(TOKENIZER, [], PLAIN_STYLE, {99})
+    assert turn.start == "<|im_start|>user\n"
+    assert (turn.end_ids, turn.end_text) == ({99, TOKENIZER.eos_token_id}, None)
+
+
+def test_a_turn_that_does_not_end_with_an_end_of_text(tmp_path: Path) -> None:
+    """GPT-OSS ends a user's turn with a token that does not end an answer."""
+    template = CHATML.replace("<|im_end|>", "<|reserved_0|>")
+    llm = scripted("what a fine day it is<|reserved_0|>\nassistant", template=template)
+    synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, {"chat": 1.0}, USER))
+    [record] = read(tmp_path / "data.jsonl")
+    assert record["messages"][0]["content"].endswith("what a fine day it is")
+
+
+def test_a_turn_that_ends_with_ordinary_text(tmp_path: Path) -> None:
+    llm = scripted(" what a fine day it is [/INST] yes", template=MISTRAL)
+    turn = user_turn(llm.tokenizer, [], PLAIN_STYLE, {2})
+    assert turn == ("[INST] ", {2}, "[/INST]")
+    synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, {"math": 1.0}, USER))
+    [record] = read(tmp_path / "data.jsonl")
+    text = record["messages"][0]["content"]
+    assert text.endswith("what a fine day it is")
+    assert llm.tokenizer.decode(record["prompt_ids"]) == f"[INST] {text} [/INST]"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template says where a user speaks"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "cannot be cut"),
+        ("<s>{% for m in messages %}{{ m.role }}{% endfor %}</s>", "cannot be cut"),
+        (CHATML + "{{ messages[0].content }}<|im_end|>", "cannot be cut"),
+        (CHATML.replace("m['content']", "m['content'] | upper"), "cannot be cut"),
+    ],
+)
+def test_templates_that_cannot_be_cut(template: str | None, message: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(InputError, match=message) as caught:
+        user_turn(tokenizer, [], PLAIN_STYLE, {2})
+    assert "--chat-template" in str(caught.value)
+
+
+# --- what users get wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mix": {"poem": 1.0}}, "mix poem=1.0: give chat, code, math"),
+        ({"mix": {"chat": -1.0}}, "mix chat=-1.0"),
+        ({"mix": {"chat": float("nan")}}, "mix chat=nan"),
+        ({"mix": {"chat": float("inf")}}, "mix chat=inf"),
+        ({"mix": {"chat": 0.0}}, "no kind has a share"),
+        ({"mix": {}}, "no kind has a share"),
+        ({"count": 0}, "count 0"),
+        ({"user": SamplingParams()}, "temperature 0: user turns must be sampled"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SynthConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        '{"record": 0, "messages": [], "prompt_ids": [1], "answer_ids": [2]}\n',  # regenerate's
+        '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n',
+        '{"turns": ["hi"]}\n',
+        "text",
+    ],
+)
+def test_another_file_is_left_as_it_was(llm: LLM, tmp_path: Path, foreign: str) -> None:
+    output = tmp_path / "mine.jsonl"
+    output.write_text(foreign)
+    with pytest.raises(InputError, match=r"mine.jsonl:1: not written by .*: name another file"):
+        synthesize(llm, output, CONFIG)
+    assert output.read_text() == foreign
+
+
+def test_a_folder_is_not_a_file(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--output .*: Is a directory"):
+        synthesize(llm, tmp_path, CONFIG)
+    with pytest.raises(InputError, match="--output .*: Is a directory"):
+        regenerate(llm, [], tmp_path, USER)
