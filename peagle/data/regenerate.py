@@ -1,97 +1,136 @@
 """The target answers prompts itself: what a drafter must learn to predict."""
 
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError
 from peagle.data.chat import Message, prompt_ids
-from peagle.data.dataset import read_prompts
+from peagle.data.dataset import Conversation
+from peagle.data.endpoint import Servers, ask_servers
+from peagle.data.lines import append, open_to_append, read_back
+from peagle.data.talk import Talk, drop_oldest
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.request import Completion, SamplingParams
 
-LINE_START = b'{"record": '
+
+class Engine(NamedTuple):
+    """What answers in this process: our engine, or vLLM's."""
+
+    tokenizer: PreTrainedTokenizerBase
+    max_context: int
+    group: int  # records answered together and written together
+    generate: Callable[[list[list[int]], SamplingParams], Sequence[Completion]]
+
+
+class Report(NamedTuple):
+    """What a run did."""
+
+    answers: int  # written
+    truncated: int  # of them, those whose conversation lost its oldest turns to fit the context
+    skipped: int  # turns left out: too long for the context even alone, and what came after
+    failed: int  # records an endpoint could not answer; the next run asks again
+    problems: list[str]  # of endpoints, in words
+
+
+def native(llm: LLM) -> Engine:
+    """Our own engine as what answers."""
+    return Engine(llm.tokenizer, llm.target.max_context, llm.max_batch * 4, llm.generate)
 
 
 def regenerate(
-    llm: LLM,
-    prompts_file: Path,
+    source: LLM | Engine | Servers,
+    conversations: Sequence[Conversation],  # all of a prompt file, from `read_conversations`
     output: Path,
     params: SamplingParams,
-    limit: int | None = None,
+    limit: int | None = None,  # of records
     on_record: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
-    """Answer every record of a prompt file, turn by turn, and append one line an answer to
-    `output`: `messages` for people, `prompt_ids` and `answer_ids` for exact training.
+) -> Report:
+    """Answer every record, turn by turn, and append to `output` one line an answer: `messages` for
+    people, `prompt_ids` and `answer_ids` for exact training; from an endpoint one line a record,
+    `messages` only.
 
-    Records already in `output` are skipped, so a stopped run continues. Returns the number of
-    answers written. Raises InputError when `output` holds anything else.
+    Records already in `output` are skipped, so a stopped run continues. A conversation that leaves
+    too little room for an answer loses its oldest turns. Raises InputError when `output` holds
+    anything else, or no endpoint is left to ask.
     """
-    conversations = read_prompts(prompts_file)
     finished = _answered(output, conversations)
-    wanted = range(len(conversations[:limit]))
-    todo = [i for i in wanted if i not in finished]
-    written, done = 0, len(wanted) - len(todo)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a", encoding="utf-8") as file:
-        for group in _groups(todo, llm.max_batch * 4):
-            lines = _answer(llm, {i: conversations[i] for i in group}, params)
-            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-            written, done = written + len(lines), done + len(group)
+    wanted = conversations[:limit]
+    todo = [Talk(i, asks) for i, asks in enumerate(wanted) if i not in finished]
+    problems: list[str] = []
+    if isinstance(source, Servers):
+        answered = ask_servers(source, todo, params, problems)
+    else:
+        engine = native(source) if isinstance(source, LLM) else source
+        answered = _answer(engine, todo, params)
+    done = len(wanted) - len(todo)
+    with open_to_append(output) as file:
+        on_record(done, len(wanted))
+        for talks in answered:
+            append(file, [line for talk in talks for line in talk.lines])
+            done += len(talks)
             on_record(done, len(wanted))
-    return written
+    return Report(
+        sum(talk.answers for talk in todo if not talk.open),
+        sum(talk.truncated for talk in todo),
+        sum(talk.skipped for talk in todo),
+        sum(talk.open for talk in todo),
+        problems,
+    )
 
 
-def _answer(
-    llm: LLM, conversations: dict[int, list[str]], params: SamplingParams
-) -> list[dict[str, Any]]:
-    """Lines of several conversations, those of one record together."""
-    histories: dict[int, list[Message]] = {i: [] for i in conversations}
-    lines: list[dict[str, Any]] = []
-    for turn in range(max(map(len, conversations.values()))):
-        alive = [i for i, turns in conversations.items() if turn < len(turns)]
-        for i in alive:
-            histories[i].append({"role": "user", "content": conversations[i][turn]})
-        ids = {i: prompt_ids(llm.tokenizer, histories[i]) for i in alive}
-        ids = {i: prompt for i, prompt in ids.items() if len(prompt) < llm.target.max_context}
-        answers = llm.generate(list(ids.values()), params)
-        for (i, prompt), answer in zip(ids.items(), answers, strict=True):
-            histories[i].append({"role": "assistant", "content": answer.text})
-            said = {"prompt_ids": prompt, "answer_ids": answer.token_ids}
-            lines.append({"record": i, "messages": list(histories[i]), **said})
-    return sorted(lines, key=lambda line: line["record"])
+def _answer(engine: Engine, todo: list[Talk], params: SamplingParams) -> Iterator[list[Talk]]:
+    """Groups of records, each turn of all of them answered together."""
+    for start in range(0, len(todo), engine.group):
+        group = todo[start : start + engine.group]
+        while turn := [talk for talk in group if talk.open]:
+            asked = [(talk, *_fit(engine, talk, params)) for talk in turn]
+            for talk, _, ids in asked:
+                if len(ids) >= engine.max_context:
+                    talk.skip()
+            asked = [each for each in asked if each[0].open]
+            answers = engine.generate([ids for _, _, ids in asked], params) if asked else []
+            for (talk, messages, ids), answer in zip(asked, answers, strict=True):
+                said = {"role": "assistant", "content": answer.text}
+                tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
+                talk.say(messages, said, tokens)
+        yield group
 
 
-def _answered(output: Path, conversations: list[list[str]]) -> set[int]:
-    """Records a former run finished. A kill cuts off the last line, or the last record's later
-    turns: what is left of that record is removed from the file, and it is answered again."""
-    if not output.is_file():
-        return set()
-    lines = output.read_bytes().splitlines(keepends=True)
-    cut = bool(lines) and not lines[-1].endswith(b"\n")
-    if cut and LINE_START.startswith(lines[-1][: len(LINE_START)]):
-        lines.pop()
-    records = [_record(output, number, line) for number, line in enumerate(lines, start=1)]
+def _fit(engine: Engine, talk: Talk, params: SamplingParams) -> tuple[list[Message], list[int]]:
+    """The conversation and its ids, without the oldest turns while they leave less room than the
+    answer may need, or a quarter of the context."""
+    room = min(params.max_tokens, engine.max_context // 4)
+    messages = talk.asked()
+    while True:
+        try:
+            ids = prompt_ids(engine.tokenizer, messages, talk.conversation.style)
+        except InputError as error:
+            raise InputError(f"record {talk.record + 1} of the prompts: {error}") from error
+        shorter = drop_oldest(messages) if len(ids) + room > engine.max_context else None
+        if shorter is None:
+            return messages, ids
+        messages = shorter
+
+
+def _answered(output: Path, conversations: Sequence[Conversation]) -> set[int]:
+    """Records a former run finished, in any order. A kill may cut off the last one's later turns:
+    what is left of that record is removed from the file, and it is answered again."""
+
+    def answers(line: dict[str, Any]) -> tuple[int, int]:
+        if "draw" in line or type(line["record"]) is not int:
+            raise ValueError  # `peagle data synth` wrote it
+        return line["record"], int(line.get("answers", 1))
+
+    found = read_back(output, "regenerate", answers)
+    records = [record for (record, _), _ in found]
     last = records[-1] if records else 0
-    if last < len(conversations) and 0 < records.count(last) < len(conversations[last]):
-        keep = records.index(last)
-        lines, records = lines[:keep], records[:keep]
-    os.truncate(output, sum(map(len, lines)))
+    written = sum(count for (record, count), _ in found if record == last)
+    if last < len(conversations) and 0 < written < len(conversations[last].asks):
+        first = records.index(last)
+        os.truncate(output, found[first][1])
+        records = records[:first]
     return set(records)
-
-
-def _record(output: Path, number: int, line: bytes) -> int:
-    try:
-        return int(json.loads(line)["record"])
-    except (ValueError, KeyError, TypeError) as error:
-        why = "not written by `peagle data regenerate`: name another file"
-        raise InputError(f"--output {output}:{number}: {why}") from error
-
-
-def _groups(items: list[int], size: int) -> Iterator[list[int]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -1,13 +1,40 @@
-"""`peagle data regenerate`, and training on what it wrote."""
+"""`peagle data`: what it makes can be looked at, and trained on."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
-from runner import invoke, metrics, write_lines
+import pytest
+from runner import invoke, metrics, printed, save_target, write_lines
 from typer.testing import CliRunner
 
+from peagle.cli.data import _mix, _pairs
 from peagle.cli.main import app
+from peagle.config import InputError
 from peagle.model.config import Method
+
+SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
+USER = ("--temperature", 1.2, "--prompt-tokens", 48, "--max-tokens", 8)
+TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_lines(
+        tmp_path / "prompts.jsonl", {"turns": ["the cat", "ran"]}, {"turns": ["mat"]}
+    )
+
+
+@pytest.fixture(scope="module")
+def without_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_target(tmp_path_factory.mktemp("plain"))
+    (folder / "chat_template.jinja").unlink()
+    return folder
 
 
 def test_answers_can_be_trained_on(target: Path, heads: dict[Method, Path], tmp_path: Path) -> None:
@@ -21,14 +48,183 @@ def test_answers_can_be_trained_on(target: Path, heads: dict[Method, Path], tmp_
     options = ("--prompts", prompts, "--output", made, "--limit", 2, "--max-tokens", 10)
     command = ("data", "regenerate", target, *options, "--head", heads["p-eagle"])
     assert f"wrote 3 answers to {made}" in invoke(*command).stderr
-    records = [json.loads(line) for line in made.read_text().splitlines()]
+    records = read(made)
     assert [record["record"] for record in records] == [0, 0, 1]
     assert [len(record["messages"]) for record in records] == [2, 4, 2]
     assert f"wrote 0 answers to {made}" in invoke(*command).stderr
 
-    small = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
-    invoke("train", target, "--data", made, "--output", tmp_path / "out", *small)
+    invoke("train", target, "--data", made, "--output", tmp_path / "out", *SMALL)
     assert len(metrics(tmp_path / "out")) == 3  # one epoch: a step a document
+
+
+def test_data_from_nothing_can_be_trained_on(target: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made.jsonl"
+    command = ("data", "synth", target, "--output", made, *USER, "--mix", "chat=2,math=1")
+    done = invoke(*command, "--count", 3)
+    assert f"wrote 3 records to {made}, which has chat 2, math 1" in done.stderr
+    assert "drafts not used: " in done.stderr
+    assert "wrote 0 records" in invoke(*command, "--count", 3).stderr
+    summary = printed("data", "show", made, "--target", target)
+    assert (summary["records"], summary["kinds"]) == (3, {"chat": 2, "math": 1})
+    invoke("train", target, "--data", made, "--output", tmp_path / "out", *SMALL)
+    assert len(metrics(tmp_path / "out")) == 3
+
+
+def test_system_prompt_and_template_arguments(target: Path, prompts: Path, tmp_path: Path) -> None:
+    template, made = tmp_path / "chat.jinja", tmp_path / "made.jsonl"
+    template.write_text(
+        "{% if think is false %}quick {% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    how = ("--system", "be brief", "--chat-template", template, "--max-tokens", 4)
+    how = (*how, "--chat-template-arg", "think=false", "--output", made)
+    invoke("data", "regenerate", target, "--prompts", prompts, *how)
+    records = read(made)
+    assert [record["template_args"] for record in records] == [{"think": False}] * 3
+    shown = printed("data", "show", made, "--target", target, "--record", 1)["documents"][0]
+    start = "quick system: be brief<|im_end|>user: the cat<|im_end|>assistant: "
+    assert shown["pieces"][0] == {"text": start, "supervised": False}
+
+    synth = tmp_path / "synth.jsonl"
+    how = (*how[:-1], synth)
+    invoke("data", "synth", target, *USER, *how, "--count", 1, "--mix", "chat=1")
+    [record] = read(synth)
+    assert record["template_args"] == {"think": False}
+    assert record["messages"][0] == {"role": "system", "content": "be brief"}
+
+
+def test_a_target_without_a_template(
+    refused, without_template: Path, prompts: Path, tmp_path: Path
+) -> None:
+    made = tmp_path / "made.jsonl"
+    command = ("data", "regenerate", without_template, "--prompts", prompts, "--output", made)
+    line = refused(*command)
+    assert "no chat template: name one with --chat-template FILE, or give --plain" in line
+    invoke(*command, "--plain", "--max-tokens", 4)
+    shown = printed("data", "show", made, "--target", without_template, "--record", 3)
+    [document] = shown["documents"]
+    assert document["pieces"][0] == {"text": "mat", "supervised": False}
+    assert document["answer_tokens"] == sum(document["supervised"]) > 0
+    line = refused("data", "synth", without_template, "--output", tmp_path / "synth.jsonl")
+    assert "no chat template says where a user speaks: name one with --chat-template" in line
+
+
+def test_turns_that_do_not_fit_are_counted(target: Path, tmp_path: Path) -> None:
+    long = "the cat sat " * 36
+    turns = [[long, "ran", long], ["the cat sat " * 99]]
+    prompts = write_lines(tmp_path / "prompts.jsonl", *({"turns": texts} for texts in turns))
+    made = ("--output", tmp_path / "made.jsonl", "--max-tokens", 4)
+    said = invoke("data", "regenerate", target, "--prompts", prompts, *made).stderr
+    assert "wrote 3 answers" in said
+    assert "asked without their oldest turns, to fit the context: 1" in said
+    assert "turns left out, too long even alone: 1" in said
+
+
+def test_show_a_file(target: Path, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "data.jsonl", {"messages": TALK}, {"messages": TALK[:1]})
+    shown = invoke("data", "show", file, "--target", target).stdout.splitlines()
+    numbers = dict(line.split(maxsplit=1) for line in shown[:1] + shown[-2:-1])
+    assert numbers == {"records": "2", "unusable": "1"}
+    assert "kinds          none given" in shown
+    assert shown[-1] == "  record 2: the conversation has no assistant turn to train on"
+    summary = printed("data", "show", file, "--target", target)
+    assert f"answer tokens  {summary['answer_tokens']}" in shown
+    assert f"p50 {summary['lengths']['p50']}," in "\n".join(shown)
+
+
+def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_lines(tmp_path / "data.jsonl", {"messages": TALK})
+    command = ("data", "show", file, "--target", target, "--record", 1)
+    shown = invoke(*command).stdout
+    text = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+    assert shown.startswith(f"{text}⟦sat<|im_end|>⟧\n")
+    document = printed(*command)["documents"][0]
+    counts = f"--- {document['tokens']} tokens, {document['answer_tokens']} of them trained on"
+    assert counts in shown
+    assert len(document["ids"]) == len(document["supervised"]) == document["tokens"]
+    longest = document["tokens"] - 2
+    assert ", 2 cut" in invoke(*command, "--max-length", longest).stdout
+
+    monkeypatch.setattr("peagle.cli.data.console._force_terminal", True)
+    monkeypatch.setattr("peagle.cli.data.console._color_system", 1)
+    colored = invoke(*command, color=True).stdout
+    assert "\x1b[32msat<|im_end|>\x1b[0m" in colored
+    assert "⟦" not in colored
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--mix", "poem=1"), "mix poem=1: give chat, code, math"),
+        (("--mix", "chat=much"), "--mix chat=much: expected a number"),
+        (("--mix", "chat=true"), "--mix chat=True: expected a number"),
+        (("--mix", "chat"), "--mix 'chat': expected name=value"),
+        (("--mix", "chat=1,chat=2"), "--mix 'chat=2': expected name=value, each name once"),
+        (("--mix", "chat=0"), "no kind has a share above 0"),
+        (("--mix", ""), "--mix '': expected name=value"),
+        (("--count", 0), "count 0"),
+        (("--temperature", 0), "temperature 0"),
+        (("--prompt-tokens", 0), "max_tokens 0"),
+        (("--max-tokens", 0), "max_tokens 0"),
+        (("--chat-template-arg", "think"), "--chat-template-arg 'think': expected name=value"),
+        (("--chat-template-arg", "a=["), "--chat-template-arg 'a=[': the value is not YAML"),
+    ],
+)
+def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], said: str) -> None:
+    """All of them before a target is loaded."""
+    line = refused("data", "synth", "nowhere", "--output", tmp_path / "made.jsonl", *options)
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--engine", "tgi"), "--engine 'tgi': choose native or vllm"),
+        (("--plain", "--chat-template", "f"), "--plain: leave --chat-template"),
+        (("--chat-template", "none.jinja"), "--chat-template none.jinja: "),
+        (("--chat-template-arg", "think=true"), "--chat-template-arg think: the chat template"),
+        (("--url", "http://h/v1", "--plain"), "--plain with --url: the endpoint has its own"),
+        (("--url", "http://h/v1", "--head", "x"), "--head with --url"),
+        (("--url", "http://h/v1", "--engine", "vllm"), "--engine with --url"),
+        (("--url", "http://h/v1", "--chat-template", "x"), "--chat-template with --url"),
+        (("--url", "http://h/v1", "--api-key-env", "NOT_SET"), "--api-key-env NOT_SET: the var"),
+        (("--url", "h:8000"), "--url h:8000: no answer ("),
+    ],
+)
+def test_regenerate_options(
+    refused, target: Path, prompts: Path, tmp_path: Path, options: tuple[object, ...], said: str
+) -> None:
+    where = ("--prompts", prompts, "--output", tmp_path / "made.jsonl")
+    assert said in refused("data", "regenerate", target, *where, *options)
+
+
+def test_vllm_that_is_not_installed(
+    refused, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    where = ("--prompts", prompts, "--output", tmp_path / "made.jsonl", "--engine", "vllm")
+    line = refused("data", "regenerate", target, *where)
+    assert "pip install 'peagle[vllm]'" in line and "--url" in line
+
+
+def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "data.jsonl", {"messages": TALK}, {"messages": TALK[:1]})
+    whose = ("--target", target)
+    assert "no such file" in refused("data", "show", tmp_path / "none.jsonl", *whose)
+    assert "--record 3" in refused("data", "show", file, *whose, "--record", 3)
+    assert "no assistant turn" in refused("data", "show", file, *whose, "--record", 2)
+    assert "unknown model 'x'" in refused("data", "show", file, "--target", "x")
+    file.write_text("{}\n{broken\n")
+    assert f"{file}:2: not JSON" in refused("data", "show", file, *whose)
+
+
+def test_values_are_read_as_yaml() -> None:
+    texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
+    assert _pairs(texts, "--o") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
+    assert _mix("chat=2, code=0.5") == {"chat": 2, "code": 0.5}
+    with pytest.raises(InputError):
+        _pairs(["=1"], "--o")
 
 
 def test_batch_of_none_is_refused(target: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The target's own answers on disk: exact, all turns, and never lost or doubled by a kill."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ from tiny import make_target
 
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
-from peagle.data.regenerate import regenerate
+from peagle.data.dataset import Conversation, read_conversations
+from peagle.data.regenerate import native
+from peagle.data.regenerate import regenerate as answer
+from peagle.data.vllm import vllm_engine
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=6)
+SYNTH = '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n'
 TURNS = [["the cat"], ["the hat", "and then", "what"], ["a day"], ["mat", "sat"], ["ran"]]
 
 
@@ -27,6 +32,13 @@ def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in TURNS))
     return file
+
+
+def regenerate(llm: LLM, prompts: Path, *rest: Any, **named: Any) -> int:
+    """Answers written, nothing being too long or failing."""
+    report = answer(llm, read_conversations(prompts), *rest, **named)
+    assert report[1:] == (0, 0, 0, [])
+    return report.answers
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -73,16 +85,17 @@ def test_groups_are_on_disk_before_the_next_begins(llm: LLM, prompts: Path, tmp_
 
     def killed(done: int, total: int) -> None:
         reports.append((done, total))
-        raise KeyboardInterrupt
+        if done:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         regenerate(llm, prompts, output, GREEDY, on_record=killed)
-    assert reports == [(4, 5)]
+    assert reports == [(0, 5), (4, 5)]
     assert {record["record"] for record in read(output)} == {0, 1, 2, 3}
     regenerate(
         llm, prompts, output, GREEDY, on_record=lambda done, total: reports.append((done, total))
     )
-    assert reports == [(4, 5), (5, 5)]
+    assert reports == [(0, 5), (4, 5), (4, 5), (5, 5)]
 
 
 def test_limit_can_be_raised_and_lowered(llm: LLM, prompts: Path, tmp_path: Path) -> None:
@@ -91,28 +104,70 @@ def test_limit_can_be_raised_and_lowered(llm: LLM, prompts: Path, tmp_path: Path
     assert [record["record"] for record in read(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
 
 
-def test_the_file_is_read_once(
-    llm: LLM, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_may_stand_in_any_order(llm: LLM, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     regenerate(llm, prompts, output, GREEDY)
-    reads, real = [], Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: reads.append(self) or real(self))
-    regenerate(llm, prompts, output, GREEDY)
-    assert reads == [output]
+    lines = output.read_text().splitlines(keepends=True)
+    for order in ([7, 5, 6, 0], [4, 7, 1, 2, 3], [0, 5, 6, 4, 1, 2]):  # the last: a record cut
+        output.write_text("".join(lines[i] for i in order))
+        regenerate(llm, prompts, output, GREEDY)
+        assert sorted(output.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_turns_that_do_not_fit_are_left_out(llm: LLM, tmp_path: Path) -> None:
-    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
-    too_long = "the cat sat on the mat " * 60
-    records = [["ran", too_long, "hat"], [too_long], ["mat"]]
-    prompts.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in records))
-    assert regenerate(llm, prompts, output, GREEDY) == 2
-    assert [record["record"] for record in read(output)] == [0, 2]
+def test_what_does_not_fit_is_cut_at_a_turn_and_counted(llm: LLM, tmp_path: Path) -> None:
+    """The oldest turn goes, the system turn stays; a turn too long by itself ends its record."""
+    output, long, too_long = tmp_path / "out.jsonl", "the cat sat " * 30, "the cat sat " * 99
+    asked = [[long, "and then", long], ["ran", too_long, "hat"], [too_long], ["mat"]]
+    system = {"role": "system", "content": "be brief"}
+    users = [[[{"role": "user", "content": text}] for text in texts] for texts in asked]
+    conversations = [Conversation([[system, *first], *rest]) for first, *rest in users]
+    assert answer(llm, conversations, output, GREEDY) == (5, 1, 3, 0, [])
+    lines = read(output)
+    assert [line["record"] for line in lines] == [0, 0, 0, 1, 3]
+    second, third = ([m["content"] for m in line["messages"][:-1]] for line in lines[1:3])
+    assert [second[0], second[1], second[3]] == ["be brief", long, "and then"]
+    assert [third[0], third[1], third[3]] == ["be brief", "and then", long]
+    for line in lines:
+        assert line["prompt_ids"] == prompt_ids(llm.tokenizer, line["messages"][:-1])
+
+
+def test_template_arguments_and_tools_are_used_and_recorded(tmp_path: Path) -> None:
+    llm, output = LLM(make_target()), tmp_path / "out.jsonl"
+    llm.tokenizer.chat_template = "{{ mood }}{{ tools | tojson }}" + llm.tokenizer.chat_template
+    prompts, tools = tmp_path / "prompts.jsonl", [{"name": "look"}]
+    prompts.write_text(json.dumps({"turns": ["the cat"], "tools": tools}) + "\n")
+    conversations = read_conversations(prompts, "be brief", {"mood": "gay"})
+    answer(llm, conversations, output, GREEDY)
+    [line] = read(output)
+    assert (line["tools"], line["template_args"]) == (tools, {"mood": "gay"})
+    assert [m["role"] for m in line["messages"]] == ["system", "user", "assistant"]
+    assert llm.tokenizer.decode(line["prompt_ids"]).startswith('gay[{"name": "look"}]')
+
+
+def test_a_conversation_that_the_template_refuses_is_named(prompts: Path, tmp_path: Path) -> None:
+    llm, output = LLM(make_target()), tmp_path / "out.jsonl"
+    llm.tokenizer.chat_template += (
+        "{% if messages | length > 2 %}{{ raise_exception('!') }}{% endif %}"
+    )
+    with pytest.raises(InputError, match="record 2 of the prompts: the chat template refuses"):
+        answer(llm, read_conversations(prompts), output, GREEDY)
+
+
+def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "ours.jsonl", tmp_path / "other.jsonl"]
+    regenerate(llm, prompts, files[0], GREEDY)
+    answer(native(llm)._replace(group=2), read_conversations(prompts), files[1], GREEDY)
+    assert files[0].read_text() == files[1].read_text()
+
+
+def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(InputError, match=r"--engine vllm: .*pip install 'peagle\[vllm\]'.*--url"):
+        vllm_engine("anything", llm.tokenizer)
 
 
 @pytest.mark.parametrize(
-    "foreign", ['{"turns": ["hi"]}\n', '{"turns": ["hi"]}', "text\nmore", "[1]\n"]
+    "foreign", ['{"turns": ["hi"]}\n', '{"turns": ["hi"]}', "text\nmore", "[1]\n", SYNTH]
 )
 def test_another_file_is_left_as_it_was(
     llm: LLM, prompts: Path, tmp_path: Path, foreign: str

@@ -1,0 +1,114 @@
+"""`peagle data regenerate --url`: no target is loaded, and a killed run goes on."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Reply, echo
+from runner import PEAGLE, invoke, metrics, write_lines
+from typer.testing import CliRunner
+
+from peagle.cli.main import app
+
+COUNT = 12
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer() as running:
+        yield running
+
+
+@pytest.fixture
+def command(server: ChatServer, tmp_path: Path) -> tuple[object, ...]:
+    prompts = ({"turns": [f"question {number}"]} for number in range(COUNT))
+    where = ("--prompts", write_lines(tmp_path / "prompts.jsonl", *prompts))
+    where = (*where, "--output", tmp_path / "made.jsonl")
+    return ("data", "regenerate", "some-target", *where, "--url", server.url)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_answers_can_be_trained_on(
+    target: Path, server: ChatServer, command: tuple[object, ...], tmp_path: Path
+) -> None:
+    key = ("--api-key-env", "SOME_KEY", "--model", "theirs", "--system", "be brief")
+    done = CliRunner().invoke(app, [*map(str, (*command, *key))], env={"SOME_KEY": "secret"})
+    assert done.exit_code == 0, done.output
+    assert f"wrote {COUNT} answers" in done.stderr
+    assert {body["model"] for body in server.bodies} == {"theirs"}
+    assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
+    assert {m["role"] for line in read(tmp_path / "made.jsonl") for m in line["messages"]} == {
+        "system", "user", "assistant"
+    }  # fmt: skip
+    small = ("--layers", 1, "--depths", 2, "--draft-vocab", 100, "--steps", 3)
+    data = ("--data", tmp_path / "made.jsonl", "--output", tmp_path / "out")
+    invoke("train", target, *data, *small)
+    assert len(metrics(tmp_path / "out")) == 3
+
+
+def test_records_that_fail_are_told_and_asked_again(
+    server: ChatServer, command: tuple[object, ...], tmp_path: Path
+) -> None:
+    server.behave = lambda body: (
+        Reply("no such number", 400) if "7" in body["messages"][-1]["content"] else echo(body)
+    )
+    done = CliRunner().invoke(app, [*map(str, command)])
+    assert done.exit_code == 1
+    assert "warning: record 8: HTTP 400" in done.stderr
+    assert "records without an answer: 1; run again" in done.stderr
+    server.behave = echo
+    assert "wrote 1 answers" in invoke(*command).stderr
+    assert {line["record"] for line in read(tmp_path / "made.jsonl")} == set(range(COUNT))
+
+
+def test_no_such_host(refused, server: ChatServer, command: tuple[object, ...]) -> None:
+    server.server_close()
+    assert f"--url {server.url}: no answer (" in refused(*command)
+
+
+def test_a_wrong_key(refused, server: ChatServer, command: tuple[object, ...]) -> None:
+    server.models = Reply({"error": "who are you?"}, 401)
+    assert "HTTP 401 Unauthorized" in refused(*command)
+
+
+def test_a_killed_process_loses_and_doubles_nothing(
+    server: ChatServer, command: tuple[object, ...], tmp_path: Path
+) -> None:
+    made, answered, killed = tmp_path / "made.jsonl", iter(range(5)), threading.Event()
+
+    def hangs_after_a_few(body: dict[str, Any]) -> Reply:
+        if next(answered, None) is None:
+            killed.wait(60)
+        return echo(body)
+
+    server.behave = hangs_after_a_few
+    line = [str(part) for part in (PEAGLE, *command, "--workers", 2)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        while process.poll() is None and (not made.exists() or made.read_bytes().count(b"\n") < 3):
+            killed.wait(0.05)
+    finally:
+        process.kill()
+        output, _ = process.communicate()
+    killed.set()
+    assert process.returncode == -9, output.decode()
+    before = {line["record"] for line in read(made)}
+    assert 3 <= len(before) <= 5
+
+    server.behave = echo
+    server.bodies.clear()
+    assert f"wrote {COUNT - len(before)} answers" in invoke(*command).stderr
+    lines = read(made)
+    assert sorted(line["record"] for line in lines) == list(range(COUNT))
+    for line in lines:
+        question = f"question {line['record']}"
+        assert [m["content"] for m in line["messages"]] == [question, f"you said {question}"]
+    asked = {body["messages"][-1]["content"] for body in server.bodies}
+    assert asked == {f"question {number}" for number in set(range(COUNT)) - before}

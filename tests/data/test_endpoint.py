@@ -1,0 +1,334 @@
+"""Answers from endpoints that fail in every way: nothing is lost, nothing is doubled."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Reply, echo, says
+from tiny import make_tokenizer
+
+from peagle.config import InputError
+from peagle.data import endpoint
+from peagle.data.chat import PLAIN_STYLE, Style
+from peagle.data.dataset import Conversation, read_examples
+from peagle.data.endpoint import TRIES, Endpoint, Servers, connect
+from peagle.data.regenerate import Report, regenerate
+from peagle.engine.request import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=9, seed=5)
+TURNS = [["the cat"], ["the hat", "and then", "what"], ["a day"], ["mat", "sat"], ["ran"], ["far"]]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def talks(turns: list[list[str]], style: Style = PLAIN_STYLE) -> list[Conversation]:
+    return [Conversation([[user(text)] for text in texts], style) for texts in turns]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PAUSES", (0.0,) * 7)
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer() as running:
+        yield running
+
+
+@pytest.fixture
+def dead() -> str:
+    """A URL where nothing listens."""
+    server = ChatServer()
+    server.server_close()
+    return server.url
+
+
+def ask(server: ChatServer | Servers, output: Path, turns: Any = TURNS, workers: int = 3) -> Report:
+    """Regenerate from a server."""
+    if isinstance(server, ChatServer):
+        server = connect([server.url], workers=workers)
+    conversations = turns if isinstance(turns[0], Conversation) else talks(turns)
+    return regenerate(server, conversations, output, PARAMS)
+
+
+def read(output: Path) -> dict[int, dict[str, Any]]:
+    """Lines by record, of which there must be one each."""
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    by_record = {line["record"]: line for line in lines}
+    assert len(by_record) == len(lines)
+    return by_record
+
+
+def check(output: Path, records: set[int] | None = None) -> None:
+    """Every answer is the echo of its turn, in its place."""
+    found = read(output)
+    assert set(found) == (set(range(len(TURNS))) if records is None else records)
+    for record, line in found.items():
+        texts = [m["content"] for m in line["messages"]]
+        assert texts[::2] == TURNS[record]
+        assert texts[1::2] == [f"you said {text}" for text in TURNS[record]]
+        assert line["answers"] == len(TURNS[record])
+
+
+def failing(reply: Reply, times: int, words: str = "") -> Callable[[dict[str, Any]], Reply]:
+    """An echo that first sends `reply` so many times, to requests with `words` in them."""
+    lock, left = threading.Lock(), [times]
+
+    def behave(body: dict[str, Any]) -> Reply:
+        with lock:
+            fails = left[0] > 0 and words in body["messages"][-1]["content"]
+            left[0] -= fails
+        return reply if fails else echo(body)
+
+    return behave
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_every_record_is_one_line(server: ChatServer, tmp_path: Path, workers: int) -> None:
+    output = tmp_path / "new" / "out.jsonl"
+    assert ask(server, output, workers=workers) == Report(9, 0, 0, 0, [])
+    check(output)
+    assert len(server.bodies) == 9
+    examples = read_examples(output, make_tokenizer(), 256)
+    assert len(examples) == len(TURNS)
+
+
+def test_what_is_sent(server: ChatServer, tmp_path: Path) -> None:
+    tools, style = [{"type": "function"}], {"enable_thinking": False}
+    call = {"function": {"name": "look", "arguments": {"at": "mat"}}, "type": "function", "id": "c"}
+    asks = [[user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]]
+    asks[0].append({"role": "tool", "content": "sat", "tool_call_id": "c"})
+    servers = connect([server.url + "/chat/completions"], api_key="secret")
+    assert ask(servers, tmp_path / "out", [Conversation(asks, Style(tools, style))]).answers == 1
+    [body] = server.bodies
+    sent = body.pop("messages")
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"at": "mat"}'
+    assert sent[2] == asks[0][2]
+    expected = {"model": "m", "temperature": 0.0, "top_p": 1.0, "max_tokens": 9, "seed": 5}
+    assert body == {**expected, "tools": tools, "chat_template_kwargs": style}
+    assert server.headers[0]["authorization"] == "Bearer secret"
+    line = read(tmp_path / "out")[0]
+    assert (line["tools"], line["template_args"]) == (tools, style)
+    assert line["messages"][1]["tool_calls"] == [call]
+
+
+def test_plain_requests_have_nothing_special(server: ChatServer, tmp_path: Path) -> None:
+    ask(server, tmp_path / "out", [["hi"]])
+    assert set(server.bodies[0]) == {
+        "model", "messages", "temperature", "top_p", "max_tokens", "seed"
+    }  # fmt: skip
+    assert "authorization" not in server.headers[0]
+
+
+def test_thoughts_and_tool_calls_are_kept_but_not_said_again(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    server.behave = lambda body: says(None, reasoning="hm", tool_calls=[call])
+    ask(server, tmp_path / "out", [["a", "b"]])
+    said = read(tmp_path / "out")[0]["messages"][1]
+    assert (said["content"], said["reasoning_content"]) == ("", "hm")
+    assert said["tool_calls"][0]["function"]["arguments"] == {"at": 1}
+    assert "reasoning_content" not in server.bodies[1]["messages"][1]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply({"error": "overloaded"}, 503),
+        Reply({"error": "slow down"}, 429, {"retry-after": "0"}),
+        Reply({"error": "slow down"}, 429, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+        Reply({"error": "oops"}, 500),
+        Reply(None),
+        Reply(b"<html>"),
+        Reply({"choices": []}),
+        Reply({"choices": [{"message": "hi"}]}),
+        Reply([1]),
+    ],
+)
+def test_failed_requests_are_asked_again(server: ChatServer, tmp_path: Path, reply: Reply) -> None:
+    server.behave = failing(reply, 3)
+    assert ask(server, tmp_path / "out") == Report(9, 0, 0, 0, [])
+    check(tmp_path / "out")
+    assert len(server.bodies) == 12
+
+
+def test_a_retried_conversation_goes_on_where_it_was(server: ChatServer, tmp_path: Path) -> None:
+    server.behave = failing(Reply({}, 503), 2, "what")
+    ask(server, tmp_path / "out")
+    check(tmp_path / "out")
+    asked = Counter(body["messages"][-1]["content"] for body in server.bodies)
+    assert asked.pop("what") == 3
+    assert set(asked.values()) == {1}
+
+
+def test_a_dead_endpoint_leaves_the_work_to_the_others(
+    server: ChatServer, dead: str, tmp_path: Path
+) -> None:
+    """One that is dead at the start, and one that dies before its first answer."""
+    servers = connect([dead, server.url])
+    assert len(servers.endpoints) == 1
+    report = ask(servers, tmp_path / "one")
+    [problem] = report.problems
+    assert f"--url {dead}: no answer (" in problem
+    check(tmp_path / "one")
+    asked = len(server.bodies)
+    gone = Servers([Endpoint(dead, "m"), *servers.endpoints], workers=2)
+    with_gone = ask(gone, tmp_path / "two")
+    assert (with_gone.answers, with_gone.failed) == (9, 0)
+    assert all(dead in problem for problem in with_gone.problems)
+    check(tmp_path / "two")
+    assert len(server.bodies) == 2 * asked
+
+
+def test_no_endpoint_at_all(dead: str) -> None:
+    with pytest.raises(InputError, match=r"--url http.*: no answer \(") as caught:
+        connect([dead])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "http://", "ftp://host/v1", ":"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(InputError, match="--url .*: no answer"):
+        connect([url])
+
+
+def test_an_endpoint_that_dies_keeps_what_it_answered(server: ChatServer, tmp_path: Path) -> None:
+    """And the next run asks for the rest only."""
+    output, answered = tmp_path / "out.jsonl", iter(range(4))
+    server.behave = lambda body: Reply(None) if next(answered, None) is None else echo(body)
+    with pytest.raises(InputError, match=f"{server.url} was given up: no answer") as caught:
+        ask(server, output)
+    kept = set(read(output))
+    assert 0 < len(kept) < len(TURNS)
+    assert f"{len(TURNS) - len(kept)} records are left, {len(kept)} were answered" in str(
+        caught.value
+    )
+    check(output, kept)
+    server.behave = echo
+    server.bodies.clear()
+    ask(server, output)
+    check(output)
+    again = {body["messages"][0]["content"] for body in server.bodies}
+    assert again == {TURNS[record][0] for record in range(len(TURNS)) if record not in kept}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_no_request_would_survive_ends_the_run_at_once(
+    server: ChatServer, tmp_path: Path, status: int
+) -> None:
+    server.behave = lambda body: Reply({"error": {"message": "wrong key\nor model"}}, status)
+    with pytest.raises(InputError, match=rf"HTTP {status} .*wrong key.nor model") as caught:
+        ask(server, tmp_path / "out", workers=1)
+    assert len(caught.value.args[0].splitlines()) == 1
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(("status", "tries"), [(500, TRIES), (400, 1), (422, 1)])
+def test_a_record_that_always_fails_is_left_out(
+    server: ChatServer, tmp_path: Path, status: int, tries: int
+) -> None:
+    server.behave = failing(Reply({"error": "cats"}, status), 99, "sat")
+    report = ask(server, tmp_path / "out")
+    assert (report.answers, report.failed) == (7, 1)
+    [problem] = report.problems
+    assert problem.startswith(f"record 4: HTTP {status}") and "cats" in problem
+    check(tmp_path / "out", {0, 1, 2, 4, 5})
+    assert sum(body["messages"][-1]["content"] == "sat" for body in server.bodies) == tries
+    server.behave = echo
+    assert ask(server, tmp_path / "out").answers == 2
+    check(tmp_path / "out")
+
+
+def test_settings_that_every_request_is_refused_for(server: ChatServer, tmp_path: Path) -> None:
+    server.behave = lambda body: Reply({"error": "no chat_template_kwargs here"}, 400)
+    with pytest.raises(InputError, match="no chat_template_kwargs here"):
+        ask(server, tmp_path / "out", talks([["hi"]] * 99), workers=2)
+    assert len(server.bodies) == 2 * (len(endpoint.PAUSES) + 1)
+
+
+def in_context(words: int) -> Callable[[dict[str, Any]], Reply]:
+    """A server with a context of so many words, wanted tokens counting as words."""
+
+    def behave(body: dict[str, Any]) -> Reply:
+        taken = sum(len(m["content"].split()) for m in body["messages"])
+        if taken + body.get("max_tokens", 1) > words:
+            return Reply({"message": f"maximum context length is {words}"}, 400)
+        return echo(body)
+
+    return behave
+
+
+def test_a_conversation_too_long_for_the_server(server: ChatServer, tmp_path: Path) -> None:
+    """First a shorter answer, then the oldest turns go, then it is left out, and counted."""
+    server.behave = in_context(20)
+    long = "the cat sat on the mat"  # with its answer 14 words
+    turns = [["hi", long], [long, long], [long * 5, "hi"]]
+    assert ask(server, tmp_path / "out", turns) == Report(4, 1, 2, 0, [])
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    asked = {(line["record"], len(line["messages"])) for line in lines}
+    assert asked == {(0, 4), (1, 2)}
+    both = [line for line in lines if line["record"] == 1]
+    assert [line["answers"] for line in both] == [1, 1]  # the second without the first turn
+    assert {"max_tokens" in body for body in server.bodies} == {True, False}
+    server.bodies.clear()
+    ask(server, tmp_path / "out", turns)
+    assert all(long * 5 in body["messages"][0]["content"] for body in server.bodies)
+
+
+def test_a_kill_anywhere_loses_and_doubles_nothing(server: ChatServer, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    ask(server, whole)
+    data = whole.read_bytes()
+    ends = [at + 1 for at, byte in enumerate(data) if byte == ord("\n")]
+    for size in sorted({0, 1, 5, *ends, *(end - 1 for end in ends), *range(20, len(data), 97)}):
+        cut.write_bytes(data[:size])
+        ask(server, cut)
+        check(cut)
+
+
+def test_a_bug_ends_the_run(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(endpoint, "_answer", bug)
+    with pytest.raises(RuntimeError, match="a bug"):
+        ask(server, tmp_path / "out")
+
+
+def test_nothing_to_ask(server: ChatServer, tmp_path: Path) -> None:
+    ask(server, tmp_path / "out")
+    assert ask(server, tmp_path / "out").answers == 0
+    assert len(server.bodies) == 9
+
+
+def test_the_model_that_is_asked(server: ChatServer) -> None:
+    def served(*names: str) -> None:
+        server.models = Reply({"data": [{"id": name} for name in names]})
+
+    served("a")
+    assert connect([server.url + "/"]).endpoints == [Endpoint(server.url, "a")]
+    assert connect([server.url], "mine").endpoints[0].model == "mine"
+    served("a", "b")
+    assert connect([server.url], prefer="b").endpoints[0].model == "b"
+    with pytest.raises(InputError, match="serves a, b: choose one with --model"):
+        connect([server.url], prefer="c")
+    server.models = Reply({}, 404)
+    assert connect([server.url], "mine").endpoints[0].model == "mine"
+    with pytest.raises(InputError, match="HTTP 404"):
+        connect([server.url])
+    server.models = Reply({"models": []})
+    with pytest.raises(InputError, match="no list of models there"):
+        connect([server.url])
+    server.models = Reply({"error": "who are you"}, 401)
+    with pytest.raises(InputError, match="HTTP 401"):
+        connect([server.url], "mine")

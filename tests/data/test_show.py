@@ -1,0 +1,111 @@
+"""What a data file holds, in numbers and token by token."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tokenizer
+
+from peagle.config import InputError
+from peagle.data.chat import encode_conversation
+from peagle.data.dataset import read_examples
+from peagle.data.show import documents_of, nth_record, percentiles, pieces, summarize
+
+TOKENIZER = make_tokenizer()
+TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on\nthe mat"}]
+
+
+def write(folder: Path, *records: Any) -> Path:
+    file = folder / "data.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def ids(prompt: int, answer: int, **more: Any) -> dict[str, Any]:
+    return {"prompt_ids": [9] * prompt, "answer_ids": [8] * answer, **more}
+
+
+def test_the_numbers_of_a_file(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        ids(4, 6, kind="chat"),
+        ids(3, 30, kind="chat"),
+        ids(20, 5, kind="math"),  # no answer within 16 tokens
+        {"messages": TALK[:1], "kind": "code"},
+        ids(2, 3, kind="chat"),
+    )
+    found = summarize(file, TOKENIZER, 16)
+    assert (found.records, found.documents, found.cut, found.unusable) == (5, 3, 1, 2)
+    assert (found.tokens, found.answer_tokens) == (10 + 16 + 5, 6 + 13 + 3)
+    assert found.lengths == {"p0": 5, "p10": 5, "p50": 10, "p90": 33, "p99": 33, "p100": 33}
+    assert found.kinds == {"chat": 3, "math": 1, "code": 1}
+    assert found.reasons == [
+        "record 3: no answer within --max-length 16 tokens to train on",
+        "record 4: the conversation has no assistant turn to train on",
+    ]
+
+
+def test_they_are_what_training_reads(tmp_path: Path) -> None:
+    file = write(tmp_path, ids(4, 6), {"messages": TALK * 2}, ids(20, 5), ids(3, 30))
+    for max_length in (8, 16, 99):
+        examples = read_examples(file, TOKENIZER, max_length)
+        found = summarize(file, TOKENIZER, max_length)
+        assert found.documents == len(examples)
+        assert found.tokens == sum(len(example.ids) for example in examples)
+        assert found.answer_tokens == sum(sum(example.supervised) for example in examples)
+
+
+def test_only_the_first_reasons_are_given(tmp_path: Path) -> None:
+    found = summarize(write(tmp_path, ids(1, 9), *[{}] * 20), TOKENIZER)
+    assert (found.unusable, len(found.reasons)) == (20, 5)
+    assert found.kinds == {}
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no records"):
+        summarize(write(tmp_path), TOKENIZER)
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"a": 1}\n{"a"')
+    with pytest.raises(InputError, match="data.jsonl:2: not JSON"):
+        summarize(file, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "middle"), [([], None), ([7], 7), ([3, 1, 2], 2), (list(range(101)), 50)]
+)
+def test_percentiles(lengths: list[int], middle: int | None) -> None:
+    found = percentiles(lengths)
+    assert found.get("p50") == middle
+    assert (found.get("p0"), found.get("p100")) == (
+        (min(lengths), max(lengths)) if lengths else (None, None)
+    )
+
+
+def test_pieces_are_the_whole_text_marked_where_supervised() -> None:
+    example = encode_conversation(TOKENIZER, TALK)
+    found = list(pieces(example, TOKENIZER))
+    assert "".join(piece.text for piece in found) == TOKENIZER.decode(example.ids)
+    assert [piece.text for piece in found if piece.supervised] == ["sat on\nthe mat<|im_end|>"]
+    assert [piece.supervised for piece in found] == [False, True, False]
+
+
+def test_records_are_counted_from_one(tmp_path: Path) -> None:
+    file = write(tmp_path, {"a": 1}, {"a": 2})
+    assert [nth_record(file, number) for number in (1, 2)] == [{"a": 1}, {"a": 2}]
+    with pytest.raises(InputError, match="--record 3: .*data.jsonl has records 1 to 2"):
+        nth_record(file, 3)
+
+
+def test_documents_whole_and_cut() -> None:
+    [(whole, cut)] = documents_of(ids(3, 9), TOKENIZER, 8)
+    assert (len(whole.ids), len(cut.ids), sum(cut.supervised)) == (12, 8, 5)
+    with pytest.raises(InputError, match="no answer to train on"):
+        documents_of(ids(1, 1), TOKENIZER)
+    with pytest.raises(InputError, match="no answer"):
+        documents_of({"prompt_ids": [], "answer_ids": []}, TOKENIZER)
+
+
+def test_answers_of_another_target() -> None:
+    with pytest.raises(InputError, match="token id 70000 is not the target's"):
+        documents_of({"prompt_ids": [1, 2], "answer_ids": [70_000]}, TOKENIZER)
