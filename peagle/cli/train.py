@@ -1,5 +1,6 @@
 """`peagle train`: a head for a target."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from peagle.model.drafter import Drafter
     from peagle.model.target import Target
     from peagle.train.start import HeadSpec
-    from peagle.train.trainer import Trainer
+    from peagle.train.trainer import TrainConfig, Trainer
 
 app = typer.Typer()
 # What --config may name, and its type.
@@ -38,6 +39,7 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     "train_embedding": lambda text: {"true": True, "false": False}[text.lower()],
 }
 HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "train_embedding")
+SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
 EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure acceptance on
 
 
@@ -45,7 +47,8 @@ EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure a
 def train(
     target: TargetArgument,
     data: Annotated[
-        Path | None, typer.Option(help="JSONL of answers or conversations, plain or .gz.")
+        str | None,
+        typer.Option(help="JSONL of answers or conversations, plain or .gz; synth: made here."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for checkpoint/, head/, metrics.jsonl.")
@@ -126,7 +129,9 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.train.state import checkpoints
     from peagle.train.trainer import TrainConfig, Trainer
 
-    data = existing_file(Path(settings.pop("data")), "--data")
+    data = settings.pop("data")
+    if data != "synth":
+        existing_file(Path(data), "--data")
     init_from, max_length = settings.pop("init_from", None), settings.pop("max_length", 1024)
     if max_length < 4:
         raise InputError(f"max_length {max_length}: must be at least 4 tokens")
@@ -139,9 +144,16 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     if checkpoints(config.output) and not resume:
         raise InputError(f"{config.output} holds a checkpoint: add --resume, or name a new folder")
     logging.disable_progress_bar()
-    target = load_target(target_name, device=device)
+    rank, local = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    screen.quiet = rank > 0  # of several processes (torchrun) the first one speaks
+    if data == "synth" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputError(
+            "--data synth: for several processes make it first, with peagle data synth"
+        )
+    target = load_target(target_name, device=f"cuda:{local}" if device == "cuda" else device)
     assert target.tokenizer is not None
-    examples = read_examples(data, target.tokenizer, max_length)
+    file = _synthesize(target, config) if data == "synth" else Path(data)
+    examples = read_examples(file, target.tokenizer, max_length)
     if init_from:
         drafter = _adopt(Drafter.load(init_from, target, force=True), target, spec)
     else:
@@ -155,6 +167,27 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     if resume:
         trainer.resume()
     _train(trainer)
+
+
+def _synthesize(target: "Target", config: "TrainConfig") -> Path:
+    """Data for this run that the target writes itself, into the run's folder."""
+    from peagle.data.synth import SynthConfig, synth_for_run
+    from peagle.engine.llm import LLM
+
+    records = 1000
+    if config.steps is not None:
+        records = config.steps * config.batch
+    elif config.max_train_tokens is not None:
+        records = -(-config.max_train_tokens // SYNTH_TOKENS)
+    with progress_bar("writing data") as bar:
+        task = bar.add_task("", total=records)
+        wanted = SynthConfig(count=max(records, SYNTH_LEAST), max_tokens=SYNTH_TOKENS)
+        return synth_for_run(
+            LLM(target),
+            config.output,
+            wanted,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 def _train(trainer: "Trainer") -> None:

@@ -40,7 +40,7 @@ class KVCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, span: Span, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (length, M, H) of a span; returns all keys and values to its last block's end."""
+        """Store k, v (length, M, H) of a span; returns keys and values to its last block's end."""
         if layer not in self._layers:
             shape = (self.rows, self.capacity, *k.shape[1:])
             self._layers[layer] = k.new_zeros(shape), v.new_zeros(shape[:2] + v.shape[1:])
