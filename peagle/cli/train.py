@@ -119,6 +119,7 @@ def train(
 
 
 def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) -> None:
+    import torch
     from transformers.utils import logging
 
     from peagle.data.dataset import read_examples
@@ -144,9 +145,9 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     if checkpoints(config.output) and not resume:
         raise InputError(f"{config.output} holds a checkpoint: add --resume, or name a new folder")
     logging.disable_progress_bar()
-    rank, local = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     screen.quiet = rank > 0  # of several processes (torchrun) the first one speaks
-    if data == "synth" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             "--data synth: for several processes make it first, with peagle data synth"
         )
@@ -158,6 +159,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         drafter = _adopt(Drafter.load(init_from, target, force=True), target, spec)
     else:
         answers = ([i for i, said in zip(*e, strict=True) if said] for e in examples)
+        torch.manual_seed(config.seed)
         drafter = new_drafter(target, answers, spec)
     kept = hold_out(examples, EVAL_PROMPTS)
     if not kept.prompts:
