@@ -41,7 +41,7 @@ CATALOG: Mapping[str, Entry] = MappingProxyType(
             ),
             heads={
                 "p-eagle": Head("heads/smollm2-135m-p-eagle", k=3),
-                "eagle3": Head("heads/smollm2-135m-eagle3", k=2),
+                "eagle3": Head("heads/smollm2-135m-eagle3", k=3),
             },
         ),
     }
