@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 # What --config may name, and its type.
 SETTINGS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("data", "output", "method", "init_from", "feature_layers"), str),
+    **dict.fromkeys(("data", "output", "method", "init_from", "feature_layers", "embedding"), str),
     **dict.fromkeys(("layers", "depths", "draft_vocab", "max_length", "batch", "pack"), int),
     **dict.fromkeys(("segments", "steps", "epochs", "max_train_tokens", "seed"), int),
     **dict.fromkeys(("save_every", "keep", "eval_every", "patience"), int),
@@ -36,9 +36,8 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     "loss": str,
     "tracker": str,
     "recompute": lambda text: {"true": True, "false": False}[text.lower()],
-    "train_embedding": lambda text: {"true": True, "false": False}[text.lower()],
 }
-HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "train_embedding")
+HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "embedding")
 SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
 EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure acceptance on
 
@@ -64,8 +63,9 @@ def train(
     feature_layers: Annotated[
         str | None, typer.Option(help="Tapped target layers: 2,15,27.")
     ] = None,
-    train_embedding: Annotated[
-        bool | None, typer.Option("--train-embedding", help="Train an embedding table of its own.")
+    embedding: Annotated[
+        str | None,
+        typer.Option(help="full: a table of its own; mask-row (default); shared: frozen."),
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Longest document, in tokens. Default 1024.")

@@ -41,7 +41,7 @@ def _parallel(
     """Real slots, then k − 1 placeholders, in one forward."""
     assert drafter.config.mask_token_id is not None
     ids, parts, spans, rows = list[int](), list[Tensor](), list[Span](), list[int]()
-    filler = drafter.placeholder().expand(k - 1, -1)
+    filler = drafter.placeholders(torch.arange(1, k, device=features.device))
     for new, real in zip(slots, features.split([len(s.ids) for s in slots]), strict=True):
         ids += new.ids + [drafter.config.mask_token_id] * (k - 1)
         parts += [real, filler]

@@ -109,9 +109,9 @@ class Drafter(nn.Module):
             features = torch.cat([n(c) for n, c in zip(self.fc_norm, chunks, strict=True)], dim=-1)
         return self.fc(features)
 
-    def placeholder(self) -> Tensor:
-        """The projected shared hidden state (1, D) that fills MTP slots."""
-        return self.project(self.mask_hidden[None])
+    def placeholders(self, depths: Tensor) -> Tensor:
+        """What fills MTP slots of depths (R,) ≥ 1: the projected shared hidden state, (R, D)."""
+        return self.project(self.mask_hidden[None]).expand(len(depths), -1)
 
     def forward(
         self,

@@ -36,7 +36,8 @@ class HeadSpec:
     depths: int = 8  # K trained for
     draft_vocab: int = 8192  # most frequent answer tokens
     feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
-    train_embedding: bool = False  # a table of its own; else the target's, and the mask's own row
+    embedding: Embedding | None = None  # None: the target's table, P-EAGLE trains the mask's row
+    warm_start: bool = True  # from the target's own layers, norm and head
 
     def __post_init__(self) -> None:
         for name in ("layers", "depths", "draft_vocab"):
@@ -44,13 +45,8 @@ class HeadSpec:
                 raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
         if self.method not in ("p-eagle", "eagle3"):
             raise InputError(f"method {self.method!r}: choose p-eagle or eagle3")
-
-    @property
-    def embedding(self) -> Embedding:
-        """Where the drafter's embeddings come from."""
-        if self.train_embedding:
-            return "full"
-        return "mask-row" if self.method == "p-eagle" else "shared"
+        if self.embedding not in (None, "full", "mask-row", "shared"):
+            raise InputError(f"embedding {self.embedding!r}: choose full, mask-row or shared")
 
 
 def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
@@ -70,7 +66,7 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
         target_hidden_size=target.config.hidden_size,
         mask_token_id=mask,
         depths=spec.depths,
-        embedding=spec.embedding,
+        embedding=spec.embedding or ("mask-row" if method == "p-eagle" else "shared"),
         provenance=Provenance(
             target.name, target.config_hash(), target.weights_hash(), target.template_hash()
         ),
@@ -82,7 +78,9 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     ids = frequent_tokens(answers, vocab_size, config.draft_vocab_size)
     drafter.d2t.copy_(draft_offsets(ids))
     drafter.share_embedding(target.embedding)
-    _copy_from_target(drafter, target, ids)
+    _copy_embedding(drafter, target, ids)
+    if spec.warm_start:
+        _copy_layers(drafter, target, ids)
     return drafter
 
 
@@ -104,11 +102,9 @@ def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
 
 
 @torch.no_grad()
-def _copy_from_target(drafter: Drafter, target: Target, ids: Tensor) -> None:
-    hidden, table = drafter.config.transformer.hidden_size, target.embedding
-    if drafter.config.target_hidden_size == hidden:
-        drafter.fc.weight.zero_()
-        drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
+def _copy_embedding(drafter: Drafter, target: Target, ids: Tensor) -> None:
+    """The mask token starts in the middle of the draft vocabulary."""
+    table = target.embedding
     middle = table[ids.to(table.device)].float().mean(0)
     if drafter.config.embedding == "mask-row":
         drafter.mask_embedding.copy_(middle)
@@ -116,6 +112,14 @@ def _copy_from_target(drafter: Drafter, target: Target, ids: Tensor) -> None:
         _copy(drafter.embed_tokens.weight, table)
         if drafter.config.mask_token_id is not None:
             drafter.embed_tokens.weight[drafter.config.mask_token_id] = middle
+
+
+@torch.no_grad()
+def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
+    hidden, table = drafter.config.transformer.hidden_size, target.embedding
+    if drafter.config.target_hidden_size == hidden:
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
     _copy(drafter.norm.weight, getattr(target.decoder.norm, "weight", None))
     _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
     for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):

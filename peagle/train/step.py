@@ -158,7 +158,7 @@ def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: 
     count, (anchor, depth) = len(elements.anchor), _padded(elements)
     real = anchor[depth == 0]
     projected = drafter.project(features[real])
-    placeholders = drafter.placeholder().expand(len(anchor) - len(real), -1)
+    placeholders = drafter.placeholders(depth[len(real) :])
     mask_ids = torch.full_like(anchor[len(real) :], drafter.config.mask_token_id)
     ids = torch.cat([sequence.ids[real + 1], mask_ids])
     attend = _attend(Elements(anchor, depth), sequence.documents)

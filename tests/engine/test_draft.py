@@ -20,7 +20,7 @@ def parallel(drafter: Drafter, target: Target, tokens: list[int], k: int) -> lis
     m = len(tokens) - 1
     ids = torch.tensor(tokens[1:] + [drafter.config.mask_token_id] * (k - 1))
     real = drafter.project(features_of(target, drafter, tokens[:-1]))
-    features = torch.cat([real, drafter.placeholder().expand(k - 1, -1)])
+    features = torch.cat([real, drafter.placeholders(torch.arange(1, k))])
     out = drafter(ids, features, torch.arange(m + k - 1), CausalAttend())
     return drafter.draft_tokens(out.normed[m - 1 :]).tolist()
 

@@ -99,12 +99,20 @@ def test_answers_choose_the_vocabulary(target: Target) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_table_of_its_own(target: Target, method: Method) -> None:
-    drafter = make(target, method, train_embedding=True)
+    drafter = make(target, method, embedding="full")
     assert drafter.config.embedding == "full"
     table, other = drafter.embed_tokens.weight, [i for i in range(128) if i != 3]
     assert table.requires_grad and torch.equal(table[other], target.embedding[other])
     expected = target.embedding[[20, 50, 90, 100]].mean(0)
     torch.testing.assert_close(table[3], expected if method == "p-eagle" else target.embedding[3])
+
+
+def test_a_cold_start_copies_nothing_but_the_embedding(target: Target) -> None:
+    drafter = make(target, "p-eagle", warm_start=False)
+    assert torch.equal(drafter.embed(torch.tensor([7])), target.embedding[[7]])
+    head = target.model.get_output_embeddings().weight
+    assert not torch.equal(drafter.lm_head.weight, head[[20, 50, 90, 100]])
+    assert 0.01 < drafter.fc.weight.std() < 0.03
 
 
 @pytest.mark.parametrize(
@@ -113,6 +121,7 @@ def test_a_table_of_its_own(target: Target, method: Method) -> None:
         ({"layers": 0}, "layers 0: must be at least 1"),
         ({"depths": 0}, "depths 0: must be at least 1"),
         ({"draft_vocab": 0}, "draft_vocab 0"),
+        ({"embedding": "frozen"}, "embedding 'frozen': choose"),
         ({"method": "medusa"}, "method 'medusa': choose"),
     ],
 )

@@ -53,7 +53,7 @@ def drafting_logits(drafter: Drafter, target: Target, anchor: int) -> list[Tenso
     real = drafter.project(features_of(target, drafter, ids[: anchor + 1].tolist()))
     if drafter.config.method == "p-eagle":
         masks = torch.full((DEPTHS - 1,), drafter.config.mask_token_id)
-        slots = torch.cat([real, drafter.placeholder().expand(DEPTHS - 1, -1)])
+        slots = torch.cat([real, drafter.placeholders(torch.arange(1, DEPTHS))])
         tokens = torch.cat([ids[1 : anchor + 2], masks])
         out = drafter(tokens, slots, torch.arange(len(tokens)), CausalAttend())
         return list(drafter.logits(out.normed[anchor:]))
