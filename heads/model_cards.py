@@ -21,15 +21,16 @@ KINDS = {
 def table(rows: list[dict], method: str) -> str:
     """Markdown rows of one head's acceptance."""
     lines = [
-        "| data set | K | acceptance length | accepted per position | rounds |",
-        "|---|---|---|---|---|",
+        "| data set | tokens, at most | K | acceptance length | accepted per position | rounds |",
+        "|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row["method"] == method:
             shares = " ".join(f"{share:.3f}" for share in row["accepted_per_position"])
             length = f"{row['acceptance_length']:.3f}"
             lines.append(
-                f"| {row['dataset']} | {row['k']} | {length} | {shares} | {row['rounds']} |"
+                f"| {row['dataset']} | {row['settings']['max_tokens']} | {row['k']} | {length} | "
+                f"{shares} | {row['rounds']} |"
             )
     return "\n".join(lines)
 

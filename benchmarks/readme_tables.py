@@ -1,0 +1,101 @@
+"""Write the tables of README.md's section "Measured" from benchmarks/results/.
+
+python benchmarks/readme_tables.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+README = RESULTS.parents[1] / "README.md"
+BEGIN, END = "<!-- tables: benchmarks/readme_tables.py -->", "<!-- end of tables -->"
+NAMES = {"none": "the target alone", "eagle3": "EAGLE-3, 1 layer", "p-eagle": "P-EAGLE, 4 layers"}
+
+
+def read(name: str) -> dict[str, Any]:
+    """One result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def speed() -> list[str]:
+    """The demo's table."""
+    demo = read("demo-8-prompts")
+    base = demo["rows"][0]["tokens_per_second"]
+    lines = [
+        f"`peagle demo`: {demo['prompts']} HumanEval prompts, at most {demo['max_tokens']} tokens "
+        f"each, greedy, {demo['dtype']}, one request at a time, on {demo['device']}; token ids "
+        f"{'identical' if demo['identical'] else 'NOT identical'} in all rows.",
+        "",
+        "| | K | tok/s | | acceptance length |",
+        "|---|---|---|---|---|",
+    ]
+    for row in demo["rows"]:
+        ratio = f"{row['tokens_per_second'] / base:.2f} ×"
+        length = f"{row['acceptance_length']:.2f}"
+        k = row["k"] or "–"
+        speed = f"{row['tokens_per_second']:.1f}"
+        lines.append(f"| {NAMES[row['method']]} | {k} | {speed} | {ratio} | {length} |")
+    return lines
+
+
+def acceptance() -> list[str]:
+    """Acceptance length by data set, K and head."""
+    rows = read("acceptance")["rows"]
+    depths = sorted({row["k"] for row in rows})
+    heads = " | ".join(f"K = {k}" for k in depths)
+    lines = [
+        "Acceptance length (1 + accepted draft tokens a round), chat template, greedy, bf16:",
+        "",
+        f"| | | {heads} |",
+        "|---|---|" + "---|" * len(depths),
+    ]
+    for dataset in ("HumanEval", "MT-Bench"):
+        for method in ("eagle3", "p-eagle"):
+            found = {r["k"]: r for r in rows if (r["dataset"], r["method"]) == (dataset, method)}
+            lengths = " | ".join(f"{found[k]['acceptance_length']:.2f}" for k in depths)
+            most = next(iter(found.values()))["settings"]["max_tokens"]
+            lines.append(f"| {dataset}, at most {most} tokens | {NAMES[method]} | {lengths} |")
+    return lines
+
+
+def cost() -> list[str]:
+    """What a draft costs."""
+    rows = read("draft_cost")["rows"]
+    lines = ["What a draft costs, relative to K = 1 (batch 1, verification left out):", ""]
+    depths = sorted({row["k"] for row in rows})
+    lines += ["| | " + " | ".join(f"K = {k}" for k in depths) + " |"]
+    lines += ["|---|" + "---|" * len(depths)]
+    for method in ("eagle3", "p-eagle"):
+        mine = {row["k"]: row["milliseconds"] for row in rows if row["method"] == method}
+        cells = [f"{mine[k] / mine[depths[0]]:.2f} × ({mine[k]:.1f} ms)" for k in depths]
+        lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def same() -> list[str]:
+    """Losslessness."""
+    report = read("lossless")
+    settings = report["settings"]
+    parts = [
+        f"{row['identical']} of {row['prompts']} with {NAMES[row['method']].split(',')[0]} "
+        f"(K = {row['k']}, {row['ties']} ties)"
+        for row in report["rows"]
+    ]
+    return [
+        f"Greedy, {settings['dtype']}, all {settings['prompts']} HumanEval prompts × at most "
+        f"{settings['max_tokens']} tokens, {settings['output_tokens']:,} tokens in all: token ids "
+        f"equal the target's own for {' and '.join(parts)}."
+    ]
+
+
+def main() -> None:
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    tables = "\n".join([*speed(), "", *acceptance(), "", *cost(), "", *same()])
+    README.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
