@@ -4,47 +4,59 @@ Shapes: E elements.
 """
 
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from peagle.model.target import Target
+from peagle.model.drafter import Drafter
 from peagle.train.cod import Elements
-from peagle.train.partition import Segment, partition
-from peagle.train.step import Sequence, Trainee, run_target
+from peagle.train.partition import partition
+from peagle.train.step import Sequence, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.5  # of the free memory that activations may take
-MASK_BYTES = 5  # an entry of the dense mask, and what the attention kernel turns it into
+MASK_BYTES = 11  # an entry of the dense mask, with the copies that torch's CPU kernels make of it
 MOST = 64  # segments
 
 
-def activation_bytes(trainee: Trainee, target: Target) -> tuple[float, float]:
-    """(bytes a pass keeps for backward whatever its length, bytes an element adds), without the
-    mask: measured, so that it holds for every drafter, dtype and loss."""
-    few, many = (_kept_for_backward(trainee, target, tokens) for tokens in PROBE)
+class PassCost(NamedTuple):
+    """Bytes that a pass keeps for backward, the mask aside."""
+
+    fixed: float
+    element: float  # added by each
+
+
+def pass_cost(drafter: Drafter, *, bf16: bool = True) -> PassCost:
+    """Measured on two short passes over random features, so that it holds for every drafter."""
+    few, many = (_kept_for_backward(drafter, tokens, bf16=bf16) for tokens in PROBE)
     each = (many - few) / (PROBE[1] - PROBE[0])
-    return few - each * (PROBE[0] - 1), each
+    return PassCost(few - each * (PROBE[0] - 1), each)
 
 
-def _kept_for_backward(trainee: Trainee, target: Target, tokens: int) -> int:
-    ids = torch.zeros(tokens, dtype=torch.int64, device=target.device)
-    sequence = Sequence(ids, torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids))
-    anchors = torch.arange(tokens - 1, device=target.device)
+def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
+    device = drafter.norm.weight.device
+    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+    width = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
+    features = torch.zeros(tokens, width, device=device)
+    anchors = torch.arange(tokens - 1, device=device)
     kept: dict[int, int] = {}
+    masks = {(rows, rows) for rows in (tokens - 1, tokens)}  # of the elements, or padded
 
     def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        if tensor.requires_grad or tensor.shape[-2:] not in masks:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    own = torch.ones_like(anchors, dtype=torch.bool)
-    segment = Segment(Elements(anchors, torch.zeros_like(anchors)), own)
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        said, before = run_target(target, sequence), set(kept)
-        trainee(sequence, said, segment)
-    fixed = {p.untyped_storage().data_ptr() for p in trainee.parameters()} | before
-    return sum(size for pointer, size in kept.items() if pointer not in fixed)
+    elements = Elements(anchors, torch.zeros_like(anchors))
+    with (
+        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+        torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+    ):
+        run_drafter(drafter, Sequence(ids, ids > 0, ids), features, elements)
+    weights = {p.untyped_storage().data_ptr() for p in drafter.parameters()}
+    return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
 def free_memory(device: torch.device) -> int:
@@ -54,14 +66,17 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def pass_bytes(cost: PassCost, elements: int, *, dense: bool) -> float:
+    """Memory of a pass over so many elements; `dense` with the CPU's mask."""
+    return cost.fixed + cost.element * elements + dense * MASK_BYTES * elements**2
+
+
 def choose_segments(
-    elements: Elements, documents: Tensor, cost: tuple[float, float], room: float
+    elements: Elements, documents: Tensor, cost: PassCost, room: float, *, dense: bool
 ) -> int:
     """Fewest segments whose largest pass fits into `room` bytes; MOST when none does."""
-    fixed, each = cost
-    dense = 0 if documents.is_cuda else MASK_BYTES
     for segments in range(1, MOST):
         largest = max(len(part.own) for part in partition(elements, documents, segments))
-        if fixed + each * largest + dense * largest**2 <= room:
+        if pass_bytes(cost, largest, dense=dense) <= room:
             return segments
     return MOST

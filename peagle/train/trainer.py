@@ -21,7 +21,7 @@ from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
 from peagle.train.evaluate import acceptance
 from peagle.train.loss import LossName
-from peagle.train.memory import SHARE, activation_bytes, choose_segments, free_memory
+from peagle.train.memory import SHARE, PassCost, choose_segments, free_memory, pass_cost
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.state import (
@@ -166,12 +166,13 @@ class Trainer:
         return Work(Sequence(*(x.to(device) for x in cpu)), moved, count)
 
     def _segments(self, sequence: Sequence, elements: Any) -> int:
-        room = SHARE * free_memory(self.target.device)
-        return choose_segments(elements, sequence.documents, self._cost, room)
+        device = self.target.device
+        room, dense = SHARE * free_memory(device), device.type == "cpu"
+        return choose_segments(elements, sequence.documents, self._cost, room, dense=dense)
 
     @cached_property
-    def _cost(self) -> tuple[float, float]:
-        return activation_bytes(self.accelerator.unwrap_model(self.trainee), self.target)
+    def _cost(self) -> PassCost:
+        return pass_cost(self.drafter)
 
     def _agree(self, work: list[Work]) -> int:
         """Supervised elements of the step over all processes; a signal to one stops all."""

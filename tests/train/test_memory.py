@@ -1,0 +1,48 @@
+"""What a pass keeps is measured rightly, and the fewest segments that fit are chosen."""
+
+import pytest
+import torch
+from tiny import METHODS, make_drafter, make_target
+
+from peagle.model.config import Method
+from peagle.train.cod import sample_elements
+from peagle.train.memory import (
+    MOST,
+    PassCost,
+    _kept_for_backward,
+    choose_segments,
+    pass_bytes,
+    pass_cost,
+)
+from peagle.train.partition import partition
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cost_is_linear_in_elements(method: Method) -> None:
+    drafter = make_drafter(make_target(), method)
+    cost = pass_cost(drafter)
+    for tokens in (128, 320, 640):  # multiples of the row tile
+        kept = _kept_for_backward(drafter, tokens, bf16=True)
+        assert kept == pytest.approx(cost.fixed + cost.element * (tokens - 1), rel=0.05)
+    assert pass_cost(drafter, bf16=False).element > 1.2 * cost.element
+
+
+def test_more_layers_keep_more() -> None:
+    target = make_target()
+    one, four = (pass_cost(make_drafter(target, "p-eagle", layers=n)) for n in (1, 4))
+    assert 2 < four.element / one.element < 4
+
+
+def test_fewest_segments_that_fit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
+    elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
+    cost = PassCost(1000.0, 50.0)
+    for dense in (False, True):
+        sizes = [max(len(p.own) for p in partition(elements, documents, s)) for s in range(1, 9)]
+        needs = [pass_bytes(cost, size, dense=dense) for size in sizes]
+        assert needs == sorted(needs, reverse=True)
+        for segments, need in enumerate(needs, start=1):
+            chosen = choose_segments(elements, documents, cost, need, dense=dense)
+            assert needs[chosen - 1] <= need and chosen <= segments
+    assert choose_segments(elements, documents, cost, 0, dense=False) == MOST
