@@ -19,6 +19,7 @@ COMMANDS = {
     "eval": ("peagle.cli.evaluate", "Measure the acceptance of a head on a file of prompts."),
     "train": ("peagle.cli.train", "Train a head for a target."),
     "data": ("peagle.cli.data", "Make training data."),
+    "plan": ("peagle.cli.plan", "Memory, disk and hours that training a head will take."),
     "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators dialect."),
     "doctor": ("peagle.cli.doctor", "Check a head beside its target; name what differs."),
     "push": ("peagle.cli.push", "Upload a head to the Hugging Face hub."),

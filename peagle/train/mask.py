@@ -89,9 +89,12 @@ class DenseAttend:
     """Attend under a dense mask (CPU: FlexAttention has no backward there)."""
 
     def __init__(self, mask: Tensor) -> None:
-        self.mask = mask  # (E, E)
+        self.mask = mask  # (E, E) bool, then what is added to scores
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        if self.mask.dtype != q.dtype:  # once: the kernel would make, and keep, a copy a layer
+            hidden = torch.zeros_like(self.mask, dtype=q.dtype)
+            self.mask = hidden.masked_fill_(~self.mask, float("-inf"))
         return attention(q, k, v, self.mask, spec)
 
 

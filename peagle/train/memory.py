@@ -16,7 +16,7 @@ from peagle.train.step import Sequence, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.5  # of the free memory that activations may take
-MASK_BYTES = 11  # an entry of the dense mask, with the copies that torch's CPU kernels make of it
+MASK_BYTES = 4  # an entry of the dense mask: as bool, inverted, and as what is added to scores
 MOST = 64  # segments
 
 

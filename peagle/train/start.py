@@ -1,7 +1,7 @@
 """Where training starts: a new drafter with the target's own weights where shapes allow."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -55,22 +55,11 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     Copies the embedding, final norm, `lm_head` rows and the target's last `layers` layers; layer 0
     takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.
     """
-    vocab_size, method = target.embedding.shape[0], spec.method
-    sizes = _transformer_config(target, spec.layers)
-    mask = pick_mask_token(target.tokenizer, vocab_size) if method == "p-eagle" else None
-    config = DrafterConfig(
-        method=method,
-        transformer=sizes,
-        feature_layers=spec.feature_layers or default_feature_layers(len(target.layers)),
-        draft_vocab_size=min(spec.draft_vocab, vocab_size),
-        target_hidden_size=target.config.hidden_size,
-        mask_token_id=mask,
-        depths=spec.depths,
-        embedding=spec.embedding or ("mask-row" if method == "p-eagle" else "shared"),
-        provenance=Provenance(
-            target.name, target.config_hash(), target.weights_hash(), target.template_hash()
-        ),
-    )
+    vocab_size = target.embedding.shape[0]
+    mask = pick_mask_token(target.tokenizer, vocab_size) if spec.method == "p-eagle" else None
+    hashes = target.config_hash(), target.weights_hash(), target.template_hash()
+    against = Provenance(target.name, *hashes)
+    config = replace(drafter_config(target, spec, mask), provenance=against)
     drafter = Drafter(config).to(target.device)
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
@@ -82,6 +71,21 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     if spec.warm_start:
         _copy_layers(drafter, target, ids)
     return drafter
+
+
+def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) -> DrafterConfig:
+    """What `new_drafter` makes, by the target's configuration alone."""
+    method = spec.method
+    return DrafterConfig(
+        method=method,
+        transformer=_transformer_config(target, spec.layers),
+        feature_layers=spec.feature_layers or default_feature_layers(len(target.layers)),
+        draft_vocab_size=min(spec.draft_vocab, target.embedding.shape[0]),
+        target_hidden_size=target.config.hidden_size,
+        mask_token_id=mask_token_id if method == "p-eagle" else None,
+        depths=spec.depths,
+        embedding=spec.embedding or ("mask-row" if method == "p-eagle" else "shared"),
+    )
 
 
 def _transformer_config(target: Target, layers: int) -> PretrainedConfig:

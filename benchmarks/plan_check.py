@@ -1,0 +1,73 @@
+"""What `peagle plan` says of memory against what training then uses.
+
+    python benchmarks/plan_check.py --data answers.jsonl.gz
+
+Each configuration trains smollm2-135m for a few steps in a process of its own, whose peak resident
+memory is compared (CPU).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, TARGET, environment, write_json
+
+STEPS = 3
+CONFIGURATIONS: list[dict[str, Any]] = [
+    {"context": 1024, "segments": 1, "layers": 4},
+    {"context": 2048, "segments": 1, "layers": 4},
+    {"context": 4096, "segments": 1, "layers": 2},
+    {"context": 4096, "segments": 4, "layers": 4},
+]
+MEASURE = (
+    "import resource, sys; from peagle.cli.main import app; "
+    "app(standalone_mode=False); "
+    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+)
+
+
+def planned(setting: dict[str, Any]) -> int:
+    """Bytes."""
+    options = [f"--{name}={value}" for name, value in setting.items()]
+    command = [sys.executable, "-m", "peagle", "plan", TARGET, "--tokens=100000", "--json"]
+    run = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)["total_bytes"]
+
+
+def used(setting: dict[str, Any], data: Path) -> int:
+    """Peak bytes of a short training."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = [
+            f"--data={data}", f"--output={folder}", f"--steps={STEPS}",
+            f"--max-length={setting['context']}", f"--pack={setting['context']}",
+            f"--segments={setting['segments']}", f"--layers={setting['layers']}",
+            "--eval-every=1000000",
+        ]  # fmt: skip
+        command = [sys.executable, "-c", MEASURE, "train", TARGET, *options]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(run.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="answers of the target")
+    parser.add_argument("--output", type=Path, default=RESULTS / "plan_check.json")
+    args = parser.parse_args()
+    rows = []
+    print("context  S  layers  planned    used   ratio")
+    for setting in CONFIGURATIONS:
+        guess, peak = planned(setting), used(setting, args.data)
+        rows.append({**setting, "planned_bytes": guess, "used_bytes": peak,
+                     "ratio": round(guess / peak, 3)})  # fmt: skip
+        sizes = f"{guess / 2**30:7.2f} {peak / 2**30:7.2f}"
+        head = f"{setting['context']:7} {setting['segments']:2} {setting['layers']:7}"
+        print(f"{head}  {sizes} {guess / peak:7.2f}", flush=True)
+    write_json(args.output, {**environment(), "target": TARGET, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

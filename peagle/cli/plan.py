@@ -1,0 +1,79 @@
+"""`peagle plan`: what training a head will take."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from peagle.cli.common import JsonOption, TargetArgument
+from peagle.cli.generate import console
+from peagle.config import InputError
+
+app = typer.Typer()
+
+
+@app.command()
+def plan(  # noqa: PLR0917
+    target: TargetArgument,
+    tokens: Annotated[int, typer.Option(help="Answer tokens to train on.")],
+    context: Annotated[int, typer.Option(help="Tokens of a sequence.")],
+    gpus: Annotated[int, typer.Option(help="CUDA devices; 0 is the CPU.")] = 0,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB of a device. Default: this machine's; a GPU's 80.")
+    ] = None,
+    segments: Annotated[
+        int | None, typer.Option(help="Passes a sequence. Default: the fewest that fit.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
+    layers: Annotated[int | None, typer.Option(help="Drafter layers. Default as train's.")] = None,
+    depths: Annotated[int, typer.Option(help="Draft tokens trained for.")] = 8,
+    draft_vocab: Annotated[int, typer.Option(help="Most frequent tokens drafted.")] = 8192,
+    run: Annotated[
+        Path | None, typer.Option(help="A short run like it: its throughput gives the hours.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Of a device hour, in your currency.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up the memory of training by part; nothing is downloaded but the configuration."""
+    from peagle.train.plan import GIB, measured_rate, outline
+    from peagle.train.plan import plan as make_plan
+    from peagle.train.start import HeadSpec
+
+    limits = {"tokens": (tokens, 1), "context": (context, 4), "gpus": (gpus, 0)}
+    for name, (value, least) in limits.items():
+        if value < least:
+            raise InputError(f"--{name} {value}: must be at least {least}")
+    spec = HeadSpec(method, layers or (1 if method == "eagle3" else 4), depths, draft_vocab)  # type: ignore[arg-type]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    room = memory or (80.0 if gpus else machine)
+    rate = None if run is None else measured_rate(run)
+    made = make_plan(
+        outline(target), spec, tokens=tokens, context=context, segments=segments, room=room * GIB,
+        device="cuda" if gpus else "cpu", processes=max(gpus, 1), rate=rate,
+    )  # fmt: skip
+    cost = None if made.hours is None or price is None else made.hours * price * max(gpus, 1)
+    if as_json:
+        report = {
+            "memory_bytes": made.memory, "total_bytes": made.total, "device_bytes": int(room * GIB),
+            "segments": made.segments, "captured_bytes": made.captured, "hours": made.hours,
+            "cost": cost,
+        }  # fmt: skip
+        typer.echo(json.dumps(report, indent=1))
+        return
+    table = Table("memory of one process", "GiB")
+    for part, size in made.memory.items():
+        table.add_row(part, f"{size / GIB:.2f}")
+    table.add_row("together", f"{made.total / GIB:.2f} of {room:.1f}", style="bold")
+    console.print(table)
+    console.print(f"segments: {made.segments} for sequences of {context} tokens")
+    if made.total > room * GIB:
+        console.print("[yellow]does not fit:[/] shorter sequences, fewer layers or more memory")
+    console.print(f"disk, should features be captured (bf16): {made.captured / GIB:.1f} GiB")
+    if made.hours is None:
+        console.print("hours: name a short run like it with --run (peagle train --steps 20)")
+    else:
+        money = "" if cost is None else f", {cost:.2f} at {price} an hour and device"
+        console.print(f"hours: {made.hours:.1f}{money}")
