@@ -10,6 +10,7 @@ import typer
 import yaml
 from rich.text import Text
 
+from peagle.cli.capture import capture
 from peagle.cli.common import (
     DeviceOption,
     DtypeOption,
@@ -199,6 +200,9 @@ def _tell(report: Report, output: Path) -> None:
     if report.failed:
         screen.print(f"records without an answer: {report.failed}; run again to ask for them")
         raise typer.Exit(1)
+
+
+app.command()(capture)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from peagle.cli.common import (
 from peagle.config import InputError
 
 if TYPE_CHECKING:
+    from peagle.data.captured import Captured
     from peagle.model.drafter import Drafter
     from peagle.model.target import Target
     from peagle.train.start import HeadSpec
@@ -47,7 +48,7 @@ def train(
     target: TargetArgument,
     data: Annotated[
         str | None,
-        typer.Option(help="JSONL of answers or conversations, plain or .gz; synth: made here."),
+        typer.Option(help="JSONL, plain or .gz; a captured folder; or synth: made here."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for checkpoint/, head/, metrics.jsonl.")
@@ -122,26 +123,22 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     import torch
     from transformers.utils import logging
 
+    from peagle.data.captured import Captured
     from peagle.data.dataset import read_examples
     from peagle.model.drafter import Drafter
     from peagle.model.source import load_target
     from peagle.train.evaluate import hold_out
-    from peagle.train.start import HeadSpec, new_drafter
+    from peagle.train.start import new_drafter
     from peagle.train.state import checkpoints
     from peagle.train.trainer import TrainConfig, Trainer
 
-    data = settings.pop("data")
-    if data != "synth":
+    data, init_from = settings.pop("data"), settings.pop("init_from", None)
+    captured = Captured(Path(data)) if Path(data).is_dir() else None
+    if captured is None and data != "synth":
         existing_file(Path(data), "--data")
-    init_from, max_length = settings.pop("init_from", None), settings.pop("max_length", 1024)
-    if max_length < 4:
-        raise InputError(f"max_length {max_length}: must be at least 4 tokens")
-    head = {name: settings.pop(name) for name in HEAD if name in settings}
-    if head.get("method") == "eagle3":
-        head.setdefault("layers", 1)
-    if taps := head.pop("feature_layers", None):
-        head["feature_layers"] = tuple(parse_list(taps, "--feature-layers"))
-    spec, config = HeadSpec(**head), TrainConfig(**settings | {"output": Path(settings["output"])})
+    max_length = _max_length(settings.pop("max_length", None), captured)
+    spec = _head_spec(settings, captured)
+    config = TrainConfig(**settings | {"output": Path(settings["output"])})
     if checkpoints(config.output) and not resume:
         raise InputError(f"{config.output} holds a checkpoint: add --resume, or name a new folder")
     logging.disable_progress_bar()
@@ -153,8 +150,12 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         )
     target = load_target(target_name, device=f"cuda:{local}" if device == "cuda" else device)
     assert target.tokenizer is not None
-    file = _synthesize(target, config) if data == "synth" else Path(data)
-    examples = read_examples(file, target.tokenizer, max_length)
+    if captured is not None:
+        captured.check_target(target)
+        examples = captured.examples()
+    else:
+        file = _synthesize(target, config) if data == "synth" else Path(data)
+        examples = read_examples(file, target.tokenizer, max_length)
     if init_from:
         drafter = _adopt(Drafter.load(init_from, target, force=True), target, spec)
     else:
@@ -165,10 +166,34 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     if not kept.prompts:
         screen.print("too few documents to keep some from training: acceptance is not measured")
     config.output.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(config, target, drafter, kept.train, kept.prompts)
+    trainer = Trainer(config, target, drafter, kept.train, kept.prompts, captured)
     if resume:
         trainer.resume()
     _train(trainer)
+
+
+def _head_spec(settings: dict[str, Any], captured: "Captured | None") -> "HeadSpec":
+    """What head to make; its settings are taken out of `settings`."""
+    from peagle.train.start import HeadSpec
+
+    head = {name: settings.pop(name) for name in HEAD if name in settings}
+    if head.get("method") == "eagle3":
+        head.setdefault("layers", 1)
+    if taps := head.pop("feature_layers", None):
+        head["feature_layers"] = tuple(parse_list(taps, "--feature-layers"))
+    elif captured is not None:
+        head["feature_layers"] = captured.origin.feature_layers
+    return HeadSpec(**head)
+
+
+def _max_length(given: int | None, captured: "Captured | None") -> int:
+    """Longest document, in tokens."""
+    if captured is not None and given not in (None, captured.origin.max_length):
+        cut = captured.origin.max_length
+        raise InputError(f"max_length {given}: the captured documents were cut to {cut}")
+    if given is not None and given < 4:
+        raise InputError(f"max_length {given}: must be at least 4 tokens")
+    return 1024 if given is None else given
 
 
 def _synthesize(target: "Target", config: "TrainConfig") -> Path:

@@ -23,12 +23,16 @@ class Batches:
 
     def sequence(self, number: int) -> Sequence:
         """Sequence `number` of the stream."""
-        epoch = self._epoch_of(number)
-        documents = [self.data[i] for i in self._epoch(epoch)[number - self._starts[epoch]]]
+        documents = [self.data[i] for i in self.documents(number)]
         ids = torch.tensor([token for d in documents for token in d.ids])
         supervised = torch.tensor([flag for d in documents for flag in d.supervised])
         lengths = torch.tensor([len(d.ids) for d in documents])
         return Sequence(ids, supervised, torch.arange(len(documents)).repeat_interleave(lengths))
+
+    def documents(self, number: int) -> list[int]:
+        """Which documents of the data are packed into a sequence."""
+        epoch = self._epoch_of(number)
+        return self._epoch(epoch)[number - self._starts[epoch]]
 
     def steps(self, epochs: int) -> int:
         """Optimizer steps of some epochs."""

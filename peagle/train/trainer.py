@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from peagle.config import InputError
+from peagle.data.captured import Captured
 from peagle.data.chat import Example
 from peagle.model.checkpoint import save_drafter, with_provenance
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
+from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
 from peagle.train.evaluate import acceptance
@@ -75,6 +76,7 @@ class TrainConfig:
 class Work(NamedTuple):
     """One sequence, and the passes that train it."""
 
+    number: int  # of the sequence, counted from the start of training
     sequence: Sequence
     segments: list[Segment]
     trained: int  # supervised elements
@@ -94,9 +96,13 @@ class Trainer:
         drafter: Drafter,
         data: list[Example],
         prompts: list[list[int]] | None = None,  # held out, for acceptance length
+        captured: Captured | None = None,  # `data` begins it; then the target is not run over data
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
-        self.prompts = prompts or []
+        self.prompts, self.captured = prompts or [], captured
+        if captured is not None:
+            captured.check_target(target)
+            captured.check_layers(drafter.config.feature_layers)
         self.accelerator = make_accelerator(target.device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
         if config.batch % self.world:
@@ -163,7 +169,7 @@ class Trainer:
             Segment(type(p.elements)(*(x.to(device) for x in p.elements)), p.own.to(device))
             for p in parts
         ]
-        return Work(Sequence(*(x.to(device) for x in cpu)), moved, count)
+        return Work(number, Sequence(*(x.to(device) for x in cpu)), moved, count)
 
     def _segments(self, sequence: Sequence, elements: Any) -> int:
         device = self.target.device
@@ -187,13 +193,13 @@ class Trainer:
         """Accumulate the gradient of the mean loss over all `count` elements."""
         depths = self.drafter.config.depths
         loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
-        for number, (sequence, segments, _) in enumerate(work, start=1):
-            said = run_target(self.target, sequence)
-            for index, segment in enumerate(segments, start=1):
-                last = number == len(work) and index == len(segments)
+        for item in work:
+            said = self._said(item)
+            for segment in item.segments:
+                last = item is work[-1] and segment is item.segments[-1]
                 wait = nullcontext() if last else self.accelerator.no_sync(self.trainee)
                 with wait:
-                    result = self.trainee(sequence, said, segment)
+                    result = self.trainee(item.sequence, said, segment)
                     # Gradients are averaged over processes: their number undoes that.
                     (result.loss * (self.world / count)).backward()
                 loss += float(result.loss.detach())
@@ -201,6 +207,14 @@ class Trainer:
         total = self._sum([loss, *hits.flatten().tolist()])
         correct, seen = total[1:].to(torch.int64).view(2, depths)
         return StepResult(total[0], count, correct, seen)
+
+    def _said(self, item: Work) -> TargetOutput:
+        """What the target makes of a sequence, or made of it once."""
+        if self.captured is None:
+            return run_target(self.target, item.sequence)
+        said = self.captured.output(self.batches.documents(item.number), self.target)
+        assert len(said.hidden) == len(item.sequence.ids), "data is not what was captured"
+        return said
 
     def _update(self, result: StepResult) -> None:
         step = self.progress.step

@@ -1,0 +1,65 @@
+"""`peagle data capture`: what training needs of the target, made once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peagle.cli.common import (
+    DeviceOption,
+    TargetArgument,
+    existing_file,
+    parse_list,
+    progress_bar,
+    screen,
+)
+from peagle.config import InputError
+
+
+def capture(
+    target: TargetArgument,
+    data: Annotated[Path, typer.Option(help="JSONL of answers or conversations, plain or .gz.")],
+    output: Annotated[
+        Path, typer.Option(help="Folder for the shards; what is in it is not made again.")
+    ],
+    dtype: Annotated[str, typer.Option(help="bfloat16, or fp8: half the disk.")] = "bfloat16",
+    feature_layers: Annotated[
+        str | None, typer.Option(help="Tapped target layers: 2,15,27.")
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=4, help="Longest document, in tokens.")] = 1024,
+    shard_mb: Annotated[float, typer.Option(help="Size of a file, in megabytes.")] = 512,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Run the target over a data file once, for `train --data FOLDER` to use again and again."""
+    from transformers.utils import logging
+
+    from peagle.data.dataset import read_examples
+    from peagle.model.source import load_target
+    from peagle.train.capture import CaptureConfig, plan_capture, size_text
+    from peagle.train.capture import capture as run_capture
+
+    existing_file(data, "--data")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"--output {output}: is a file, name a folder")
+    layers = tuple(parse_list(feature_layers, "--feature-layers")) if feature_layers else None
+    config = CaptureConfig(output, layers, dtype, max_length, int(shard_mb * 1e6))
+    logging.disable_progress_bar()
+    loaded = load_target(target, device=device)
+    assert loaded.tokenizer is not None
+    examples = read_examples(data, loaded.tokenizer, max_length)
+    plan = plan_capture(loaded, examples, config)
+    there = sum(len(plan.shards[number]) for number in plan.done)
+    left = f", {there} documents are there: {size_text(plan.bytes_left)} to write"
+    screen.print(
+        f"{len(examples)} documents, {plan.tokens} tokens: {size_text(plan.bytes)} on disk"
+        + left * bool(there)
+    )
+    with progress_bar("documents") as bar:
+        task = bar.add_task("", total=len(examples), completed=there)
+        try:
+            run_capture(loaded, examples, output, plan, lambda: bar.advance(task))
+        except OSError as error:
+            why = "what was captured before is whole: make room, then run the same command"
+            screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
+            raise typer.Exit(1) from error
+    screen.print(f"captured to {output}: train with --data {output}")

@@ -1,0 +1,159 @@
+"""A captured folder: what the target made of every training document, in safetensors shards.
+
+`capture.json` says of what the shards (data/shard.py) were made, and lists the whole ones.
+"""
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from peagle.config import InputError
+from peagle.data.chat import Example
+from peagle.data.shard import OpenShard, Shard
+from peagle.model.target import Target, TargetOutput
+
+MANIFEST, FORMAT = "capture.json", 1
+PER_TARGET = ("config_hash", "weights_hash", "template_hash")
+CALLED = {
+    "config_hash": "from another architecture",
+    "weights_hash": "from a target with other weights",
+    "template_hash": "with another chat template",
+    "data": "from other documents",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Of what a capture was made; all of it must be the same to go on with it."""
+
+    target: str  # name the user gave
+    config_hash: str  # of the target's architecture (model/target.py)
+    weights_hash: str  # of a few of its weights
+    template_hash: str  # of its chat template
+    feature_layers: tuple[int, ...]
+    dtype: str  # of features and hidden states: bfloat16 or fp8
+    max_length: int  # tokens a document was cut to
+    shard_bytes: int  # a shard is as many whole documents as fit into these, at least one
+    data: str  # sha256 of all ids and of what is supervised
+    documents: int  # in the whole capture
+
+
+class Manifest(NamedTuple):
+    """`capture.json`."""
+
+    origin: Origin
+    shards: tuple[Shard, ...]  # those that are whole, in the order of their documents
+
+
+def fingerprint(examples: Iterable[Example]) -> str:
+    """sha256 of documents."""
+    digest = hashlib.sha256()
+    for ids, supervised in examples:
+        digest.update(torch.tensor([len(ids), *ids]).numpy().tobytes() + bytes(supervised))
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace `capture.json` in one go."""
+    shards = [shard._asdict() for shard in manifest.shards]
+    record = {"format": FORMAT, **asdict(manifest.origin), "shards": shards}
+    made = folder / f".{MANIFEST}"
+    with made.open("w") as file:
+        file.write(json.dumps(record, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(made, folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """`capture.json` of a folder. Raises InputError when it cannot be read."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise InputError(f"{folder}: a folder without {MANIFEST}: not a capture")
+    try:
+        record = json.loads(file.read_text())
+        if record["format"] != FORMAT:
+            raise InputError(f"{file}: format {record['format']}, this version reads {FORMAT}")
+        given = {field.name: record[field.name] for field in fields(Origin)}
+        given["feature_layers"] = tuple(given["feature_layers"])
+        return Manifest(Origin(**given), tuple(Shard(**shard) for shard in record["shards"]))
+    except (OSError, LookupError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{file}: not what `peagle data capture` writes ({error!r})") from error
+
+
+def difference(was: Origin, now: Origin) -> str:
+    """How a capture was made otherwise, in words; empty when it was not."""
+    for field in fields(Origin):
+        name, old, new = field.name, getattr(was, field.name), getattr(now, field.name)
+        if name == "target" or old == new:  # the name may be a folder that was moved
+            continue
+        if name in CALLED:
+            return f"captured {CALLED[name]} ({name} {old[:16]}, now {new[:16]})"
+        old, new = (list(x) if isinstance(x, tuple) else x for x in (old, new))
+        return f"captured with {name.replace('_', ' ')} {old}, now {new}"
+    return ""
+
+
+class Captured:
+    """Reads a whole capture, the rows of a few documents at a time: shards are mapped into memory,
+    never loaded. Documents are counted from 0, in the order they were captured."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises InputError when the folder is no capture, or one that was not finished."""
+        self.folder = folder
+        self.origin, self.shards = read_manifest(folder)
+        self._ends = list(accumulate(shard.documents for shard in self.shards))
+        done = self._ends[-1] if self._ends else 0
+        if done != self.origin.documents:
+            why = f"{done} of its {self.origin.documents} documents are captured"
+            raise InputError(f"{folder}: {why}: finish it with the same `peagle data capture`")
+        self._open: dict[int, OpenShard] = {}
+
+    def check_target(self, target: Target) -> None:
+        """Raises InputError that names the difference when it is of another target."""
+        hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
+        for name, now in zip(PER_TARGET, hashes, strict=True):
+            if (was := getattr(self.origin, name)) != now:
+                how = f"{CALLED[name]} ({self.origin.target}, {name} {was}) than {target.name}"
+                raise InputError(f"{self.folder}: captured {how} ({now}): capture it again")
+
+    def check_layers(self, feature_layers: Sequence[int]) -> None:
+        """Raises InputError when it has other features than the head reads."""
+        if (was := self.origin.feature_layers) != tuple(feature_layers):
+            layers = ",".join(map(str, was))
+            raise InputError(
+                f"{self.folder}: captured with feature layers {layers}, the head has "
+                f"{','.join(map(str, feature_layers))}: capture it again, or make a head of those"
+            )
+
+    def examples(self) -> list[Example]:
+        """All documents, without what the target made of them; checksums are left for later."""
+        return [e for shard in self.shards for e in OpenShard(self.folder, shard).examples()]
+
+    def output(self, documents: Sequence[int], target: Target) -> TargetOutput:
+        """What `target` made of documents, one behind the other, in its dtype and on its device.
+
+        The checksum of each shard is verified when the first of its documents is asked for.
+        """
+        parts = [self._document(number) for number in documents]
+        hidden, features = (
+            torch.cat(rows).to(target.device, target.dtype) for rows in zip(*parts, strict=True)
+        )
+        return TargetOutput(hidden, features)
+
+    def _document(self, number: int) -> TargetOutput:
+        index = bisect_right(self._ends, number)
+        if index not in self._open:
+            shard = OpenShard(self.folder, self.shards[index])
+            shard.verify()
+            self._open[index] = shard
+        first = self._ends[index] - self.shards[index].documents
+        return self._open[index].output(number - first)

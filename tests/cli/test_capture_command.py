@@ -1,0 +1,136 @@
+"""`peagle data capture`, and `peagle train` on what it made."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from runner import SMALL, invoke, metrics, save_target
+from typer.testing import CliRunner
+
+from peagle.cli.main import app
+from peagle.model.config import Method
+
+STEPS = (*SMALL, "--steps", 3)
+
+
+@pytest.fixture(scope="module")
+def folder(target: Path, answers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("capture") / "new"
+    said = invoke(*capture(target, answers, made)).stderr
+    assert "24 documents, " in said
+    assert " tokens: 0.2 MB on disk" in said
+    assert f"train with --data {made}" in said
+    return made
+
+
+def capture(target: Path, answers: Path, folder: Path) -> tuple[object, ...]:
+    where = ("--data", answers, "--output", folder)
+    return ("data", "capture", target, *where, "--shard-mb", 0.05)
+
+
+def test_a_capture_can_be_trained_on(
+    target: Path, answers: Path, folder: Path, tmp_path: Path
+) -> None:
+    assert len(list(folder.glob("shard-*.safetensors"))) > 2
+    for name, data in (("online", answers), ("stored", folder)):
+        invoke("train", target, "--data", data, "--output", tmp_path / name, *STEPS)
+    online, stored = (metrics(tmp_path / name) for name in ("online", "stored"))
+    for here, there in zip(online, stored, strict=True):
+        assert here["answer_tokens"] == there["answer_tokens"]
+        assert here["loss"] == pytest.approx(there["loss"], rel=0.003)
+    command = ("train", target, "--data", folder, "--output", tmp_path / "stored", *SMALL)
+    invoke(*command, "--steps", 5, "--resume")
+    assert len(metrics(tmp_path / "stored")) == 5
+
+
+def test_init_from_a_head(
+    target: Path, folder: Path, heads: dict[Method, Path], tmp_path: Path
+) -> None:
+    start = ("--init-from", heads["p-eagle"], "--depths", 4, "--steps", 2)
+    invoke("train", target, "--data", folder, "--output", tmp_path, *start)
+    assert len(metrics(tmp_path)) == 2
+
+
+def test_what_is_there_is_said(target: Path, answers: Path, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "shard-00000.safetensors").unlink()
+    said = invoke(*capture(target, answers, copy)).stderr
+    assert "17 documents are there: 0.0 MB to write" in said
+
+
+def test_the_layers_of_the_capture_are_the_heads(
+    target: Path, answers: Path, tmp_path: Path, refused
+) -> None:
+    made = tmp_path / "made"
+    invoke(*capture(target, answers, made), "--feature-layers", "1,2", "--dtype", "fp8")
+    invoke("train", target, "--data", made, "--output", tmp_path / "out", *STEPS)
+    assert len(metrics(tmp_path / "out")) == 3
+    command = ("train", target, "--data", made, "--output", tmp_path / "other", *STEPS)
+    line = refused(*command, "--feature-layers", "1,3,5")
+    assert f"{made}: captured with feature layers 1,2, the head has 1,3,5" in line
+
+
+def test_another_target_is_refused(
+    other_target: Path, folder: Path, tmp_path: Path, refused
+) -> None:
+    line = refused("train", other_target, "--data", folder, "--output", tmp_path, *STEPS)
+    assert "captured from a target with other weights" in line
+    assert "weights_hash" in line
+
+
+def test_another_template_is_refused(folder: Path, tmp_path: Path, refused) -> None:
+    changed = save_target(tmp_path / "target")
+    (changed / "chat_template.jinja").write_text("{{ messages }}")
+    line = refused("train", changed, "--data", folder, "--output", tmp_path / "out", *STEPS)
+    assert "captured with another chat template" in line
+
+
+def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, refused) -> None:
+    command = ("train", target, "--data", folder, "--output", tmp_path, *STEPS)
+    line = refused(*command, "--max-length", 64)
+    assert "max_length 64: the captured documents were cut to 1024" in line
+
+
+def test_a_folder_that_is_no_capture(target: Path, tmp_path: Path, refused) -> None:
+    line = refused("train", target, "--data", tmp_path, "--output", tmp_path / "out", *STEPS)
+    assert f"{tmp_path}: a folder without capture.json" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dtype", "int3"), "dtype 'int3': choose bfloat16 or fp8"),
+        (("--shard-mb", 0), "shard size 0: must be above 0 bytes"),
+        (("--feature-layers", "3,1"), "feature layers [3, 1]: must be strictly ascending"),
+        (("--feature-layers", "1,9"), "feature layers [1, 9]: "),
+        (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
+        (("--output", __file__), "is a file, name a folder"),
+    ],
+)
+def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, said) -> None:
+    assert said in refused(*capture(target, answers, tmp_path / "made"), *options)
+    assert not (tmp_path / "made").exists()
+
+
+def test_too_little_room(
+    target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: full)
+    line = refused(*capture(target, answers, tmp_path / "made"))
+    assert "needs 0.2 MB for 24 documents" in line
+    assert "0.0 MB are free" in line
+
+
+def test_a_disk_that_refuses_is_a_failure(
+    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("peagle.train.capture.write_shard", full)
+    command = [str(part) for part in capture(target, answers, tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "what was captured before is whole: make room" in result.stderr

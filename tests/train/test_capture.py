@@ -1,0 +1,316 @@
+"""A capture is exact, resumes, fits the disk, and trains as the target itself does."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tiny import make_target, make_tokenizer, own_answers
+
+from peagle.config import InputError
+from peagle.data.captured import Captured
+from peagle.data.chat import Example
+from peagle.data.shard import Shard
+from peagle.model.target import Target, TargetOutput
+from peagle.train import capture as capture_module
+from peagle.train.batches import Batches
+from peagle.train.capture import CaptureConfig, Plan, capture, plan_capture
+from peagle.train.evaluate import hold_out
+from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.step import ROW_TILE, run_target
+from peagle.train.trainer import TrainConfig, Trainer
+
+LAYERS = (1, 2, 3)
+SHARD = 25_000  # bytes: four or five documents
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target()
+
+
+@pytest.fixture(scope="module")
+def half(target: Target) -> Target:
+    """The same target in bf16."""
+    other = make_target()
+    return Target(other.model.to(torch.bfloat16), make_tokenizer(), "tiny-bf16")
+
+
+@pytest.fixture(scope="module")
+def data(target: Target) -> list[Example]:
+    return own_answers(target, 24)
+
+
+def settings(folder: Path, **changes: Any) -> CaptureConfig:
+    return CaptureConfig(folder, **{"feature_layers": LAYERS, "shard_bytes": SHARD} | changes)
+
+
+def captured(target: Target, data: list[Example], folder: Path, **changes: Any) -> Captured:
+    capture(target, data, folder, plan_capture(target, data, settings(folder, **changes)))
+    return Captured(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_shards_hold_all_documents_in_order(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    read = captured(target, data, tmp_path)
+    assert read.examples() == data
+    assert len(read.shards) > 3
+    assert sum(s.documents for s in read.shards) == len(data)
+    assert sum(s.tokens for s in read.shards) == sum(len(e.ids) for e in data)
+    assert all(s.bytes <= SHARD + 1024 for s in read.shards)
+
+
+def test_a_document_larger_than_a_shard_is_one(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    read = captured(target, data[:3], tmp_path, shard_bytes=1)
+    assert [s.documents for s in read.shards] == [1, 1, 1]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_stopped_capture_goes_on(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured(target, data, tmp_path / "straight")
+    write, written = capture_module.write_shard, list[str]()
+
+    def failing(path: Path, *rest: Any) -> Shard:
+        if len(written) == 2:
+            raise Killed
+        written.append(path.name)
+        return write(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(capture_module, "write_shard", failing)
+        with pytest.raises(Killed):
+            captured(target, data, tmp_path / "halves")
+    with pytest.raises(InputError, match="of its 24 documents are captured"):
+        Captured(tmp_path / "halves")
+    plan = plan_capture(target, data, settings(tmp_path / "halves"))
+    assert sorted(plan.done) == [0, 1]
+    captured(target, data, tmp_path / "halves")
+    assert contents(tmp_path / "halves") == contents(tmp_path / "straight")
+
+
+def test_a_killed_capture_goes_on(tmp_path: Path, target: Target, data: list[Example]) -> None:
+    captured(target, data, tmp_path / "straight")
+    script = Path(__file__).with_name("run_capture.py")
+    command = [sys.executable, str(script), str(tmp_path / "halves"), str(SHARD), "13"]
+    done = subprocess.run(command, check=False)
+    assert done.returncode == -signal.SIGKILL
+    plan = plan_capture(target, data, settings(tmp_path / "halves"))
+    assert 0 < len(plan.done) < len(plan.shards)
+    captured(target, data, tmp_path / "halves")
+    assert contents(tmp_path / "halves") == contents(tmp_path / "straight")
+
+
+def test_only_a_shard_that_is_gone_is_made_anew(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    captured(target, data, tmp_path)
+    before = contents(tmp_path)
+    (tmp_path / "shard-00001.safetensors").unlink()
+    ran = list[None]()
+    plan = plan_capture(target, data, settings(tmp_path))
+    capture(target, data, tmp_path, plan, lambda: ran.append(None))
+    assert len(ran) == len(plan.shards[1])
+    assert contents(tmp_path) == before
+
+
+def test_a_full_disk_leaves_what_was_written_whole(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peagle.data import shard as shard_module  # noqa: PLC0415
+
+    save, calls = shard_module.save_file, list[None]()
+
+    def full(tensors: Any, path: Path) -> None:
+        calls.append(None)
+        if len(calls) == 3:
+            path.write_bytes(b"half")
+            raise shard_module.SafetensorError("No space left on device (os error 28)")
+        save(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_module, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            captured(target, data, tmp_path)
+    names = ["capture.json", "shard-00000.safetensors", "shard-00001.safetensors"]
+    assert sorted(contents(tmp_path)) == names
+    assert captured(target, data, tmp_path).examples() == data
+
+
+class Usage(NamedTuple):
+    """Of `shutil.disk_usage`."""
+
+    free: int
+
+
+def test_the_estimate_is_what_the_files_take_and_what_is_asked_for(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "not" / "there"
+
+    def planned(free: int, config: CaptureConfig) -> Plan:
+        monkeypatch.setattr(capture_module.shutil, "disk_usage", lambda path: Usage(free))
+        return plan_capture(target, data, config)
+
+    for dtype in ("bfloat16", "fp8"):
+        config = settings(folder / dtype, dtype=dtype)
+        plan = planned(1 << 40, config)
+        assert plan.tokens == sum(len(e.ids) for e in data)
+        with pytest.raises(InputError, match=r"needs 0\.\d MB for 24 documents \(\d+ tokens\)"):
+            planned(plan.bytes - 1, config)
+        assert not (folder / dtype).exists()
+        capture(target, data, folder / dtype, planned(plan.bytes, config))
+        taken = sum(shard.bytes for shard in Captured(folder / dtype).shards)
+        assert taken <= plan.bytes <= taken + 1024 * len(plan.shards)
+        assert planned(0, config).bytes_left == 0, "nothing left to write"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": "fp8"}, "captured with dtype bfloat16, now fp8"),
+        ({"feature_layers": (0, 2)}, "captured with feature layers [1, 2, 3], now [0, 2]"),
+        ({"shard_bytes": 9}, "captured with shard bytes 25000, now 9"),
+        ({"max_length": 9}, "captured with max length 1024, now 9"),
+    ],
+)
+def test_a_folder_of_another_capture_is_refused(
+    tmp_path: Path, target: Target, data: list[Example], changes: dict[str, Any], said: str
+) -> None:
+    captured(target, data, tmp_path)
+    with pytest.raises(InputError) as error:
+        plan_capture(target, data, settings(tmp_path, **changes))
+    assert said in str(error.value)
+
+
+def test_other_documents_are_refused(tmp_path: Path, target: Target, data: list[Example]) -> None:
+    captured(target, data, tmp_path)
+    with pytest.raises(InputError, match="captured from other documents"):
+        plan_capture(target, data[:-1], settings(tmp_path))
+
+
+@pytest.mark.parametrize("layers", [None, (2, 1), (1, 1), (1, 9)])
+def test_feature_layers_that_cannot_be(
+    tmp_path: Path, target: Target, data: list[Example], layers: tuple[int, ...] | None
+) -> None:
+    with pytest.raises(InputError, match="feature layers"):
+        plan_capture(target, data, settings(tmp_path, feature_layers=layers))
+
+
+def test_packed_documents_are_those_of_the_sequence(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    read = captured(target, data, tmp_path)
+    train = hold_out(read.examples(), 2).train
+    batches = Batches(train, batch=1, pack=90, seed=3)
+    target.tap(LAYERS)
+    target.row_tile = ROW_TILE
+    packed = 0
+    for number in range(12):
+        sequence, documents = batches.sequence(number), batches.documents(number)
+        packed += len(documents) > 1
+        wanted, found = run_target(target, sequence), read.output(documents, target)
+        torch.testing.assert_close(found.hidden, wanted.hidden, rtol=1 / 256, atol=1e-5)
+        torch.testing.assert_close(found.features, wanted.features, rtol=1 / 256, atol=1e-5)
+    assert packed > 6
+
+
+def losses(
+    folder: Path, target: Target, data: list[Example], source: Captured | None, **more: Any
+) -> tuple[list[float], Trainer]:
+    """Six steps, four documents held out."""
+    torch.manual_seed(0)
+    spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=100, feature_layers=LAYERS)
+    drafter = new_drafter(target, [e.ids for e in data], spec)
+    kept, found = hold_out(data, 2), list[float]()
+    config = TrainConfig(folder, **({"steps": 6, "lr": 3e-3, "eval_every": 3} | more))
+    trainer = Trainer(config, target, drafter, kept.train, kept.prompts, source)
+    trainer.run(lambda metrics: found.append(metrics["loss"]))
+    return found, trainer
+
+
+class Wrong(Captured):
+    """Gives features or hidden states to the token behind theirs."""
+
+    moved = "features"
+
+    def output(self, documents: Any, target: Target) -> TargetOutput:
+        said = super().output(documents, target)
+        return said._replace(**{self.moved: getattr(said, self.moved).roll(1, 0)})
+
+
+@pytest.mark.parametrize(("dtype", "near"), [("bfloat16", 0.003), ("fp8", 0.02)])
+def test_training_from_a_capture_is_training_online(
+    tmp_path: Path, target: Target, data: list[Example], dtype: str, near: float
+) -> None:
+    read, wrong = captured(target, data, tmp_path / "cap", dtype=dtype), Wrong(tmp_path / "cap")
+    more = {"batch": 2, "pack": 90, "segments": 2}
+    online, _ = losses(tmp_path / "online", target, data, None, **more)
+    stored, _ = losses(tmp_path / "stored", target, data, read, **more)
+    assert stored == pytest.approx(online, rel=near)
+    for wrong.moved in ("features", "hidden"):
+        others, _ = losses(tmp_path / wrong.moved, target, data, wrong, **more)
+        assert others != pytest.approx(online, rel=near), wrong.moved
+
+
+def test_training_from_a_capture_of_a_bf16_target_is_exact(
+    tmp_path: Path, half: Target, data: list[Example]
+) -> None:
+    read = captured(half, data, tmp_path / "cap")
+    online, first = losses(tmp_path / "online", half, data, None, batch=2)
+    stored, second = losses(tmp_path / "stored", half, data, read, batch=2)
+    assert stored == online
+    for name, tensor in first.drafter.state_dict().items():
+        assert torch.equal(tensor, second.drafter.state_dict()[name]), name
+
+
+def test_the_target_is_not_run_over_captured_documents(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = captured(target, data, tmp_path / "cap")
+    monkeypatch.setattr("peagle.train.trainer.run_target", None)
+    losses(tmp_path / "run", target, data, read, steps=2)
+
+
+def test_another_target_template_or_layers_are_refused(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    read = captured(target, data[:4], tmp_path)
+    read.check_target(target)
+    read.check_layers(LAYERS)
+    with pytest.raises(InputError, match="captured from a target with other weights"):
+        read.check_target(make_target(seed=7))
+    with pytest.raises(InputError, match="captured from another architecture"):
+        read.check_target(make_target(layers=5))
+    other = make_target()
+    assert other.tokenizer is not None
+    other.tokenizer.chat_template = "{{ messages }}"
+    with pytest.raises(InputError, match="captured with another chat template"):
+        read.check_target(other)
+    with pytest.raises(InputError, match="feature layers 1,2,3, the head has 0,1,3"):
+        read.check_layers((0, 1, 3))
+
+
+def test_manifest_is_readable(tmp_path: Path, target: Target, data: list[Example]) -> None:
+    captured(target, data[:4], tmp_path)
+    record = json.loads((tmp_path / "capture.json").read_text())
+    assert record["format"] == 1
+    assert record["target"] == "tiny-0"
+    assert record["weights_hash"] == target.weights_hash()
+    assert record["feature_layers"] == list(LAYERS)
+    assert set(record["shards"][0]) == {"file", "documents", "tokens", "bytes", "sha256"}
