@@ -1,10 +1,12 @@
 """Packed attention over cached rows equals attention over each request's whole sequence."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
+from peagle.engine.kv_cache import SHORT, CachedAttend, KVCache, Span, positions
 from peagle.model.attend import AttentionSpec, CausalAttend
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
@@ -34,6 +36,25 @@ def test_chunks_of_two_requests_equal_whole_sequences(window: int | None) -> Non
             mine.append(part)
     for mine, qkv in zip(outputs, whole, strict=True):
         torch.testing.assert_close(torch.cat(mine), CausalAttend()(0, *qkv, spec))
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"window": 7}, {"softcap": 5.0}, {"sinks": torch.randn(HEADS)}]
+)
+def test_drafts_are_verified_beside_a_long_prompt(extra: dict[str, Any]) -> None:
+    spec, long = AttentionSpec(SIZE**-0.5, **extra), SHORT + 5
+    lengths, rows = (30, long, 9), (3, 0, 1)  # row 2 is not in use
+    whole = [random_qkv(length, seed) for seed, length in enumerate(lengths)]
+    cache = KVCache(5, long)
+    past = (26, 0, 2)
+    for row, start, qkv in zip(rows, past, whole, strict=True):
+        if start:
+            CachedAttend(cache, [Span(row, 0, start)])(0, *(x[:start] for x in qkv), spec)
+    spans = [Span(row, a, b - a) for row, a, b in zip(rows, past, lengths, strict=True)]
+    pending = [[x[a:] for x in qkv] for a, qkv in zip(past, whole, strict=True)]
+    out = CachedAttend(cache, spans)(0, *map(torch.cat, zip(*pending, strict=True)), spec)
+    wanted = [CausalAttend()(0, *qkv, spec)[a:] for a, qkv in zip(past, whole, strict=True)]
+    torch.testing.assert_close(out, torch.cat(wanted))
 
 
 def test_rejected_tokens_are_never_read() -> None:
