@@ -20,6 +20,9 @@ def plan(  # noqa: PLR0917
     target: TargetArgument,
     tokens: Annotated[int, typer.Option(help="Answer tokens to train on.")],
     context: Annotated[int, typer.Option(help="Tokens of a sequence.")],
+    answered: Annotated[
+        float, typer.Option(help="Share of tokens that are answers; `peagle data show` counts.")
+    ] = 1.0,
     gpus: Annotated[int, typer.Option(help="CUDA devices; 0 is the CPU.")] = 0,
     memory: Annotated[
         float | None, typer.Option(help="GiB of a device. Default: this machine's; a GPU's 80.")
@@ -46,13 +49,15 @@ def plan(  # noqa: PLR0917
     for name, (value, least) in limits.items():
         if value < least:
             raise InputError(f"--{name} {value}: must be at least {least}")
+    if not 0 < answered <= 1:
+        raise InputError(f"--answered {answered}: must be above 0, at most 1")
     spec = HeadSpec(method, layers or (1 if method == "eagle3" else 4), depths, draft_vocab)  # type: ignore[arg-type]
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     room = memory or (80.0 if gpus else machine)
     rate = None if run is None else measured_rate(run)
     made = make_plan(
         outline(target), spec, tokens=tokens, context=context, segments=segments, room=room * GIB,
-        device="cuda" if gpus else "cpu", processes=max(gpus, 1), rate=rate,
+        device="cuda" if gpus else "cpu", answered=answered, processes=max(gpus, 1), rate=rate,
     )  # fmt: skip
     cost = None if made.hours is None or price is None else made.hours * price * max(gpus, 1)
     if as_json:

@@ -40,22 +40,24 @@ def sample_elements(
     at most as many as there are: anchors kept at d−1 whose predicted token is supervised and in
     their document. ratio 1 keeps everything: EAGLE-3's training-time test.
     """
-    assert len(supervised) >= 2, "a document needs two tokens"
-    anchors = (documents[1:] == documents[:-1]).nonzero()[:, 0]
-    kept, pool = [anchors], anchors
-    population = len(_candidates(pool, 0, supervised, documents))
+    tokens = len(supervised)
+    assert tokens >= 2, "a document needs two tokens"
+    kept = torch.zeros(depths, tokens, dtype=torch.bool, device=documents.device)
+    kept[0, :-1] = documents[1:] == documents[:-1]
+    population = int(_predicts(kept[0], 0, supervised, documents).sum())
     for depth in range(1, depths):
-        pool = _candidates(pool, depth, supervised, documents)
+        pool = _predicts(kept[depth - 1], depth, supervised, documents).nonzero()[:, 0]
         size = min(len(pool), round(max(ratio**depth, floor) * population))
-        chosen = torch.randperm(len(pool), generator=generator)[:size].sort().values
-        pool = pool[chosen.to(pool.device)]
-        kept.append(pool)
-    depth_of = [torch.full_like(part, depth) for depth, part in enumerate(kept)]
-    return Elements(torch.cat(kept), torch.cat(depth_of))
+        chosen = torch.randperm(len(pool), generator=generator)[:size]
+        kept[depth, pool[chosen.to(pool.device)]] = True
+    depth_of, anchors = kept.nonzero().unbind(-1)
+    return Elements(anchors.contiguous(), depth_of.contiguous())
 
 
-def _candidates(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor) -> Tensor:
-    """Anchors whose predicted token x[a + depth + 2] is supervised and in their document."""
-    anchors = anchors[anchors + depth + 2 < len(supervised)]
-    predicted = anchors + depth + 2
-    return anchors[supervised[predicted] & (documents[predicted] == documents[anchors])]
+def _predicts(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor) -> Tensor:
+    """Which of the anchors, a flag a token, have a predicted token x[a + depth + 2] that is
+    supervised and in their document; the last ones, whose token would be behind the end, are cut.
+    """
+    predicted = supervised[depth + 2 :]
+    room = len(predicted)
+    return anchors[:room] & predicted & (documents[depth + 2 :] == documents[:room])

@@ -36,15 +36,11 @@ def visible(elements: Elements, documents: Tensor) -> Tensor:
 def chains(elements: Elements) -> tuple[Tensor, Tensor]:
     """(row, column) of every element (a, d) and each (a, d′), 0 < d′ ≤ d: its own chain."""
     anchor, depth = elements
-    width = int(anchor.max()) + 1
-    key = depth * width + anchor  # ascending, since elements are sorted by depth, then anchor
-    row, column = list[Tensor](), list[Tensor]()
-    for below in range(1, int(depth.max()) + 1):
-        deep = (depth >= below).nonzero()[:, 0]
-        row.append(deep)
-        column.append(torch.searchsorted(key, below * width + anchor[deep]))
-    nothing = anchor.new_empty(0)
-    return torch.cat([nothing, *row]), torch.cat([nothing, *column])
+    deepest = int(depth.max())
+    place = anchor.new_zeros(deepest + 1, int(anchor.max()) + 1)
+    place[depth, anchor] = torch.arange(len(anchor), device=anchor.device)
+    row, below = (depth[:, None] > torch.arange(deepest, device=anchor.device)).nonzero().unbind(-1)
+    return row, place[below + 1, anchor[row]]
 
 
 def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
@@ -57,31 +53,31 @@ def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
         context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
         return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
 
-    low, high = _block_range(anchor)
-    first, last = _block_range(owner)
-    only_context = _block_range(depth)[1] == 0
-    has_context = _block_range(depth)[0] == 0
+    (low, first, shallow), (high, last, deep) = _block_ranges(torch.stack([anchor, owner, depth]))
     near = (low[None] <= high[:, None]) & (first[None] <= last[:, None])
-    partial = near & (last[None] >= first[:, None]) & has_context[None]
+    partial = near & (last[None] >= first[:, None]) & (shallow == 0)[None]
     one = (first == last)[None] & (first == last)[:, None] & (first[None] == first[:, None])
-    full = one & (high[None] <= low[:, None]) & only_context[None]
+    full = one & (high[None] <= low[:, None]) & (deep == 0)[None]
     rows, columns = chains(elements)
     partial[rows // BLOCK, columns // BLOCK] = True
-    parts = (*_listed(partial & ~full), *_listed(full))
+    partial &= ~full
+    # BlockMask.from_kv_blocks would find the last four from the first: that takes longer than the
+    # rest of this function.
+    lists = (*_listed(partial), *_listed(full), *_listed(partial.T), *_listed(full.T))
     sizes = (len(anchor), len(anchor))
-    return BlockMask.from_kv_blocks(*parts, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=sizes)
+    return BlockMask(sizes, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)
 
 
-def _block_range(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest of every block of elements."""
-    missing = -len(values) % BLOCK
-    blocks = torch.cat([values, values[-1:].expand(missing)]).view(-1, BLOCK)
-    return blocks.amin(-1), blocks.amax(-1)
+def _block_ranges(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest of every block of elements: (rows, E) → (rows, blocks), twice."""
+    missing = -values.shape[1] % BLOCK
+    padded = torch.cat([values, values[:, -1:].expand(-1, missing)], dim=1)
+    return padded.unflatten(1, (-1, BLOCK)).aminmax(dim=-1)
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(how many, which first) key blocks of every query block, as BlockMask wants them."""
-    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    """(how many, which first) blocks that every row has, as BlockMask wants them."""
+    order = blocks.int().contiguous().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 

@@ -60,6 +60,7 @@ def plan(  # noqa: PLR0913 (what decides)
     segments: int | None,
     room: float,  # bytes of the device
     device: str,
+    answered: float = 1.0,  # share of the tokens that are answers, 1: the most memory
     processes: int = 1,
     rate: float | None = None,  # answer tokens a second of one process, measured
 ) -> Plan:
@@ -71,10 +72,10 @@ def plan(  # noqa: PLR0913 (what decides)
         drafter.shared_embedding = torch.zeros(1, config.transformer.hidden_size)
     train, states = TrainConfig(Path()), _states(target, config.feature_layers)
     documents = torch.zeros(context, dtype=torch.int64)
+    said = torch.arange(context) >= (1 - answered) * context
     elements = sample_elements(
-        torch.ones(context, dtype=torch.bool), documents, spec.depths, train.ratio, train.floor,
-        torch.Generator().manual_seed(0),
-    )  # fmt: skip
+        said, documents, spec.depths, train.ratio, train.floor, torch.Generator().manual_seed(0)
+    )
     cost = pass_cost(drafter)
     weights = sum(p.numel() for p in drafter.parameters())
     memory = {
@@ -90,7 +91,7 @@ def plan(  # noqa: PLR0913 (what decides)
     memory["activations"] = int(pass_bytes(cost, largest, dense=False))
     memory["attention mask"] = int(pass_bytes(cost, largest, dense=dense)) - memory["activations"]
     hours = None if rate is None else tokens / rate / processes / 3600
-    return Plan(memory, segments, tokens * states, hours)
+    return Plan(memory, segments, round(tokens / answered) * states, hours)
 
 
 def measured_rate(run: Path) -> float:

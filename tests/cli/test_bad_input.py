@@ -36,6 +36,12 @@ def test_generate_options(refused, target: Path, options: tuple[object, ...], sa
     assert all(part in line for part in said), line
 
 
+@pytest.mark.parametrize("share", [0, 1.5])
+def test_plan_for_no_answers(refused, share: float) -> None:
+    line = refused("plan", "anything", "--tokens", 9, "--context", 9, "--answered", share)
+    assert f"--answered {float(share)}: must be above 0, at most 1" in line
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "train", "eval", "data regenerate"])
 def test_unknown_model(refused, command: str, answers: Path, tmp_path: Path) -> None:
     prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from peagle.model.attend import AttentionSpec
 from peagle.train.cod import Elements, sample_elements
@@ -67,6 +67,23 @@ def test_blocks_cover_the_mask(tokens: int, seed: int) -> None:
     assert all(blocks[q, k].all() for q, k in whole if q < size - 1)
     assert whole if seed == 2 and tokens == 400 else True
     assert listed.sum() < size * size, "something is skipped"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_query_blocks_of_every_key_block(seed: int) -> None:
+    """Which FlexAttention's backward goes by: as torch itself derives them from the key blocks."""
+    made = block_mask(*elements_of(700, 8, seed))
+    keys = made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.full_kv_indices
+    derived = BlockMask.from_kv_blocks(*keys, BLOCK_SIZE=BLOCK)
+    for kind in ("q", "full_q"):
+        listed = []
+        for mask in (made, derived):
+            count, which = (
+                getattr(mask, f"{kind}_{part}")[0, 0] for part in ("num_blocks", "indices")
+            )
+            assert which.is_contiguous()
+            listed.append([row[:n].tolist() for n, row in zip(count, which, strict=True)])
+        assert listed[0] == listed[1]
 
 
 def test_docstring_example() -> None:

@@ -54,6 +54,16 @@ def test_less_room_means_more_segments(folder: Path) -> None:
     assert make(folder, segments=3).segments == 3
 
 
+def test_prompts_are_not_trained_on(folder: Path) -> None:
+    """They have no deeper elements, but features of their own."""
+    whole, half = make(folder), make(folder, answered=0.5)
+    for part in ("activations", "attention mask"):
+        assert half.memory[part] < 0.9 * whole.memory[part]
+    assert half.memory["loss"] < whole.memory["loss"], "but for a chunk of logits"
+    assert half.memory["target states"] == whole.memory["target states"]
+    assert half.captured == 2 * whole.captured
+
+
 def test_cuda_has_no_dense_mask(folder: Path) -> None:
     assert make(folder, device="cuda").memory["attention mask"] == 0
 
