@@ -1,7 +1,8 @@
 """`peagle data capture`: what training needs of the target, made once."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.config import InputError
+
+if TYPE_CHECKING:
+    from peagle.train.vllm_capture import Vllm
 
 
 def capture(
@@ -29,25 +33,40 @@ def capture(
     max_length: Annotated[int, typer.Option(min=4, help="Longest document, in tokens.")] = 1024,
     shard_mb: Annotated[float, typer.Option(help="Size of a file, in megabytes.")] = 512,
     device: DeviceOption = "cpu",
+    engine: Annotated[
+        str, typer.Option(help="What runs the target: transformers, or vllm.")
+    ] = "transformers",
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="GPUs that vLLM splits the target over.")
+    ] = 1,
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option(help="An interpreter that has vLLM.", envvar="PEAGLE_VLLM_PYTHON"),
+    ] = None,
 ) -> None:
     """Run the target over a data file once, for `train --data FOLDER` to use again and again."""
     from transformers.utils import logging
 
     from peagle.data.dataset import read_examples
     from peagle.model.source import load_target
-    from peagle.train.capture import CaptureConfig, plan_capture, size_text
+    from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
     from peagle.train.capture import capture as run_capture
+    from peagle.train.vllm_capture import VllmFailed, through_vllm, tokens_in_passing
 
     existing_file(data, "--data")
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output}: is a file, name a folder")
     layers = tuple(parse_list(feature_layers, "--feature-layers")) if feature_layers else None
     config = CaptureConfig(output, layers, dtype, max_length, int(shard_mb * 1e6))
+    vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     logging.disable_progress_bar()
     loaded = load_target(target, device=device)
     assert loaded.tokenizer is not None
     examples = read_examples(data, loaded.tokenizer, max_length)
-    plan = plan_capture(loaded, examples, config)
+    passing = tokens_in_passing(loaded, examples) if vllm else 0
+    plan = plan_capture(loaded, examples, config, passing=passing)
+    tapped = plan.origin.feature_layers
+    run = through_vllm(vllm, loaded, tapped, output) if vllm else in_process(loaded, tapped)
     there = sum(len(plan.shards[number]) for number in plan.done)
     left = f", {there} documents are there: {size_text(plan.bytes_left)} to write"
     screen.print(
@@ -57,9 +76,31 @@ def capture(
     with progress_bar("documents") as bar:
         task = bar.add_task("", total=len(examples), completed=there)
         try:
-            run_capture(loaded, examples, output, plan, lambda: bar.advance(task))
+            run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
             why = "what was captured before is whole: make room, then run the same command"
             screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
             raise typer.Exit(1) from error
+        except VllmFailed as error:
+            why = "what was captured before is whole: the same command goes on behind it"
+            screen.print(f"peagle: {error}; {why}", markup=False)
+            raise typer.Exit(1) from error
     screen.print(f"captured to {output}: train with --data {output}")
+
+
+def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
+    """How vLLM is run, when it is to run the target."""
+    from peagle.train.vllm_capture import Vllm
+    from peagle.train.vllm_process import check_interpreter
+
+    if engine == "transformers":
+        if parallel > 1:
+            raise InputError(f"--tensor-parallel-size {parallel}: goes with --engine vllm")
+        return None
+    if engine != "vllm":
+        raise InputError(f"--engine {engine!r}: choose transformers or vllm")
+    if device != "cpu":
+        raise InputError(f"--device {device}: vLLM finds its devices itself, leave it out")
+    vllm = Vllm(python or Path(sys.executable), parallel)
+    check_interpreter(vllm.python)
+    return vllm

@@ -167,6 +167,32 @@ class Target:
                 "use the attention interface of transformers; such models are not supported"
             )
 
+    @torch.no_grad()
+    def last_norm(self) -> nn.Module:
+        """What makes `TargetOutput.hidden` of the residual stream that leaves the last layer.
+
+        Found by one token: the part of the decoder that ran last. Raises InputError for decoders
+        that do anything else behind their layers.
+        """
+        left, ran = list[Tensor](), list[tuple[nn.Module, Tensor, Tensor]]()
+
+        def note(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            ran.append((module, args[0], out) if args else (module, out, out))
+
+        hooks = [part.register_forward_hook(note) for part in self.decoder.children()]
+        hooks.append(self.layers[-1].register_forward_hook(lambda _, __, out: left.append(out)))
+        try:
+            ids = torch.zeros(1, dtype=torch.int64, device=self.device)
+            hidden = self._forward(ids, ids, _Step(CausalAttend(), 1)).hidden
+        finally:
+            for hook in hooks:
+                hook.remove()
+        norm, given, made = ran[-1]
+        if given is not left[0] or not torch.equal(made[0, :1], hidden):
+            kind = type(self.decoder).__name__
+            raise InputError(f"target {self.name} ({kind}): no single norm behind its last layer")
+        return norm
+
     def weights_hash(self) -> str:
         """Fingerprint of a few weights: 64 embedding rows, and the first and last layers' norms."""
         digest = hashlib.sha256()

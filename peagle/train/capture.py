@@ -1,12 +1,16 @@
 """The target over every training document once, kept on disk: training then never runs it again.
 
 Which documents a shard holds depends on their lengths alone, and a shard counts once the manifest
-lists it: a capture that was killed goes on at the first shard that does not.
+lists it: a capture that was killed goes on at the first shard that does not. What runs the target,
+this process or vLLM (train/vllm_capture.py), is not recorded: they differ by rounding, as devices
+and dtypes do, and one may finish what the other began.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +33,8 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train.step import ROW_TILE, Sequence, run_target
 
 HEADER = 1024  # bytes of a shard besides its tokens and documents, at most
+# The target over documents, in their order.
+Run = Callable[[list[Example]], Generator[TargetOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,11 @@ class Plan(NamedTuple):
     bytes_left: int  # without those that are done
 
 
-def plan_capture(target: Target, examples: list[Example], config: CaptureConfig) -> Plan:
-    """What a capture of `examples` into `config.output` has still to do.
+def plan_capture(
+    target: Target, examples: list[Example], config: CaptureConfig, *, passing: int = 0
+) -> Plan:
+    """What a capture of `examples` into `config.output` has still to do; at most `passing` tokens
+    of the target's output lie beside the shards meanwhile.
 
     Raises InputError when another capture is there, or the disk has too little room.
     """
@@ -88,35 +97,49 @@ def plan_capture(target: Target, examples: list[Example], config: CaptureConfig)
     left = sum(size for number, size in enumerate(sizes) if number not in done)
     tokens = sum(len(e.ids) for e in examples)
     plan = Plan(origin, shards, done, tokens, sum(sizes), left)
-    _check_room(config.output, plan)
+    rows = target.config.hidden_size * (len(layers) + 1) * target.dtype.itemsize
+    _check_room(config.output, plan, passing * rows if left else 0)
     return plan
 
 
+def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
+    """The target of this process, by the very forward that training runs."""
+
+    def run(documents: list[Example]) -> Generator[TargetOutput]:
+        target.tap(feature_layers)
+        target.row_tile = ROW_TILE
+        for example in documents:
+            yield run_target(target, _sequence(example, target.device))
+
+    return run
+
+
 def capture(
-    target: Target,
+    run: Run,
     examples: list[Example],
     output: Path,
     plan: Plan,
     on_document: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make the shards that `plan` still lacks. Raises OSError when the disk refuses; the shards
-    before it stay, and the next call goes on behind them."""
+    """Make the shards that `plan` still lacks. Raises OSError when the disk refuses, and what `run`
+    raises; the shards before it stay, and the next call goes on behind them."""
     output.mkdir(parents=True, exist_ok=True)
-    target.tap(plan.origin.feature_layers)
-    target.row_tile = ROW_TILE
     done = dict(plan.done)
     write_manifest(output, Manifest(plan.origin, tuple(done.values())))
+    parts = {
+        n: [examples[i] for i in plan.shards[n]] for n in range(len(plan.shards)) if n not in done
+    }
 
-    def run(documents: list[Example]) -> Iterator[TargetOutput]:
-        for example in documents:
-            yield run_target(target, _sequence(example, target.device))
+    def counted(said: Iterator[TargetOutput]) -> Iterator[TargetOutput]:
+        for one in said:
+            yield one
             on_document()
 
-    for number, documents in enumerate(plan.shards):
-        if number not in done:
-            part = [examples[i] for i in documents]
-            path = output / _file_name(number)
-            done[number] = write_shard(path, part, run(part), plan.origin.dtype)
+    # One run over all of them: vLLM starts once, and works on while a shard is written.
+    with closing(run([example for part in parts.values() for example in part])) as said:
+        for number, part in parts.items():
+            path, outputs = output / _file_name(number), counted(islice(said, len(part)))
+            done[number] = write_shard(path, part, outputs, plan.origin.dtype)
             shards = tuple(done[n] for n in sorted(done))
             write_manifest(output, Manifest(plan.origin, shards))
 
@@ -157,11 +180,11 @@ def _is_there(output: Path, shard: Shard) -> bool:
     return file.is_file() and file.stat().st_size == shard.bytes
 
 
-def _check_room(output: Path, plan: Plan) -> None:
+def _check_room(output: Path, plan: Plan, passing: int) -> None:
     there = next(p for p in (output, *output.absolute().parents) if p.exists())
-    if (free := shutil.disk_usage(there).free) < plan.bytes_left:
+    if (free := shutil.disk_usage(there).free) < (needed := plan.bytes_left + passing):
         raise InputError(
-            f"--output {output}: needs {size_text(plan.bytes_left)} for {plan.origin.documents} "
+            f"--output {output}: needs {size_text(needed)} for {plan.origin.documents} "
             f"documents ({plan.tokens} tokens), {size_text(free)} are free: make room, name "
             "another folder, or give --dtype fp8"
         )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams, Stats
 from peagle.model.attend import CausalAttend
@@ -16,6 +15,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.head_checks import Differs, Skipped
 from peagle.model.source import locate
 from peagle.model.target import Target
+from peagle.train.vllm_process import environment
 
 SCRIPT = Path(__file__).with_name("vllm_script.py")
 MAX_TOKENS = 64
@@ -23,17 +23,6 @@ SECONDS = 1200  # vLLM compiles kernels when it starts
 # A smaller gap between the target's two best logits is rounding.
 TIE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
 APART = 0.1  # share of accepted draft tokens that rounding in the drafts explains
-
-
-def check_interpreter(python: Path) -> None:
-    """Raise InputError unless `python` is an interpreter that has vLLM."""
-    ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    try:
-        found = subprocess.run([python, "-c", ask], capture_output=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"--vllm-python {python}: not a Python interpreter ({error})") from error
-    if found.returncode:
-        raise InputError(f"--vllm-python {python}: vLLM is not installed there")
 
 
 def compare_with_vllm(
@@ -105,7 +94,12 @@ def _ask(
         command = [python, SCRIPT, request, response]
         try:
             run = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=SECONDS
+                command,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS,
             )
         except subprocess.TimeoutExpired as error:
             raise Differs(f"vLLM gave no answer in {SECONDS} s", "run it by itself") from error

@@ -5,30 +5,15 @@ it). REQUEST: `llm` (arguments of vllm.LLM), `prompt` (token ids), `max_tokens`.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-# Set before vLLM is imported, unless the caller has set them.
-# One process: vLLM's worker process would bind to all cores but one; here OMP_NUM_THREADS rules.
-# One model runner for every method: only V1 drafts in parallel.
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, for target and drafter together
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_NO_USAGE_STATS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+from vllm import LLM, SamplingParams, TokensPrompt
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Token ids, rounds, and rounds whose i-th draft token was accepted."""
-    from vllm import LLM, SamplingParams, TokensPrompt  # noqa: PLC0415 (after the environment)
-
     llm = LLM(**request["llm"])
     params = SamplingParams(temperature=0.0, max_tokens=request["max_tokens"], detokenize=False)
     prompt = TokensPrompt(prompt_token_ids=request["prompt"])
@@ -44,8 +29,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Read the request, write the response."""
     request, response = map(Path, sys.argv[1:])
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     response.write_text(json.dumps(answer(json.loads(request.read_text()))))
 
 

@@ -1,6 +1,7 @@
 """`peagle data capture`, and `peagle train` on what it made."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from runner import SMALL, invoke, metrics, save_target
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
+from peagle.data.captured import Captured
 from peagle.model.config import Method
 
+VLLM = ("--engine", "vllm", "--vllm-python")
 STEPS = (*SMALL, "--steps", 3)
 
 
@@ -104,6 +107,10 @@ def test_a_folder_that_is_no_capture(target: Path, tmp_path: Path, refused) -> N
         (("--shard-mb", 0), "shard size 0: must be above 0 bytes"),
         (("--feature-layers", "3,1"), "feature layers [3, 1]: must be strictly ascending"),
         (("--feature-layers", "1,9"), "feature layers [1, 9]: "),
+        (("--engine", "sglang"), "--engine 'sglang': choose transformers or vllm"),
+        (("--tensor-parallel-size", 2), "--tensor-parallel-size 2: goes with --engine vllm"),
+        (("--engine", "vllm", "--device", "cuda"), "--device cuda: vLLM finds its devices itself"),
+        ((*VLLM, sys.executable), "vLLM is not installed there"),
         (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
         (("--output", __file__), "is a file, name a folder"),
     ],
@@ -134,3 +141,21 @@ def test_a_disk_that_refuses_is_a_failure(
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1
     assert "what was captured before is whole: make room" in result.stderr
+
+
+def test_a_vllm_that_ends_is_a_failure(
+    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = Path(__file__).parents[1] / "train" / "fake_vllm"
+    for name, value in (("PYTHONPATH", stand_in), ("FAKE_VLLM_ENDS", 20), ("OMP_NUM_THREADS", 1)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("peagle.train.vllm_capture.WINDOW", 60)  # tokens: about two documents
+    command = [*capture(target, answers, tmp_path), *VLLM, sys.executable]
+    result = CliRunner().invoke(app, [str(part) for part in command])
+    assert result.exit_code == 1
+    [line] = [line for line in result.stderr.splitlines() if line.startswith("peagle: ")]
+    assert "peagle: vLLM ended with code -9: " in line
+    assert "the same command goes on behind it" in line
+    said = invoke(*capture(target, answers, tmp_path)).stderr
+    assert "documents are there: " in said, "transformers goes on where vLLM ended"
+    assert len(Captured(tmp_path).examples()) == 24

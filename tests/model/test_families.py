@@ -43,6 +43,19 @@ def test_whole_sequence(family: tuple[Target, Reference, Reference]) -> None:
     check(target, out, wanted, slice(None))
 
 
+def test_the_last_norm_makes_the_hidden_states(
+    family: tuple[Target, Reference, Reference],
+) -> None:
+    target, wanted, _ = family
+    left: list[Tensor] = []
+    hook = target.layers[-1].register_forward_hook(lambda _, __, out: left.append(out[0]))
+    hidden = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend()).hidden
+    hook.remove()
+    close(target.last_norm()(left[0]), hidden)
+    with pytest.raises(AssertionError):
+        close(left[0], hidden)
+
+
 def test_logits_of_some_rows(family: tuple[Target, Reference, Reference]) -> None:
     target, wanted, _ = family
     hidden = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend()).hidden

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3NextConfig,
     RecurrentGemmaConfig,
 )
+from transformers.utils import ModelOutput
 
 from peagle.config import InputError
 from peagle.model.attend import CausalAttend
@@ -127,3 +128,15 @@ def test_template_hash(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_context_and_embedding_of_every_family(family: str) -> None:
     target = Target(build(FAMILIES[family]()), None, family)
     assert target.embedding.shape == (67, 32) and target.max_context >= 64
+
+
+def test_a_decoder_that_does_more_behind_its_norm_has_no_last_norm() -> None:
+    target = tiny_llama()
+    assert target.last_norm() is target.decoder.norm
+
+    def scaled(_: object, __: object, out: ModelOutput) -> None:
+        out.last_hidden_state = out.last_hidden_state * 2
+
+    target.decoder.register_forward_hook(scaled)
+    with pytest.raises(InputError, match="target tiny .LlamaModel.: no single norm behind"):
+        target.last_norm()

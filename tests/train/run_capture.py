@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import make_target, own_answers
 
-from peagle.train.capture import CaptureConfig, capture, plan_capture
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 
 
 def main() -> None:
@@ -26,7 +26,8 @@ def main() -> None:
         if len(seen) == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    capture(target, data, folder, plan_capture(target, data, config), on_document)
+    plan = plan_capture(target, data, config)
+    capture(in_process(target, plan.origin.feature_layers), data, folder, plan, on_document)
 
 
 if __name__ == "__main__":

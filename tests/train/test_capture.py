@@ -18,7 +18,7 @@ from peagle.data.shard import Shard
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
-from peagle.train.capture import CaptureConfig, Plan, capture, plan_capture
+from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.evaluate import hold_out
 from peagle.train.start import HeadSpec, new_drafter
 from peagle.train.step import ROW_TILE, run_target
@@ -50,7 +50,8 @@ def settings(folder: Path, **changes: Any) -> CaptureConfig:
 
 
 def captured(target: Target, data: list[Example], folder: Path, **changes: Any) -> Captured:
-    capture(target, data, folder, plan_capture(target, data, settings(folder, **changes)))
+    plan = plan_capture(target, data, settings(folder, **changes))
+    capture(in_process(target, LAYERS), data, folder, plan)
     return Captured(folder)
 
 
@@ -124,7 +125,7 @@ def test_only_a_shard_that_is_gone_is_made_anew(
     (tmp_path / "shard-00001.safetensors").unlink()
     ran = list[None]()
     plan = plan_capture(target, data, settings(tmp_path))
-    capture(target, data, tmp_path, plan, lambda: ran.append(None))
+    capture(in_process(target, LAYERS), data, tmp_path, plan, lambda: ran.append(None))
     assert len(ran) == len(plan.shards[1])
     assert contents(tmp_path) == before
 
@@ -174,7 +175,7 @@ def test_the_estimate_is_what_the_files_take_and_what_is_asked_for(
         with pytest.raises(InputError, match=r"needs 0\.\d MB for 24 documents \(\d+ tokens\)"):
             planned(plan.bytes - 1, config)
         assert not (folder / dtype).exists()
-        capture(target, data, folder / dtype, planned(plan.bytes, config))
+        capture(in_process(target, LAYERS), data, folder / dtype, planned(plan.bytes, config))
         taken = sum(shard.bytes for shard in Captured(folder / dtype).shards)
         assert taken <= plan.bytes <= taken + 1024 * len(plan.shards)
         assert planned(0, config).bytes_left == 0, "nothing left to write"

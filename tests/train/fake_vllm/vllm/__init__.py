@@ -1,0 +1,74 @@
+"""Plays vLLM's part: the files it writes, made by transformers, and the ways in which it ends.
+
+FAKE_VLLM_ENDS names a number of documents: it kills itself when it was given so many.
+"""
+
+import fcntl
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+
+class SamplingParams:
+    def __init__(self, **given: Any) -> None:
+        assert given["max_tokens"] == 1
+
+
+class TokensPrompt(NamedTuple):
+    prompt_token_ids: list[int]
+
+
+class Output(NamedTuple):
+    kv_transfer_params: dict[str, str]
+
+
+class LLM:
+    def __init__(self, **given: Any) -> None:
+        print("what vLLM prints is no reply")
+        if Path(given["model"], "refused").exists():
+            raise ValueError("no room for the model")
+        transfer = given.pop("kv_transfer_config")
+        self.folder = Path(transfer["kv_connector_extra_config"]["shared_storage_path"])
+        (self.folder.parent / "asked.json").write_text(json.dumps(given))
+        assert transfer["kv_connector"] == "ExampleHiddenStatesConnector"
+        speculative = given["speculative_config"]
+        assert speculative["method"] == "extract_hidden_states"
+        hf_config = speculative["draft_model_config"]["hf_config"]
+        self.layers = hf_config["eagle_aux_hidden_state_layer_ids"]
+        self.longest, self.count = given["max_model_len"], 0
+        self.model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=given["dtype"])
+
+    def generate(
+        self, prompts: list[TokensPrompt], params: SamplingParams, *, use_tqdm: bool
+    ) -> list[Output]:
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1", "files would never be written"
+        return [Output({"hidden_states_path": str(self.states(*prompt))}) for prompt in prompts]
+
+    @torch.no_grad()
+    def states(self, ids: list[int]) -> Path:
+        if str(self.count) == os.environ.get("FAKE_VLLM_ENDS"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert len(ids) < self.longest, "vLLM refuses them"
+        left: list[torch.Tensor] = []
+        hook = self.model.model.layers[-1].register_forward_hook(
+            lambda _, __, out: left.append(out)
+        )
+        entered = self.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        hook.remove()
+        every = [*entered[:-1], left[0]]  # transformers norms its last
+        tensors = {
+            "hidden_states": torch.stack([every[layer][0] for layer in self.layers], dim=1),
+            "token_ids": torch.tensor(ids),
+        }
+        path = self.folder / f"{self.count}-c0ffee.safetensors"
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            save_file(tensors, path)
+        self.count += 1
+        return path

@@ -1,0 +1,62 @@
+"""A capture through the real vLLM is the one that transformers makes, within rounding.
+
+`make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from peagle.cli.demo import human_eval_prompts
+from peagle.data.captured import Captured
+from peagle.data.chat import Example
+from peagle.model.config import default_feature_layers
+from peagle.model.source import load_target
+from peagle.train import vllm_capture
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
+from peagle.train.vllm_capture import Vllm, through_vllm
+
+pytestmark = pytest.mark.vllm
+WINDOW = 300  # tokens: a few windows
+
+
+def far(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference, over the magnitude of its row."""
+    return float(((found - wanted).abs().amax(-1) / wanted.abs().amax(-1)).max())
+
+
+def test_features_and_hidden_states_are_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = os.environ.get("PEAGLE_VLLM_PYTHON")
+    if not python:
+        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+    monkeypatch.setattr(vllm_capture, "WINDOW", WINDOW)
+    target = load_target("smollm2-135m", dtype="float32")
+    assert target.tokenizer is not None
+    ids = [target.tokenizer.encode(prompt) for prompt in human_eval_prompts(6)]
+    data = [Example(one, [True] * len(one)) for one in ids]
+    layers = default_feature_layers(len(target.layers))
+    theirs, exact = through_vllm(Vllm(Path(python)), target, layers, tmp_path / "vllm"), []
+
+    def noted(documents: list[Example]):
+        for output in theirs(documents):
+            exact.append(output)
+            yield output
+
+    for name, run in (("vllm", noted), ("transformers", in_process(target, layers))):
+        plan = plan_capture(target, data, CaptureConfig(tmp_path / name))
+        capture(run, data, tmp_path / name, plan)
+    wanted = list(in_process(target, layers)(data))
+    for one, other in zip(exact, wanted, strict=True):
+        assert far(one.hidden, other.hidden) < 1e-4
+        assert far(one.features, other.features) < 1e-4
+    read, ours = Captured(tmp_path / "vllm"), Captured(tmp_path / "transformers")
+    assert read.origin == ours.origin
+    assert read.examples() == ours.examples() == data
+    for number in range(len(data)):
+        one, other = (c.output([number], target) for c in (read, ours))
+        assert far(one.hidden, other.hidden) < 1 / 128
+        assert far(one.features, other.features) < 1 / 128
