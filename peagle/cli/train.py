@@ -132,7 +132,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.data.captured import Captured
     from peagle.data.dataset import read_examples
     from peagle.model.drafter import Drafter
-    from peagle.model.source import load_target
+    from peagle.model.source import check_device, load_target
     from peagle.train.evaluate import hold_out
     from peagle.train.start import new_drafter
     from peagle.train.state import checkpoints
@@ -155,6 +155,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
             "--data synth: for several processes make it first, with peagle data synth"
         )
     device = f"cuda:{local}" if device == "cuda" else device
+    check_device(device)
     target = load_target(target_name, device="cpu" if config.shard else device)
     assert target.tokenizer is not None
     if captured is not None:

@@ -7,9 +7,11 @@ same order (`most_passes`). Outside of passes a weight is a DTensor: `whole` and
 fro.
 """
 
+from typing import cast
+
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -39,8 +41,8 @@ def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> Non
     stay whole, so that each process asks for `target.logits` as often as it likes."""
     for layer in target.layers:
         fully_shard(layer, mesh=mesh)
-    rest = {"reshard_after_forward": True, "ignored_params": {target.embedding}}
-    fully_shard(target.decoder, mesh=mesh, **rest)
+    table = cast(nn.Parameter, target.embedding)
+    fully_shard(target.decoder, mesh=mesh, reshard_after_forward=True, ignored_params={table})
     target.model.to(device)
     target.device = device
 
