@@ -36,7 +36,9 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("lr", "ratio", "floor"), float),
     "loss": str,
     "tracker": str,
-    "recompute": lambda text: {"true": True, "false": False}[text.lower()],
+    **dict.fromkeys(
+        ("recompute", "shard"), lambda text: {"true": True, "false": False}[text.lower()]
+    ),
 }
 HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "embedding")
 SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
@@ -51,7 +53,7 @@ def train(
         typer.Option(help="JSONL, plain or .gz; a captured folder; or synth: made here."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoint/, head/, metrics.jsonl.")
+        Path | None, typer.Option(help="Folder for checkpoints/, head/, metrics.jsonl.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="p-eagle (default) or eagle3.")] = None,
     layers: Annotated[
@@ -81,6 +83,10 @@ def train(
     recompute: Annotated[
         bool | None, typer.Option("--recompute", help="Less memory, more time (p-eagle).")
     ] = None,
+    shard: Annotated[
+        bool | None,
+        typer.Option("--shard", help="Models in parts over torchrun's processes (FSDP2)."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default 1.")] = None,
     max_train_tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on.")] = None,
@@ -98,7 +104,7 @@ def train(
     ] = None,
     init_from: Annotated[str | None, typer.Option(help="Start from this head.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from output/checkpoint.")
+        bool, typer.Option("--resume", help="Continue from output/checkpoints.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML with the same names.")] = None,
     device: DeviceOption = "cpu",
@@ -126,7 +132,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.data.captured import Captured
     from peagle.data.dataset import read_examples
     from peagle.model.drafter import Drafter
-    from peagle.model.source import load_target
+    from peagle.model.source import check_device, load_target
     from peagle.train.evaluate import hold_out
     from peagle.train.start import new_drafter
     from peagle.train.state import checkpoints
@@ -148,7 +154,9 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         raise InputError(
             "--data synth: for several processes make it first, with peagle data synth"
         )
-    target = load_target(target_name, device=f"cuda:{local}" if device == "cuda" else device)
+    device = f"cuda:{local}" if device == "cuda" else device
+    check_device(device)
+    target = load_target(target_name, device="cpu" if config.shard else device)
     assert target.tokenizer is not None
     if captured is not None:
         captured.check_target(target)
@@ -166,7 +174,8 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     if not kept.prompts:
         screen.print("too few documents to keep some from training: acceptance is not measured")
     config.output.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(config, target, drafter, kept.train, kept.prompts, captured)
+    where = torch.device(device)
+    trainer = Trainer(config, target, drafter, kept.train, kept.prompts, captured, where)
     if resume:
         trainer.resume()
     _train(trainer)

@@ -36,8 +36,7 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Targe
     folders without a config, unsupported architectures and GGUF types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device!r}: this torch sees no CUDA device; choose cpu")
+    check_device(device)
     path, revision = locate(name)
     where = {"pretrained_model_name_or_path": path, "revision": revision}
     try:
@@ -46,6 +45,12 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Targe
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
     return Target(model.to(device), tokenizer, name)
+
+
+def check_device(device: str) -> None:
+    """Raises InputError for a device that is not there."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device {device!r}: this torch sees no CUDA device; choose cpu")
 
 
 def locate(name: str) -> tuple[str, str | None]:

@@ -1,6 +1,5 @@
 """Measuring the head that is being trained as it will be served: the engine decodes with it."""
 
-import copy
 from typing import NamedTuple
 
 from peagle.data.chat import Example
@@ -8,6 +7,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams, Stats
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.sharding import whole_copy
 
 MAX_TOKENS = 64  # of an answer
 
@@ -36,10 +36,9 @@ def prompt_of(example: Example) -> list[int]:
 
 
 def acceptance(target: Target, drafter: Drafter, prompts: list[list[int]]) -> Stats:
-    """Decode prompts greedily with a copy of the drafter in the target's dtype."""
-    shared = {id(drafter.shared_embedding): drafter.shared_embedding}
-    served = copy.deepcopy(drafter, shared).to(target.dtype).eval()
-    llm = LLM(target, served)
+    """Decode prompts greedily with a copy of the drafter in the target's dtype. What is sharded is
+    gathered: then all processes call this together."""
+    llm = LLM(target, whole_copy(drafter, target.dtype))
     room = target.max_context - MAX_TOKENS
     fitting = [prompt for prompt in prompts if len(prompt) <= room]
     total = Stats()

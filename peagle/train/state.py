@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from peagle.config import InputError
 from peagle.model.drafter import Drafter
+from peagle.train.sharding import part_of, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREFIX = "step-"
@@ -41,22 +42,30 @@ def checkpoints(output: Path) -> list[Path]:
     return sorted((output / "checkpoints").glob(f"{PREFIX}*"))
 
 
-def save_checkpoint(
-    output: Path, drafter: Drafter, optimizer: Optimizer, progress: Progress, keep: int
-) -> None:
-    """Add a checkpoint to the run, then remove all but the newest `keep`."""
-    tensors = {f"weights/{name}": t.contiguous() for name, t in drafter.state_dict().items()}
+def snapshot(drafter: Drafter, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What a checkpoint holds, whole: how many processes train does not show in it."""
+    tensors = {f"weights/{name}": whole(t).contiguous() for name, t in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
-        tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
+        tensors |= {f"{kind}/{name}": whole(moments[kind]) for kind in MOMENTS if kind in moments}
+    return tensors
+
+
+def save_checkpoint(
+    output: Path, tensors: dict[str, Tensor], progress: Progress, keep: int
+) -> None:
+    """Add a checkpoint of a `snapshot` to the run, then remove all but the newest `keep`."""
     folder = output / "checkpoints" / f"{PREFIX}{progress.step:08d}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():  # stopped before it went on from here
         return
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
-        save_file(tensors, made / "state.safetensors")
-        (made / "progress.json").write_text(json.dumps(asdict(progress)))
+        state, plain = made / "state.safetensors", made / "progress.json"
+        save_file(tensors, state)
+        plain.write_text(json.dumps(asdict(progress)))
+        state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let nobody else read
+        made.chmod(folder.parent.stat().st_mode)
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -77,13 +86,13 @@ def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Pro
         raise InputError(
             f"checkpoint {folder}: cannot be read ({error}): delete it to resume from an older one"
         ) from error
-    weights = _under("weights/", tensors)
-    _check_same(folder, weights, drafter.state_dict())
-    drafter.load_state_dict(weights)
+    weights, own = _under("weights/", tensors), drafter.state_dict()
+    _check_same(folder, weights, own)
+    drafter.load_state_dict({name: part_of(weights[name], like) for name, like in own.items()})
     moments = {kind: _under(f"{kind}/", tensors) for kind in MOMENTS}
     for name, parameter in drafter.named_parameters():
         if name in moments[MOMENTS[0]]:
-            state = {kind: moments[kind][name].to(parameter.device) for kind in MOMENTS}
+            state = {kind: part_of(moments[kind][name], parameter) for kind in MOMENTS}
             step = torch.tensor(float(progress.step), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **state}
     for left in (output / "checkpoints").glob(".making-*"):  # of a killed process

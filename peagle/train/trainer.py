@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +21,10 @@ from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
 from peagle.train.evaluate import acceptance
 from peagle.train.loss import LossName
-from peagle.train.memory import SHARE, PassCost, choose_segments, free_memory, pass_cost
+from peagle.train.memory import SHARE, choose_segments, free_memory, pass_cost
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
+from peagle.train.sharding import idle_pass, most_passes, shard, whole_copy
 from peagle.train.state import (
     Progress,
     append_line,
@@ -32,6 +32,7 @@ from peagle.train.state import (
     forget_after,
     load_checkpoint,
     save_checkpoint,
+    snapshot,
 )
 from peagle.train.step import ROW_TILE, Sequence, StepResult, Trainee, run_target
 from peagle.train.step import supervised_elements as supervised
@@ -45,6 +46,7 @@ class TrainConfig:
     batch: int = 1  # sequences an optimizer step, over all processes
     pack: int | None = None  # tokens of documents packed into a sequence; None: one document
     segments: int | None = None  # passes a sequence is partitioned into; None: by free memory
+    shard: bool = False  # FSDP2: drafter and target in parts over the processes, not a copy each
     recompute: bool = False  # layer activations again in backward: less memory, more time
     steps: int | None = None  # optimizer steps; else epochs or max_train_tokens
     epochs: int = 1
@@ -89,7 +91,7 @@ class Trainer:
     sequences; process 0 alone writes.
     """
 
-    def __init__(  # noqa: PLR0913 (what training needs)
+    def __init__(  # noqa: PLR0913, PLR0917 (what training needs)
         self,
         config: TrainConfig,
         target: Target,
@@ -97,22 +99,31 @@ class Trainer:
         data: list[Example],
         prompts: list[list[int]] | None = None,  # held out, for acceptance length
         captured: Captured | None = None,  # `data` begins it; then the target is not run over data
+        device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
         self.prompts, self.captured = prompts or [], captured
         if captured is not None:
             captured.check_target(target)
             captured.check_layers(drafter.config.feature_layers)
-        self.accelerator = make_accelerator(target.device, config.output, config.tracker)
+        device = device or target.device
+        self.accelerator = make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
         if config.batch % self.world:
             raise InputError(
                 f"batch {config.batch}: must be a multiple of the {self.world} processes"
             )
+        if config.shard and self.world == 1:
+            raise InputError("shard true: needs several processes, started by torchrun")
         drafter.recompute = config.recompute
         if config.recompute and drafter.config.method == "eagle3":
             raise InputError("recompute true: P-EAGLE only, EAGLE-3's depths share keys: leave it")
-        self.trainee = self.accelerator.prepare_model(Trainee(drafter, target, config.loss))
+        self._cost = pass_cost(drafter.to(device))
+        self.trainee: Any = Trainee(drafter, target, config.loss)
+        if config.shard:
+            shard(self.trainee, target, device)
+        else:
+            self.trainee = self.accelerator.prepare_model(self.trainee)
         # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -153,7 +164,13 @@ class Trainer:
         """This process's sequences of the step, their elements drawn and partitioned."""
         rank = self.accelerator.process_index
         mine = self.batches.numbers(self.progress.step)[rank :: self.world]
-        return [self._work(number) for number in mine]
+        work = [self._work(number) for number in mine]
+        if self.config.shard:
+            most = most_passes([len(item.segments) for item in work], self.target.device)
+            for item, passes in zip(work, most, strict=True):
+                missing = passes - len(item.segments)
+                item.segments.extend([idle_pass(self.target.device)] * missing)
+        return work
 
     def _work(self, number: int) -> Work:
         config, cpu = self.config, self.batches.sequence(number)
@@ -176,10 +193,6 @@ class Trainer:
         room, dense = SHARE * free_memory(device), device.type == "cpu"
         return choose_segments(elements, sequence.documents, self._cost, room, dense=dense)
 
-    @cached_property
-    def _cost(self) -> PassCost:
-        return pass_cost(self.drafter)
-
     def _agree(self, work: list[Work]) -> int:
         """Supervised elements of the step over all processes; a signal to one stops all."""
         tokens = sum(int(item.sequence.supervised.sum()) for item in work)
@@ -197,6 +210,7 @@ class Trainer:
             said = self._said(item)
             for segment in item.segments:
                 last = item is work[-1] and segment is item.segments[-1]
+                # Of copies only: sharded gradients are summed into their parts by every backward.
                 wait = nullcontext() if last else self.accelerator.no_sync(self.trainee)
                 with wait:
                     result = self.trainee(item.sequence, said, segment)
@@ -268,18 +282,19 @@ class Trainer:
         return found
 
     def _save(self) -> None:
+        tensors = snapshot(self.drafter, self.optimizer)
         if self.accelerator.is_main_process:
-            config = self.config
-            save_checkpoint(config.output, self.drafter, self.optimizer, self.progress, config.keep)
-            self.save_head("head")
+            save_checkpoint(self.config.output, tensors, self.progress, self.config.keep)
+        self.save_head("head")
         self.accelerator.wait_for_everyone()
 
     def save_head(self, name: str) -> None:
-        """Write the servable head, bf16, to a folder of `output`."""
+        """Write the servable head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
         with_provenance(self.drafter, data=done)
+        drafter = whole_copy(self.drafter, torch.bfloat16)
         if self.accelerator.is_main_process:
-            save_drafter(self.drafter, self.config.output / name)
+            save_drafter(drafter, self.config.output / name)
 
     def _tap(self) -> None:
         self.target.tap(self.drafter.config.feature_layers)

@@ -47,6 +47,15 @@ def test_resume_needs_a_checkpoint(target: Path, answers: Path, tmp_path: Path, 
     assert f"--resume: no checkpoint in {tmp_path}" in refused(*command, "--resume")
 
 
+def test_shard_says_what_it_needs(
+    target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL, "--shard")
+    assert "shard true: needs several processes, started by torchrun" in refused(*command)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "this torch sees no CUDA device" in refused(*command, "--device", "cuda")
+
+
 def test_yaml_overrides_and_options_in_rising_order(
     target: Path, answers: Path, tmp_path: Path
 ) -> None:

@@ -1,8 +1,11 @@
 """One training process on the tiny target: `run_training.py FOLDER SETTINGS`; resumes by itself."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +21,9 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     method, bf16 = settings.pop("method", "p-eagle"), settings.pop("bf16", True)
+    if settings.pop("uneven", False):  # gradients do not depend on the number of passes
+        settings["segments"] += int(os.environ["RANK"])
+    kill = settings.pop("kill", None)
     target = make_target()
     data = own_answers(target, 12)
     torch.manual_seed(0)
@@ -27,7 +33,12 @@ def main() -> None:
     trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
     if checkpoints(folder):
         trainer.resume()
-    trainer.run()
+
+    def on_step(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == kill and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer.run(on_step)
     (folder / "done").touch()
 
 

@@ -1,5 +1,7 @@
 """A run on disk: what is read back is what was written; what cannot be read is named in a line."""
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from peagle.train.state import (
     forget_after,
     load_checkpoint,
     save_checkpoint,
+    snapshot,
 )
 
 PROGRESS = Progress(3, 40, 1.5, 1.25, 2)
@@ -41,7 +44,7 @@ def saved(tmp_path: Path, target: Target) -> tuple[Path, Drafter, torch.optim.Ad
     """The run's folder, and what its checkpoint holds."""
     drafter = make_drafter(target, "p-eagle")
     optimizer = optimizer_of(drafter, 3)
-    save_checkpoint(tmp_path / "run", drafter, optimizer, PROGRESS, keep=2)
+    save_checkpoint(tmp_path / "run", snapshot(drafter, optimizer), PROGRESS, keep=2)
     return tmp_path / "run", drafter, optimizer
 
 
@@ -62,7 +65,7 @@ def test_round_trip(tmp_path: Path, target: Target) -> None:
 def test_the_newest_are_kept_and_the_newest_is_read(tmp_path: Path, target: Target) -> None:
     run, drafter, optimizer = saved(tmp_path, target)
     for step in (9, 10, 200):
-        save_checkpoint(run, drafter, optimizer, replace(PROGRESS, step=step), keep=2)
+        save_checkpoint(run, snapshot(drafter, optimizer), replace(PROGRESS, step=step), keep=2)
     assert [p.name for p in checkpoints(run)] == ["step-00000010", "step-00000200"]
     assert load_checkpoint(run, drafter, optimizer).step == 200
 
@@ -127,6 +130,18 @@ def test_only_safetensors_and_json(tmp_path: Path, target: Target) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["progress.json", "state.safetensors"]
     tensors = load_file(folder / "state.safetensors")
     assert {name.split("/")[0] for name in tensors} == {"weights", "exp_avg", "exp_avg_sq"}
+
+
+def test_whoever_may_read_other_files_may_read_these(tmp_path: Path, target: Target) -> None:
+    before = os.umask(0o027)
+    try:
+        run = saved(tmp_path, target)[0]
+        append_line(run / "metrics.jsonl", {"step": 1})
+        forget_after(run / "metrics.jsonl", 1)
+    finally:
+        os.umask(before)
+    modes = {stat.filemode(path.stat().st_mode) for path in run.rglob("*")}
+    assert modes == {"drwxr-x---", "-rw-r-----"}
 
 
 def test_append_line(tmp_path: Path) -> None:

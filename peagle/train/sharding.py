@@ -1,0 +1,83 @@
+"""FSDP2: the drafter's weights, gradients and moments, and the target's weights, in equal parts
+over the processes.
+
+Weights are gathered just before they are used and given up after; every backward sums gradients
+into the parts. So each pass is a meeting of all processes, and they must make equally many, in the
+same order (`most_passes`). Outside of passes a weight is a DTensor: `whole` and `part_of` go to and
+fro.
+"""
+
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train.cod import Elements
+from peagle.train.partition import Segment
+from peagle.train.step import Trainee
+
+
+def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
+    """Spread drafter and target over all processes, each holding its parts on its `device`."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    _shard_target(target, mesh, device)
+    drafter = trainee.drafter
+    drafter.share_embedding(target.embedding)
+    if drafter.config.method == "p-eagle":  # EAGLE-3's layers run once a depth: as often as differs
+        for layer in drafter.layers:
+            fully_shard(layer, mesh=mesh)
+        register_fsdp_forward_method(drafter.layers[0], "fuse")
+    fully_shard(trainee, mesh=mesh)
+
+
+def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> None:
+    """`target.forward` gathers layer by layer: all processes call it together. Embedding and head
+    stay whole, so that each process asks for `target.logits` as often as it likes."""
+    for layer in target.layers:
+        fully_shard(layer, mesh=mesh)
+    table = cast(nn.Parameter, target.embedding)
+    fully_shard(target.decoder, mesh=mesh, reshard_after_forward=True, ignored_params={table})
+    target.model.to(device)
+    target.device = device
+
+
+def most_passes(passes: list[int], device: torch.device) -> list[int]:
+    """The most that any process makes for its first, second, … sequence of the step."""
+    most = torch.tensor(passes, device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.tolist()
+
+
+def idle_pass(device: torch.device) -> Segment:
+    """One that trains nothing, for a process that has fewer."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    return Segment(Elements(zero, zero), zero.bool())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; on the CPU when it had to be gathered, which all processes do together."""
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """The whole `tensor` as `like` is laid out, on its device."""
+    tensor = tensor.to(like.device)
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole_copy(drafter: Drafter, dtype: torch.dtype) -> Drafter:
+    """A drafter of its own with the same weights, whole and in `dtype`, as the engine runs it."""
+    copied = Drafter(drafter.config)
+    copied.load_state_dict({name: whole(t) for name, t in drafter.state_dict().items()})
+    copied = copied.to(drafter.norm.weight.device, dtype).eval()
+    if drafter.shared_embedding is not None:
+        copied.share_embedding(drafter.shared_embedding)
+    return copied

@@ -1,0 +1,133 @@
+"""Sharded processes train as one does; what they leave on disk does not show how many they were."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import METHODS, make_drafter, make_target
+from torch import Tensor
+
+from peagle.config import InputError
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.train.sharding import idle_pass, whole_copy
+from peagle.train.step import Sequence, Trainee, run_target
+from peagle.train.trainer import TrainConfig, Trainer
+
+RUN = Path(__file__).with_name("run_training.py")
+COMMON = {"steps": 4, "batch": 4, "pack": 60, "segments": 2, "bf16": False, "uneven": True}
+COMMON |= {"save_every": 2, "keep": 9, "eval_every": 3}
+
+
+def launch(folder: Path, processes: int, **settings: Any) -> int:
+    """Exit status of a run; processes of one partition their sequences differently often."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command = [*torchrun, str(processes), str(RUN), str(folder), json.dumps(COMMON | settings)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0 or "kill" in settings, done.stderr[-3000:]
+    return done.returncode
+
+
+def state(folder: Path, step: int = 4) -> dict[str, Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{step:08d}" / "state.safetensors")
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "seconds": 0} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Within rounding."""
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=2e-3)
+        assert a["accuracy"] == b["accuracy"]
+        assert a.get("acceptance_length") == b.get("acceptance_length")
+    first, second = state(one), state(other)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        off = (tensor.double() - second[name].double()).norm()
+        assert off <= 1e-3 * (1e-6 + tensor.double().norm()), name
+
+
+def halfway(run: Path, copy: Path) -> Path:
+    """A copy of a run's folder as it was at step 2."""
+    shutil.copytree(run, copy)
+    for later in ("step-00000004", "step-00000003"):
+        shutil.rmtree(copy / "checkpoints" / later, ignore_errors=True)
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_sharded_equals_one_process(tmp_path: Path, method: Method) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    launch(one, 1, method=method)
+    launch(two, 2, method=method, shard=True)
+    assert_same_run(one, two)
+    head = Drafter.load(two / "head", make_target())
+    for name, tensor in head.state_dict().items():
+        trained = state(two)[f"weights/{name}"]
+        assert torch.equal(tensor, trained.to(torch.bfloat16).to(tensor.dtype)), name
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_exactly_and_in_any_number_of_processes(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    sharded = {"shard": True, "recompute": True}
+    launch(whole, 2, **sharded)
+    assert launch(killed, 2, **sharded, kill=3) != 0
+    assert not (killed / "done").exists() and len(metrics(killed)) >= 2
+    launch(killed, 2, **sharded)
+    assert metrics(killed) == metrics(whole)
+    first, second = state(whole), state(killed)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    launch(alone := halfway(whole, tmp_path / "alone"), 1)
+    assert_same_run(whole, alone)
+    launch(again := halfway(alone, tmp_path / "again"), 2, **sharded)
+    assert_same_run(whole, again)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_idle_pass_leaves_zero_gradients_everywhere(method: Method) -> None:
+    """FSDP sums the gradients that are there: none may be missing in a pass that trains nothing."""
+    target = make_target()
+    drafter = make_drafter(target, method).train()
+    target.tap(drafter.config.feature_layers)
+    ids = torch.arange(5, 15)
+    sequence = Sequence(ids, ids > 6, torch.zeros_like(ids))
+    trainee = Trainee(drafter, target, "kl")
+    result = trainee(sequence, run_target(target, sequence), idle_pass(ids.device))
+    result.loss.backward()
+    assert (float(result.loss.detach()), result.trained) == (0, 0)
+    for name, parameter in drafter.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_is_the_same_drafter(method: Method) -> None:
+    target = make_target()
+    drafter = make_drafter(target, method).train()
+    copied = whole_copy(drafter, torch.float32)
+    assert copied.shared_embedding is not None and drafter.shared_embedding is not None
+    assert copied.shared_embedding.data_ptr() == drafter.shared_embedding.data_ptr()
+    assert not copied.training
+    ours, theirs = drafter.state_dict(), copied.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert all(tensor.data_ptr() != theirs[name].data_ptr() for name, tensor in ours.items())
+
+
+def test_one_process_has_nobody_to_share_with(tmp_path: Path) -> None:
+    target = make_target()
+    with pytest.raises(InputError, match="shard true: needs several processes.*torchrun"):
+        Trainer(TrainConfig(tmp_path, shard=True), target, make_drafter(target, "p-eagle"), [])
