@@ -6,6 +6,7 @@ placeholders behind one verified prefix.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,14 +21,18 @@ BLOCK = 128  # elements of a block of the BlockMask
 def visible(elements: Elements, documents: Tensor) -> Tensor:
     """Dense mask (E, E) bool; `documents` (N,) is the document of each token.
 
-    Only the columns of depth 0 are compared; a chain is a handful of entries a row, found by
-    looking each (anchor, depth') up, so that preparing a batch costs E·N, not E².
+    Depth 0 is a triangle a document, a deeper element sees of it what its anchor sees, and a chain
+    is a handful of entries a row: nothing of E² is compared, only filled.
     """
     anchor, depth = elements
-    owner, context = documents[anchor], int((depth == 0).sum())
+    context = int((depth == 0).sum())
+    head, deeper = anchor[:context], anchor[context:]
     mask = torch.zeros(len(anchor), len(anchor), dtype=torch.bool, device=anchor.device)
-    head = anchor[:context]
-    mask[:, :context] = (head <= anchor[:, None]) & (owner[:context] == owner[:, None])
+    ends = documents[head].unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+    for start, end in pairwise([0, *ends]):
+        triangle = torch.ones(end - start, end - start, dtype=torch.bool, device=anchor.device)
+        mask[start:end, start:end] = triangle.tril_()
+    mask[context:, :context] = mask[:context, :context][torch.searchsorted(head, deeper)]
     rows, columns = chains(elements)
     mask[rows, columns] = True
     return mask
