@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     TargetArgument,
     existing_file,
@@ -34,8 +35,7 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("segments", "steps", "epochs", "max_train_tokens", "seed"), int),
     **dict.fromkeys(("save_every", "keep", "eval_every", "patience"), int),
     **dict.fromkeys(("lr", "ratio", "floor"), float),
-    "loss": str,
-    "tracker": str,
+    **dict.fromkeys(("loss", "tracker", "chat_template"), str),
     "recompute": lambda text: {"true": True, "false": False}[text.lower()],
 }
 HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "embedding")
@@ -71,6 +71,7 @@ def train(
     max_length: Annotated[
         int | None, typer.Option(help="Longest document, in tokens. Default 1024.")
     ] = None,
+    chat_template: ChatTemplateOption = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step. Default 1.")] = None,
     pack: Annotated[
         int | None, typer.Option(help="Pack documents into sequences of so many tokens.")
@@ -125,6 +126,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
 
     from peagle.data.captured import Captured
     from peagle.data.dataset import read_examples
+    from peagle.data.template import use_template
     from peagle.model.drafter import Drafter
     from peagle.model.source import load_target
     from peagle.train.evaluate import hold_out
@@ -133,6 +135,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.train.trainer import TrainConfig, Trainer
 
     data, init_from = settings.pop("data"), settings.pop("init_from", None)
+    chat_template = settings.pop("chat_template", None)
     captured = Captured(Path(data)) if Path(data).is_dir() else None
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
@@ -150,6 +153,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         )
     target = load_target(target_name, device=f"cuda:{local}" if device == "cuda" else device)
     assert target.tokenizer is not None
+    use_template(target.tokenizer, chat_template)
     if captured is not None:
         captured.check_target(target)
         examples = captured.examples()
@@ -259,6 +263,7 @@ def _adopt(drafter: "Drafter", target: "Target", spec: "HeadSpec") -> "Drafter":
         config_hash=target.config_hash(),
         weights_hash=target.weights_hash(),
         template_hash=target.template_hash(),
+        feature_layers=list(drafter.config.feature_layers),
         data={},
         acceptance={},
     )
