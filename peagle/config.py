@@ -1,4 +1,4 @@
-"""What every layer shares: the error users see, and where files are kept."""
+"""What every layer shares: the error and the warning users see, and where files are kept."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,10 @@ from pathlib import Path
 
 class InputError(ValueError):
     """Something the user gave is wrong; the message names it and says what to do (exit code 2)."""
+
+
+class InputWarning(UserWarning):
+    """Something the user gave works, and will not do them good; the message says why."""
 
 
 def first_line(error: Exception) -> str:

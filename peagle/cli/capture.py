@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     TargetArgument,
     existing_file,
@@ -31,6 +32,7 @@ def capture(
         str | None, typer.Option(help="Tapped target layers: 2,15,27.")
     ] = None,
     max_length: Annotated[int, typer.Option(min=4, help="Longest document, in tokens.")] = 1024,
+    chat_template: ChatTemplateOption = None,
     shard_mb: Annotated[float, typer.Option(help="Size of a file, in megabytes.")] = 512,
     device: DeviceOption = "cpu",
     engine: Annotated[
@@ -48,6 +50,7 @@ def capture(
     from transformers.utils import logging
 
     from peagle.data.dataset import read_examples
+    from peagle.data.template import use_template
     from peagle.model.source import load_target
     from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
     from peagle.train.capture import capture as run_capture
@@ -62,6 +65,7 @@ def capture(
     logging.disable_progress_bar()
     loaded = load_target(target, device=device)
     assert loaded.tokenizer is not None
+    use_template(loaded.tokenizer, chat_template)
     examples = read_examples(data, loaded.tokenizer, max_length)
     passing = tokens_in_passing(loaded, examples) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)

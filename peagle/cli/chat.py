@@ -3,6 +3,7 @@
 import typer
 
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     DtypeOption,
     ForceOption,
@@ -22,6 +23,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.generate import console, last_line, show
 from peagle.data.chat import Message, prompt_ids
+from peagle.data.template import check_template
 
 app = typer.Typer()
 
@@ -33,6 +35,7 @@ def chat(
     method: MethodOption = None,
     no_speculation: NoSpeculationOption = False,
     k: KOption = None,
+    chat_template: ChatTemplateOption = None,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
@@ -46,7 +49,17 @@ def chat(
     """Talk to a target. An empty line or end of input ends the conversation."""
     params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
     method = "none" if no_speculation else method
-    llm = open_llm(target, head, method, k, dtype=dtype, device=device, force=force)
+    llm = open_llm(
+        target,
+        head,
+        method,
+        k,
+        dtype=dtype,
+        device=device,
+        force=force,
+        chat_template=chat_template,
+    )
+    check_template(llm.tokenizer)  # before anything is typed
     history: list[Message] = []
     while said := _read():
         history.append({"role": "user", "content": said})

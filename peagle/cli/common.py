@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from peagle.catalog import CATALOG, head_path
 from peagle.config import InputError
+from peagle.data.template import use_template
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model.checkpoint import find_head
@@ -44,6 +45,14 @@ SeedOption = Annotated[int | None, typer.Option(help="Seed of the random draws."
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
 DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja file, or plain: texts one after another. Default: the target's own.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ForceOption = Annotated[
     bool,
@@ -60,8 +69,10 @@ def open_llm(
     dtype: str = "auto",
     device: str = "cpu",
     force: bool = False,
+    chat_template: str | None = None,
 ) -> LLM:
-    """Target and head as the options ask; warns when K is above what the head was trained for."""
+    """Target and head as the options ask; the head's record is compared with the chat template
+    that is used."""
     from transformers.utils import logging
 
     if method is not None and method not in METHODS:
@@ -75,6 +86,7 @@ def open_llm(
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
         llm = LLM(target, dtype=dtype, device=device)
+        use_template(llm.tokenizer, chat_template)
         if folder is None:
             return llm
         drafter = Drafter.load(folder, llm.target, force=force)
@@ -83,12 +95,6 @@ def open_llm(
     entry = CATALOG.get(target)
     best = entry.heads[drafter.config.method].k if entry and head is None else None
     llm.use(drafter, k or best)
-    trained = drafter.config.depths
-    if llm.k > trained:
-        screen.print(
-            f"[yellow]warning:[/] K = {llm.k}, but the head was trained for {trained} draft tokens"
-            ": later ones will rarely be accepted"
-        )
     return llm
 
 

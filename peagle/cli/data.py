@@ -12,6 +12,7 @@ from rich.text import Text
 
 from peagle.cli.capture import capture
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     DtypeOption,
     HeadOption,
@@ -36,9 +37,9 @@ from peagle.data.regenerate import regenerate as run_regenerate
 from peagle.data.show import documents_of, nth_record, pieces, summarize
 from peagle.data.synth import MIX, SynthConfig, synthesize
 from peagle.data.template import (
+    check_template,
     check_template_args,
     load_tokenizer,
-    use_plain_text,
     use_template,
 )
 from peagle.data.vllm import vllm_engine
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Make training data, and look at it.")
 SystemOption = Annotated[str | None, typer.Option("--system", help="System prompt.")]
-ChatTemplateOption = Annotated[
-    Path | None, typer.Option("--chat-template", help="Jinja file. Default: the target's own.")
-]
 TemplateArgsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -60,9 +58,6 @@ TemplateArgsOption = Annotated[
         metavar="NAME=VALUE",
         help="For the chat template: enable_thinking=false.",
     ),
-]
-PlainOption = Annotated[
-    bool, typer.Option("--plain", help="No chat template: the answer continues the text.")
 ]
 BatchOption = Annotated[int, typer.Option(min=1, help="Prompts answered together.")]
 OutputOption = Annotated[
@@ -104,10 +99,10 @@ def synth(
     user = SamplingParams(temperature, top_p, top_k, min_p, max_tokens=prompt_tokens)
     config = SynthConfig(count, _mix(mix), user, max_tokens, seed, system, args)
     SamplingParams(max_tokens=max_tokens)  # checked before anything is loaded
-    llm = open_llm(target, head, None, None, dtype=dtype, device=device)
+    llm = open_llm(
+        target, head, None, None, dtype=dtype, device=device, chat_template=chat_template
+    )
     llm.max_batch = batch
-    if chat_template is not None:
-        use_template(llm.tokenizer, chat_template)
     with progress_bar("records") as bar:
         task = bar.add_task("", total=count)
         report = synthesize(
@@ -148,7 +143,6 @@ def regenerate(
     system: SystemOption = None,
     chat_template: ChatTemplateOption = None,
     chat_template_arg: TemplateArgsOption = None,
-    plain: PlainOption = False,
     batch: BatchOption = 16,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
@@ -160,7 +154,7 @@ def regenerate(
     conversations = read_conversations(prompts, system, args)
     source: LLM | Engine | Servers
     if url:
-        here = {"--head": head, "--chat-template": chat_template, "--plain": plain or None}
+        here = {"--head": head, "--chat-template": chat_template}
         here["--engine"] = None if engine == "native" else engine
         for option in (name for name, given in here.items() if given is not None):
             raise InputError(f"{option} with --url: the endpoint has its own")
@@ -168,12 +162,15 @@ def regenerate(
         source = connect(url, model, prefer=target, workers=workers, api_key=key)
     elif engine == "vllm":
         tokenizer = load_tokenizer(target)
-        _set_template(tokenizer, chat_template, plain, args)
+        use_template(tokenizer, chat_template)
+        _check_template(tokenizer, args)
         source = vllm_engine(target, tokenizer)
     elif engine == "native":
-        source = open_llm(target, head, None, None, dtype=dtype, device=device)
+        source = open_llm(
+            target, head, None, None, dtype=dtype, device=device, chat_template=chat_template
+        )
         source.max_batch = batch
-        _set_template(source.tokenizer, chat_template, plain, args)
+        _check_template(source.tokenizer, args)
     else:
         raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")
     with progress_bar("records") as bar:
@@ -216,14 +213,12 @@ def show(
         int | None, typer.Option(min=4, help="Cut documents as `train --max-length` does.")
     ] = None,
     chat_template: ChatTemplateOption = None,
-    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """What a data file holds; with --record, which tokens of one conversation are trained on."""
     existing_file(file, "data file")
     tokenizer = load_tokenizer(target)
-    if chat_template is not None or plain:
-        _set_template(tokenizer, chat_template, plain, {})
+    use_template(tokenizer, chat_template)
     if record is not None:
         _show_record(nth_record(file, record), tokenizer, max_length, as_json)
         return
@@ -273,18 +268,8 @@ def _show_record(
         typer.echo(json.dumps({"documents": shown}, ensure_ascii=False))
 
 
-def _set_template(
-    tokenizer: "PreTrainedTokenizerBase", file: Path | None, plain: bool, args: dict[str, Any]
-) -> None:
-    if plain and (file is not None or args):
-        raise InputError("--plain: leave --chat-template and --chat-template-arg out")
-    if plain:
-        use_plain_text(tokenizer)
-    elif file is not None:
-        use_template(tokenizer, file)
-    elif tokenizer.chat_template is None:
-        why = "the target's tokenizer has no chat template"
-        raise InputError(f"{why}: name one with --chat-template FILE, or give --plain")
+def _check_template(tokenizer: "PreTrainedTokenizerBase", args: dict[str, Any]) -> None:
+    check_template(tokenizer)
     check_template_args(tokenizer, args)
 
 

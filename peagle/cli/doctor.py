@@ -8,7 +8,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from peagle.cli.common import DeviceOption, ForceOption, JsonOption, TargetArgument, screen
+from peagle.cli.common import (
+    ChatTemplateOption,
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    TargetArgument,
+    screen,
+)
 from peagle.cli.generate import console
 from peagle.model.checkpoint import find_head
 
@@ -23,6 +30,7 @@ def doctor(
     prompt: Annotated[
         str | None, typer.Option(help="What features and logits are compared on.")
     ] = None,
+    chat_template: ChatTemplateOption = None,
     vllm_python: Annotated[
         Path | None, typer.Option(help="An interpreter that has vLLM: compare with it too.")
     ] = None,
@@ -36,6 +44,7 @@ def doctor(
     """Check a head beside its target: files, layers, mask token, features, logits; 1: unfit."""
     from transformers.utils import logging
 
+    from peagle.data.template import use_template
     from peagle.model.source import load_target
     from peagle.train.doctor import PROMPT, examine, verdict
     from peagle.train.vllm_process import check_interpreter
@@ -46,6 +55,8 @@ def doctor(
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
         model = load_target(target, dtype=dtype, device=device)
+        assert model.tokenizer is not None
+        use_template(model.tokenizer, chat_template)
     with screen.status(f"examining {head}"):
         checks = examine(head, model, prompt=prompt or PROMPT, vllm_python=vllm_python, force=force)
     unfit = any(check.state == "wrong" for check in checks)

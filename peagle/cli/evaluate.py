@@ -10,6 +10,7 @@ from rich.table import Table
 from peagle.bench.acceptance import measure_acceptance
 from peagle.bench.verdict import time_head, verdict
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     DtypeOption,
     ForceOption,
@@ -40,6 +41,7 @@ def evaluate(
     method: MethodOption = None,
     k: Annotated[str, typer.Option(help="One or more numbers of draft tokens: 3,7.")] = "3,7",
     limit: Annotated[int | None, typer.Option(help="First N records only.")] = None,
+    chat_template: ChatTemplateOption = None,
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = 512,
     batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
@@ -57,7 +59,16 @@ def evaluate(
     conversations, depths = read_prompts(dataset)[:limit], parse_list(k, "--k", least=1)
     if not conversations:
         raise InputError(f"--limit {limit}: leaves no record of {dataset}")
-    llm = open_llm(target, head, method, max(depths), dtype=dtype, device=device, force=force)
+    llm = open_llm(
+        target,
+        head,
+        method,
+        max(depths),
+        dtype=dtype,
+        device=device,
+        force=force,
+        chat_template=chat_template,
+    )
     if llm.drafter is None:
         raise InputError(f"no head to measure for {target}: name one with --head")
     llm.max_batch, rows = batch, []

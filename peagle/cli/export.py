@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from peagle.cli.common import ForceOption, screen
+from peagle.cli.common import ChatTemplateOption, ForceOption, screen
 from peagle.config import InputError
 from peagle.model.checkpoint import find_head, read_config, save_drafter
 
@@ -20,11 +20,13 @@ def export(
     target: Annotated[
         str | None, typer.Option(help="Target model. Default: the one the head was trained for.")
     ] = None,
+    chat_template: ChatTemplateOption = None,
     force: ForceOption = False,
 ) -> None:
     """Write a head in a dialect that vLLM serves, with the target's embedding where needed."""
     from transformers.utils import logging
 
+    from peagle.data.template import use_template
     from peagle.model.drafter import Drafter
     from peagle.model.source import load_target
 
@@ -36,6 +38,9 @@ def export(
     if not name:
         raise InputError(f"head {head} does not say what it was trained for: name it with --target")
     logging.disable_progress_bar()
-    drafter = Drafter.load(head, load_target(name), force=force)
+    model = load_target(name)
+    assert model.tokenizer is not None
+    use_template(model.tokenizer, chat_template)
+    drafter = Drafter.load(head, model, force=force)
     save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
     screen.print(f"wrote {output} ({to})")

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     DtypeOption,
     ForceOption,
@@ -44,6 +45,7 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text without the chat template.")
     ] = False,
+    chat_template: ChatTemplateOption = None,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
@@ -60,9 +62,17 @@ def generate(
     if not prompt.strip():
         raise InputError("--prompt is empty: give it a text")
     method = "none" if no_speculation else method
-    llm = open_llm(target, head, method, k, dtype=dtype, device=device, force=force)
-    plain = raw or llm.tokenizer.chat_template is None
-    ids = prompt if plain else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
+    llm = open_llm(
+        target,
+        head,
+        method,
+        k,
+        dtype=dtype,
+        device=device,
+        force=force,
+        chat_template=chat_template,
+    )
+    ids = prompt if raw else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
     run = llm.stream([ids], params)
     if as_json:
         for _ in run:

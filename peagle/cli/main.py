@@ -1,14 +1,17 @@
 """The `peagle` command."""
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.config import InputError
+from peagle.config import InputError, InputWarning
 
 # command → (module, what `peagle --help` says); modules are imported when their command runs, so
 # that `peagle --version` and `--help` do not wait for torch.
@@ -52,13 +55,36 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@contextmanager
+def _our_warnings_in_a_line() -> Iterator[None]:
+    """Each of our own warnings once, as one line on stderr; others as Python shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", InputWarning)
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if not issubclass(category, InputWarning):
+                show_others(message, category, *where)
+                return
+            from rich.text import Text
+
+            from peagle.cli.common import screen
+
+            screen.print("[yellow]warning:[/]", Text(str(message)))
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """P-EAGLE speculative decoding: train, measure and run parallel-drafting heads."""
+    context.with_resource(_our_warnings_in_a_line())
 
 
 def main() -> None:

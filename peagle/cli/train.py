@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from peagle.cli.common import (
+    ChatTemplateOption,
     DeviceOption,
     TargetArgument,
     existing_file,
@@ -21,6 +22,7 @@ from peagle.config import InputError
 
 if TYPE_CHECKING:
     from peagle.data.captured import Captured
+    from peagle.data.chat import Example
     from peagle.model.drafter import Drafter
     from peagle.model.target import Target
     from peagle.train.start import HeadSpec
@@ -34,8 +36,7 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("segments", "steps", "epochs", "max_train_tokens", "seed"), int),
     **dict.fromkeys(("save_every", "keep", "eval_every", "patience"), int),
     **dict.fromkeys(("lr", "ratio", "floor"), float),
-    "loss": str,
-    "tracker": str,
+    **dict.fromkeys(("loss", "tracker", "chat_template"), str),
     **dict.fromkeys(
         ("recompute", "shard"), lambda text: {"true": True, "false": False}[text.lower()]
     ),
@@ -73,6 +74,7 @@ def train(
     max_length: Annotated[
         int | None, typer.Option(help="Longest document, in tokens. Default 1024.")
     ] = None,
+    chat_template: ChatTemplateOption = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step. Default 1.")] = None,
     pack: Annotated[
         int | None, typer.Option(help="Pack documents into sequences of so many tokens.")
@@ -130,7 +132,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from transformers.utils import logging
 
     from peagle.data.captured import Captured
-    from peagle.data.dataset import read_examples
+    from peagle.data.template import use_template
     from peagle.model.drafter import Drafter
     from peagle.model.source import check_device, load_target
     from peagle.train.evaluate import hold_out
@@ -139,6 +141,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.train.trainer import TrainConfig, Trainer
 
     data, init_from = settings.pop("data"), settings.pop("init_from", None)
+    chat_template = settings.pop("chat_template", None)
     captured = Captured(Path(data)) if Path(data).is_dir() else None
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
@@ -158,12 +161,8 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     check_device(device)
     target = load_target(target_name, device="cpu" if config.shard else device)
     assert target.tokenizer is not None
-    if captured is not None:
-        captured.check_target(target)
-        examples = captured.examples()
-    else:
-        file = _synthesize(target, config) if data == "synth" else Path(data)
-        examples = read_examples(file, target.tokenizer, max_length)
+    use_template(target.tokenizer, chat_template)
+    examples = _documents(captured or data, target, config, max_length)
     if init_from:
         drafter = _adopt(Drafter.load(init_from, target, force=True), target, spec)
     else:
@@ -203,6 +202,20 @@ def _max_length(given: int | None, captured: "Captured | None") -> int:
     if given is not None and given < 4:
         raise InputError(f"max_length {given}: must be at least 4 tokens")
     return 1024 if given is None else given
+
+
+def _documents(
+    data: "Captured | str", target: "Target", config: "TrainConfig", max_length: int
+) -> "list[Example]":
+    """What is trained on: captured, made by the target here, or read from a file."""
+    from peagle.data.dataset import read_examples
+
+    if not isinstance(data, str):
+        data.check_target(target)
+        return data.examples()
+    file = _synthesize(target, config) if data == "synth" else Path(data)
+    assert target.tokenizer is not None
+    return read_examples(file, target.tokenizer, max_length)
 
 
 def _synthesize(target: "Target", config: "TrainConfig") -> Path:
@@ -268,6 +281,7 @@ def _adopt(drafter: "Drafter", target: "Target", spec: "HeadSpec") -> "Drafter":
         config_hash=target.config_hash(),
         weights_hash=target.weights_hash(),
         template_hash=target.template_hash(),
+        feature_layers=list(drafter.config.feature_layers),
         data={},
         acceptance={},
     )

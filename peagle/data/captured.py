@@ -123,7 +123,10 @@ class Captured:
         for name, now in zip(PER_TARGET, hashes, strict=True):
             if (was := getattr(self.origin, name)) != now:
                 how = f"{CALLED[name]} ({self.origin.target}, {name} {was}) than {target.name}"
-                raise InputError(f"{self.folder}: captured {how} ({now}): capture it again")
+                again = "capture it again"
+                if name == "template_hash":
+                    again += ", or name that template with --chat-template"
+                raise InputError(f"{self.folder}: captured {how} ({now}): {again}")
 
     def check_layers(self, feature_layers: Sequence[int]) -> None:
         """Raises InputError when it has other features than the head reads."""

@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError, first_line
+from peagle.data.template import check_template
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("user", "assistant", "system", "developer", "tool")
@@ -57,8 +58,7 @@ def render(
 
     Raises InputError when the tokenizer has no chat template, or the template refuses.
     """
-    if tokenizer.chat_template is None:
-        raise InputError("the target's tokenizer has no chat template: give prompts as plain text")
+    check_template(tokenizer)
     how = {"tokenize": False, "add_generation_prompt": answer}
     try:
         return tokenizer.apply_chat_template(messages, tools=style.tools, **how, **style.args)

@@ -1,9 +1,8 @@
 """The target answers prompts itself: what a drafter must learn to predict."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -55,19 +54,19 @@ def regenerate(
 
     Records already in `output` are skipped, so a stopped run continues. A conversation that leaves
     too little room for an answer loses its oldest turns. Raises InputError when `output` holds
-    anything else, or no endpoint is left to ask.
+    anything else or is being written by another process, or no endpoint is left to ask.
     """
-    finished = _answered(output, conversations)
-    wanted = conversations[:limit]
-    todo = [Talk(i, asks) for i, asks in enumerate(wanted) if i not in finished]
     problems: list[str] = []
-    if isinstance(source, Servers):
-        answered = ask_servers(source, todo, params, problems)
-    else:
-        engine = native(source) if isinstance(source, LLM) else source
-        answered = _answer(engine, todo, params)
-    done = len(wanted) - len(todo)
     with open_to_append(output) as file:
+        finished = _answered(file, conversations)
+        wanted = conversations[:limit]
+        todo = [Talk(i, asks) for i, asks in enumerate(wanted) if i not in finished]
+        if isinstance(source, Servers):
+            answered = ask_servers(source, todo, params, problems)
+        else:
+            engine = native(source) if isinstance(source, LLM) else source
+            answered = _answer(engine, todo, params)
+        done = len(wanted) - len(todo)
         on_record(done, len(wanted))
         for talks in answered:
             append(file, [line for talk in talks for line in talk.lines])
@@ -116,7 +115,7 @@ def _fit(engine: Engine, talk: Talk, params: SamplingParams) -> tuple[list[Messa
         messages = shorter
 
 
-def _answered(output: Path, conversations: Sequence[Conversation]) -> set[int]:
+def _answered(file: BinaryIO, conversations: Sequence[Conversation]) -> set[int]:
     """Records a former run finished, in any order. A kill may cut off the last one's later turns:
     what is left of that record is removed from the file, and it is answered again."""
 
@@ -125,12 +124,12 @@ def _answered(output: Path, conversations: Sequence[Conversation]) -> set[int]:
             raise ValueError  # `peagle data synth` wrote it
         return line["record"], int(line.get("answers", 1))
 
-    found = read_back(output, "regenerate", answers)
+    found = read_back(file, "regenerate", answers)
     records = [record for (record, _), _ in found]
     last = records[-1] if records else 0
     written = sum(count for (record, count), _ in found if record == last)
     if last < len(conversations) and 0 < written < len(conversations[last].asks):
         first = records.index(last)
-        os.truncate(output, found[first][1])
+        file.truncate(found[first][1])
         records = records[:first]
     return set(records)

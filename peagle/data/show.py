@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from peagle.config import InputError
 from peagle.data.chat import Example
 from peagle.data.dataset import read_records, teaches, to_examples
+from peagle.data.template import check_template
 
 PERCENTILES = (0, 10, 50, 90, 99, 100)
 FIRST = 5  # unusable records that are named
@@ -43,12 +44,15 @@ def summarize(
     path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
 ) -> Summary:
     """Read a whole data file as training does, and count. Raises InputError for a line that is not
-    JSON; records that cannot be trained on are counted instead."""
+    JSON, or a conversation when there is no chat template; other records that cannot be trained on
+    are counted instead."""
     kinds, lengths, reasons = Counter[str](), list[int](), list[str]()
     tokens = answers = records = unusable = 0
     for number, record in enumerate(read_records(path), start=1):
         records = number
         kinds[str(record.get("kind", ""))] += 1
+        if "answer_ids" not in record:
+            check_template(tokenizer)  # it is not the record that is at fault
         try:
             documents = documents_of(record, tokenizer, max_length)
         except InputError as error:

@@ -105,9 +105,6 @@ def user_turn(
 
     Raises InputError when the template does not show the user's words once, and something after.
     """
-    if tokenizer.chat_template is None:
-        why = "no chat template says where a user speaks"
-        raise InputError(f"{why}: name one with --chat-template FILE")
     asked = [*system, {"role": "user", "content": SENTINEL}]
     text = render(tokenizer, asked, answer=True, style=style)
     start, *rest = text.split(SENTINEL)
@@ -131,8 +128,8 @@ def synthesize(
     """Have the target write prompts and answer them, until `output` holds `config.count` records,
     each a line with `record`, `kind`, `draw`, `messages`, `prompt_ids`, `answer_ids`.
 
-    Raises InputError when the template cannot be cut, `output` holds anything else, or 200 drafts
-    in a row cannot be used.
+    Raises InputError when the template cannot be cut, `output` holds anything else or is being
+    written by another process, or 200 drafts in a row cannot be used.
     """
     return _Synthesis(llm, config or SynthConfig()).run(output, on_record)
 
@@ -164,10 +161,11 @@ class _Synthesis:
         self.special = {token for token, added in known.items() if added.special}
 
     def run(self, output: Path, on_record: Callable[[int, int], None]) -> SynthReport:
-        for (draw, text), _ in read_back(output, "synth", _from_line):
-            self._keep(draw, text)
-        before, total = self.kinds.total(), self.config.count
+        total = self.config.count
         with open_to_append(output) as file:
+            for (draw, text), _ in read_back(file, "synth", _from_line):
+                self._keep(draw, text)
+            before = self.kinds.total()
             on_record(total - self.missing.total(), total)
             while self.missing and self.in_a_row.total() < PATIENCE:
                 append(file, self._answer(self._judge(self._write(self._draws()))))

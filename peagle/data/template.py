@@ -10,8 +10,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from peagle.config import InputError, first_line
 from peagle.model.source import UNREADABLE, locate
 
+PLAIN = "plain"  # instead of a file
 # Texts one after another: what a target without a chat template continues.
-PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
@@ -23,19 +24,31 @@ def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
         raise InputError(f"target {target}: {first_line(error)}") from error
 
 
-def use_template(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Have the tokenizer write conversations with the Jinja template of `file`."""
-    try:
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--chat-template {file}: {first_line(error)}") from error
+def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None:
+    """Have the tokenizer write conversations otherwise: with the Jinja template of a file, or
+    `plain`, as their texts one after another behind the tokens that it puts before every text.
+    None leaves its own. Whatever is fingerprinted of the target later has it as the target's.
+
+    Raises InputError for a file that cannot be read; a template that is wrong is refused when a
+    conversation is first written with it.
+    """
+    if choice == PLAIN:
+        start = tokenizer.decode(tokenizer("")["input_ids"])
+        begin = f"{{{{ {start!r} }}}}" if start else ""
+        tokenizer.chat_template = begin + PLAIN_TEMPLATE
+    elif choice is not None:
+        try:
+            tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"{first_line(error)}; give a Jinja file, or {PLAIN}"
+            raise InputError(f"--chat-template {choice}: {why}") from error
 
 
-def use_plain_text(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have the tokenizer write conversations as their texts, one after another, behind the tokens
-    that it puts before every text."""
-    start = tokenizer.decode(tokenizer("")["input_ids"])
-    tokenizer.chat_template = f"{{{{ {start!r} }}}}{PLAIN}" if start else PLAIN
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises InputError when there is none to write a conversation with."""
+    if not tokenizer.chat_template:
+        why = "the target's tokenizer has no chat template"
+        raise InputError(f"{why}: name one with --chat-template FILE, or --chat-template {PLAIN}")
 
 
 def check_template_args(tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any]) -> None:

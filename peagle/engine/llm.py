@@ -5,6 +5,7 @@ and one packed drafter step. Nothing else touches the models.
 """
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
+from peagle.config import InputError, InputWarning
 from peagle.engine.draft import NewSlots, propose
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import Chunk, Completion, Request, SamplingParams
@@ -60,14 +61,24 @@ class LLM:
         self.use(head, k)
 
     def use(self, head: str | Path | Drafter | None, k: int | None = None) -> None:
-        """Draft with another head or K from now on; None decodes with the target alone."""
+        """Draft with another head or K from now on; None decodes with the target alone.
+
+        Warns (InputWarning) when K is above what the head was trained for.
+        """
         if k is not None and k < 1:
             raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
         if head is None:
             self.drafter, self.k = None, 0
         else:
             self.drafter = head if isinstance(head, Drafter) else Drafter.load(head, self.target)
-            self.k = k or min(7, self.drafter.config.depths)
+            trained = self.drafter.config.depths
+            self.k = k or min(7, trained)
+            if self.k > trained:
+                why = f"K = {self.k}, but the head was trained for {trained} draft tokens"
+                # Level 1: one place, so Python shows it once however often K changes.
+                warnings.warn(
+                    f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1
+                )
         if self.deterministic and self.k >= ROW_TILE:
             most = ROW_TILE - 1
             raise InputError(f"k {self.k}: deterministic mode verifies at most {most} draft tokens")

@@ -215,6 +215,8 @@ def _check_fits(name: str | Path, config: DrafterConfig, target: Target, *, forc
         if trained is not None and trained != found:
             origin = f" ({known.target})" if known.target else ""
             hint = "" if index < sizes else "; for a fine-tune of the same base model use --force"
+            if what == "chat template hash":
+                hint = "; name its template with --chat-template, or use --force"
             raise InputError(
                 f"head {name} was trained for another target{origin}: its {what} is {trained}, "
                 f"that of {target.name} is {found}{hint}"

@@ -20,6 +20,8 @@ class Provenance:
     config_hash: str = ""  # of the target's architecture (model/target.py)
     weights_hash: str = ""  # of a few of the target's weights
     template_hash: str = ""  # of its chat template
+    # What it was trained on, however config.json is edited later; empty for older heads.
+    feature_layers: list[int] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)  # answer tokens, steps, sources
     acceptance: dict[str, Any] = field(default_factory=dict)  # measured AL by data set and K
 

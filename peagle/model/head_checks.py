@@ -130,7 +130,7 @@ def template(head: HeadFiles, target: Target) -> str:
     if said != found:
         raise Differs(
             f"trained with chat template {said}, the target's is {found or 'absent'}",
-            "use the tokenizer the head was trained with; --force accepts another template",
+            "name the template it was trained with (--chat-template); --force accepts another",
         )
     return f"hash {said} agrees"
 
@@ -141,9 +141,13 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
     defaults = list(default_feature_layers(count))
     top, nested = head.raw.get(LAYER_IDS), (head.raw.get("eagle_config") or {}).get(LAYER_IDS)
     ids = top or nested or defaults
-    rewrite = f"write the layers it was trained with as {LAYER_IDS} in config.json"
-    if not head.speculators:  # vLLM reads both places: the values at the top, the count below
+    trained = head.trained.feature_layers
+    rewrite = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS} in config.json"
+    if not head.speculators:
         rewrite += ", also in eagle_config"
+    if trained and trained != ids:
+        raise Differs(f"{ids}; the head was trained with {trained}", rewrite)
+    if not head.speculators:  # vLLM reads both places: the values at the top, the count below
         if nested and nested != ids:
             raise Differs(f"{LAYER_IDS} is {ids}, in eagle_config {nested}", rewrite)
         if not top and ids != defaults:
@@ -160,9 +164,6 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
     if width not in (None, len(ids) * head.target_width):
         many = f"{len(ids)} layers of {head.target_width}"
         raise Differs(f"fc reads {width} features, {ids} are {many}", rewrite)
-    trained = head.trained.data.get("feature_layers")
-    if trained is not None and trained != ids:
-        raise Differs(f"{ids}; the head was trained with {trained}", rewrite)
     return f"{ids} of {count}, as wide as fc"
 
 

@@ -58,8 +58,9 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     vocab_size = target.embedding.shape[0]
     mask = pick_mask_token(target.tokenizer, vocab_size) if spec.method == "p-eagle" else None
     hashes = target.config_hash(), target.weights_hash(), target.template_hash()
-    against = Provenance(target.name, *hashes)
-    config = replace(drafter_config(target, spec, mask), provenance=against)
+    config = drafter_config(target, spec, mask)
+    against = Provenance(target.name, *hashes, list(config.feature_layers))
+    config = replace(config, provenance=against)
     drafter = Drafter(config).to(target.device)
     for module in drafter.modules():
         if isinstance(module, nn.Linear):

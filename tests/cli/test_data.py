@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner import invoke, metrics, printed, save_target, write_lines
+from runner import invoke, metrics, printed, write_lines
 from typer.testing import CliRunner
 
 from peagle.cli.data import _mix, _pairs
@@ -28,13 +28,6 @@ def prompts(tmp_path: Path) -> Path:
     return write_lines(
         tmp_path / "prompts.jsonl", {"turns": ["the cat", "ran"]}, {"turns": ["mat"]}
     )
-
-
-@pytest.fixture(scope="module")
-def without_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_target(tmp_path_factory.mktemp("plain"))
-    (folder / "chat_template.jinja").unlink()
-    return folder
 
 
 def test_answers_can_be_trained_on(target: Path, heads: dict[Method, Path], tmp_path: Path) -> None:
@@ -92,22 +85,6 @@ def test_system_prompt_and_template_arguments(target: Path, prompts: Path, tmp_p
     [record] = read(synth)
     assert record["template_args"] == {"think": False}
     assert record["messages"][0] == {"role": "system", "content": "be brief"}
-
-
-def test_a_target_without_a_template(
-    refused, without_template: Path, prompts: Path, tmp_path: Path
-) -> None:
-    made = tmp_path / "made.jsonl"
-    command = ("data", "regenerate", without_template, "--prompts", prompts, "--output", made)
-    line = refused(*command)
-    assert "no chat template: name one with --chat-template FILE, or give --plain" in line
-    invoke(*command, "--plain", "--max-tokens", 4)
-    shown = printed("data", "show", made, "--target", without_template, "--record", 3)
-    [document] = shown["documents"]
-    assert document["pieces"][0] == {"text": "mat", "supervised": False}
-    assert document["answer_tokens"] == sum(document["supervised"]) > 0
-    line = refused("data", "synth", without_template, "--output", tmp_path / "synth.jsonl")
-    assert "no chat template says where a user speaks: name one with --chat-template" in line
 
 
 def test_turns_that_do_not_fit_are_counted(target: Path, tmp_path: Path) -> None:
@@ -181,13 +158,14 @@ def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], sai
     ("options", "said"),
     [
         (("--engine", "tgi"), "--engine 'tgi': choose native or vllm"),
-        (("--plain", "--chat-template", "f"), "--plain: leave --chat-template"),
         (("--chat-template", "none.jinja"), "--chat-template none.jinja: "),
         (("--chat-template-arg", "think=true"), "--chat-template-arg think: the chat template"),
-        (("--url", "http://h/v1", "--plain"), "--plain with --url: the endpoint has its own"),
         (("--url", "http://h/v1", "--head", "x"), "--head with --url"),
         (("--url", "http://h/v1", "--engine", "vllm"), "--engine with --url"),
-        (("--url", "http://h/v1", "--chat-template", "x"), "--chat-template with --url"),
+        (
+            ("--url", "http://h/v1", "--chat-template", "x"),
+            "--chat-template with --url: the endpoint has",
+        ),
         (("--url", "http://h/v1", "--api-key-env", "NOT_SET"), "--api-key-env NOT_SET: the var"),
         (("--url", "h:8000"), "--url h:8000: no answer ("),
     ],

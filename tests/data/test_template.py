@@ -8,9 +8,9 @@ from tiny import make_tokenizer
 from peagle.config import InputError
 from peagle.data.chat import encode_conversation, prompt_ids
 from peagle.data.template import (
+    check_template,
     check_template_args,
     load_tokenizer,
-    use_plain_text,
     use_template,
 )
 
@@ -32,15 +32,27 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 def test_a_template_file(tmp_path: Path) -> None:
     tokenizer, file = make_tokenizer(), tmp_path / "chat.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    use_template(tokenizer, file)
+    use_template(tokenizer, str(file))
     assert tokenizer.decode(prompt_ids(tokenizer, TALK)) == "[the cat][ sat]"
-    with pytest.raises(InputError, match="--chat-template .*none.jinja: "):
-        use_template(tokenizer, tmp_path / "none.jinja")
+    with pytest.raises(InputError, match="--chat-template .*none.jinja: .*; give a Jinja file, or"):
+        use_template(tokenizer, str(tmp_path / "none.jinja"))
+
+
+def test_its_own_template_stays_and_none_is_named() -> None:
+    tokenizer = make_tokenizer()
+    own = tokenizer.chat_template
+    use_template(tokenizer, None)
+    assert tokenizer.chat_template == own
+    check_template(tokenizer)
+    for nothing in (None, ""):
+        tokenizer.chat_template = nothing
+        with pytest.raises(InputError, match="no chat template: name one with --chat-template"):
+            check_template(tokenizer)
 
 
 def test_plain_text_is_continued() -> None:
     tokenizer = make_tokenizer()
-    use_plain_text(tokenizer)
+    use_template(tokenizer, "plain")
     assert prompt_ids(tokenizer, TALK[:1]) == tokenizer("the cat")["input_ids"]
     ids, supervised = encode_conversation(tokenizer, TALK)
     assert tokenizer.decode([i for i, mine in zip(ids, supervised, strict=True) if mine]) == " sat"
@@ -54,7 +66,7 @@ def test_plain_text_begins_as_the_tokenizer_begins_a_text(monkeypatch: pytest.Mo
         return real(self, start + text, add_special_tokens=False, **more)
 
     monkeypatch.setattr(type(tokenizer), "__call__", with_bos)
-    use_plain_text(tokenizer)
+    use_template(tokenizer, "plain")
     ids = prompt_ids(tokenizer, TALK[:1])
     assert ids[0] == tokenizer.bos_token_id
     assert ids == tokenizer("the cat")["input_ids"]

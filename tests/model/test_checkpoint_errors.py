@@ -157,7 +157,7 @@ def test_head_for_another_target(head: Path) -> None:
     """Another architecture, other weights, another chat template: named in this order."""
     refused(head, tiny_target(num_hidden_layers=5), "another target .*tiny-0.*config hash.*--force")
     refused(head, tiny_target(seed=1), "another target .*tiny-0.*weights hash.*--force")
-    refused(head, tiny_target(), "another target .*tiny-0.*chat template hash.*--force")
+    refused(head, tiny_target(), "another target .*tiny-0.*chat template hash.*--chat-template")
 
 
 def test_force_accepts_a_fine_tune(head: Path) -> None:

@@ -1,6 +1,7 @@
 """Healthy heads of every kind pass; each kind of damage is named, first and by its check."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ KINDS: list[tuple[Method, Embedding]] = [
     ("eagle3", "shared"),
 ]
 MASK, TABLE = 3, "embed_tokens.weight"
+NESTED = f"eagle_config__{LAYER_IDS}"
+KNOWN = "peagle__provenance__"
 Damage = Callable[[Path], object]
 Tensors = dict[str, Tensor]
 
@@ -41,7 +44,7 @@ def make_head(target: Target, method: Method, embedding: Embedding, **flags: boo
     """As training leaves it: a table near the target's, a mask row of its own, provenance."""
     random = make_drafter(target, method, **flags)
     hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
-    known = Provenance(target.name, *hashes, data={"steps": 3})
+    known = Provenance(target.name, *hashes, list(random.config.feature_layers), {"steps": 3})
     head = Drafter(replace(random.config, embedding=embedding, depths=5, provenance=known))
     head.load_state_dict(random.state_dict(), strict=False)
     if embedding == "full":
@@ -115,8 +118,13 @@ def change(**keys: Any) -> Damage:
     return damage
 
 
-def layers(ids: list[Any]) -> Damage:
-    return change(**{LAYER_IDS: ids, f"eagle_config__{LAYER_IDS}": ids})
+def layers(ids: list[int]) -> Damage:
+    return change(**{LAYER_IDS: ids, NESTED: ids})
+
+
+def forgotten(top: list[Any] | None, nested: list[Any] | None) -> Damage:
+    """Layer ids of a head that does not record with which it was trained."""
+    return change(**{LAYER_IDS: top, NESTED: nested, KNOWN + "feature_layers": []})
 
 
 def tensors(edit: Callable[[Tensors], object]) -> Damage:
@@ -150,8 +158,6 @@ def truncated(head: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
 
 
-NESTED = f"eagle_config__{LAYER_IDS}"
-KNOWN = "peagle__provenance__"
 ROW, HIDDEN = "mask_embedding", "mask_hidden"
 SAYS = "the files hold mask_embedding"
 DAMAGES: list[tuple[str, str, Damage]] = [
@@ -165,15 +171,16 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("provenance", "trained for tiny-0: config hash 0", change(**{KNOWN + "config_hash": "0"})),
     ("provenance", "weights hash 0", change(**{KNOWN + "weights_hash": "0"})),
     ("chat template", "trained with chat template 0", change(**{KNOWN + "template_hash": "0"})),
+    ("feature layers", "[0, 2, 5]; the head was trained with [0, 2, 6]", layers([0, 2, 5])),
+    ("feature layers", "[0, 2]; the head was trained with", layers([0, 2])),
+    ("feature layers", "[0, 3, 6]; the head was trained with", change(**{LAYER_IDS: [0, 3, 6]})),
     ("feature layers", "in eagle_config [0, 2, 5]", change(**{NESTED: [0, 2, 5]})),
     ("feature layers", "in eagle_config only: vLLM would tap", change(**{LAYER_IDS: None})),
-    ("feature layers", "vLLM would count 3", change(**{LAYER_IDS: [2, 6], NESTED: None})),
-    ("feature layers", "not strictly ascending", layers([2, 0, 6])),
-    ("feature layers", "the target has layers 0 to 6", layers([0, 2, 7])),
-    ("feature layers", "fc reads 96 features, [0, 2] are 2 layers", layers([0, 2])),
-    ("feature layers", "malformed", layers(["0", 2, 6])),
-    ("feature layers", "trained with [0, 2, 5]",
-     change(**{KNOWN + "data": {"feature_layers": [0, 2, 5]}})),
+    ("feature layers", "vLLM would count 3", forgotten([2, 6], None)),
+    ("feature layers", "not strictly ascending", forgotten([2, 0, 6], [2, 0, 6])),
+    ("feature layers", "the target has layers 0 to 6", forgotten([0, 2, 7], [0, 2, 7])),
+    ("feature layers", "fc reads 96 features, [0, 2] are 2 layers", forgotten([0, 2], [0, 2])),
+    ("feature layers", "malformed", forgotten(["0", 2, 6], ["0", 2, 6])),
     ("mask token", "outside the vocabulary", change(ptd_token_id=128)),
     ("mask token", "is an ordinary token", change(ptd_token_id=40)),
     ("mask token", "pad, bos, eos", change(ptd_token_id=0)),
@@ -221,22 +228,29 @@ def assert_named(head: Path, target: Target, name: str, said: str) -> None:
     assert len(checks) == len(ON_DISK) + 5, "what cannot be checked is said to be skipped"
 
 
-@pytest.mark.parametrize(("name", "said", "damage"), DAMAGES, ids=[said for _, said, _ in DAMAGES])
-def test_damage_is_named(
-    target: Target, name: str, said: str, damage: Damage, tmp_path: Path
-) -> None:
-    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    damage(tmp_path / "head")
-    assert_named(tmp_path / "head", target, name, said)
+@pytest.fixture(scope="module")
+def healthy(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[Embedding, Path]:
+    """Heads to damage copies of."""
+    folders: dict[Embedding, Path] = {}
+    for embedding in ("mask-row", "full"):
+        folders[embedding] = tmp_path_factory.mktemp(embedding) / "head"
+        save_drafter(make_head(target, "p-eagle", embedding), folders[embedding])
+    return folders
 
 
-@pytest.mark.parametrize(("name", "said", "damage"), TABLES)
-def test_damage_of_a_table_is_named(
-    target: Target, name: str, said: str, damage: Damage, tmp_path: Path
-) -> None:
-    save_drafter(make_head(target, "p-eagle", "full"), tmp_path / "head")
-    damage(tmp_path / "head")
-    assert_named(tmp_path / "head", target, name, said)
+OF_KINDS = [("mask-row", *row) for row in DAMAGES] + [("full", *row) for row in TABLES]
+
+
+@pytest.mark.parametrize(
+    ("embedding", "name", "said", "damage"), OF_KINDS, ids=[row[2] for row in OF_KINDS]
+)
+def test_damage_is_named(  # noqa: PLR0913, PLR0917
+    target: Target, healthy: dict[Embedding, Path], tmp_path: Path, embedding: Embedding,
+    name: str, said: str, damage: Damage,
+) -> None:  # fmt: skip
+    head = shutil.copytree(healthy[embedding], tmp_path / "head")
+    damage(head)
+    assert_named(head, target, name, said)
 
 
 def test_another_target_is_named_and_forced(target: Target, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_config(target: Target, method: Method) -> None:
     assert config.provenance.weights_hash == target.weights_hash()
     assert config.provenance.config_hash == target.config_hash()
     assert config.provenance.template_hash == target.template_hash()
+    assert config.provenance.feature_layers == [0, 2, 3]
 
 
 @pytest.mark.parametrize("method", METHODS)

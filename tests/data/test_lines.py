@@ -1,0 +1,55 @@
+"""A data file has one writer: a second one is told, and changes nothing."""
+
+from pathlib import Path
+
+import pytest
+from tiny import make_target
+
+from peagle.config import InputError
+from peagle.data.dataset import Conversation
+from peagle.data.lines import append, open_to_append, read_back
+from peagle.data.regenerate import regenerate
+from peagle.data.synth import SynthConfig, synthesize
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+BUSY = r"--output .*out\.jsonl: another process is writing it: name another file"
+HALF = b'{"record": 0}\n{"record": 1, "mess'
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    output = tmp_path / "new" / "out.jsonl"
+    with open_to_append(output) as file:
+        append(file, [{"record": 0}])
+        with pytest.raises(InputError, match=BUSY):
+            open_to_append(output)
+        append(file, [{"record": 1}])
+    with open_to_append(output) as file:
+        found = read_back(file, "regenerate", lambda line: line["record"])
+    assert found == [(0, 0), (1, 14)]
+
+
+def test_a_line_that_a_kill_cut_off_is_written_again(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(HALF)
+    with open_to_append(output) as file:
+        assert read_back(file, "regenerate", lambda line: line["record"]) == [(0, 0)]
+        append(file, [{"record": 1}])
+    assert output.read_bytes() == b'{"record": 0}\n{"record": 1}\n'
+
+
+def test_a_second_run_leaves_a_half_written_line_to_the_first(tmp_path: Path) -> None:
+    llm, output = LLM(make_target()), tmp_path / "out.jsonl"
+    asks = [Conversation([[{"role": "user", "content": "the cat"}]])] * 2
+    output.write_bytes(HALF)
+    with open_to_append(output):
+        with pytest.raises(InputError, match=BUSY):
+            regenerate(llm, asks, output, SamplingParams(max_tokens=2))
+        with pytest.raises(InputError, match=BUSY):
+            synthesize(llm, output, SynthConfig(1))
+    assert output.read_bytes() == HALF
+
+
+def test_an_output_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--output .*: Is a directory"):
+        open_to_append(tmp_path)
