@@ -31,10 +31,9 @@ def test_entry_point_prints_the_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"peagle {__version__}\n")
 
 
-def test_entry_point_turns_bad_input_into_one_line_and_code_2() -> None:
-    done = run(PEAGLE, "train", "some-target", "--output", "somewhere")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "peagle: --data is missing: name a JSONL file of answers\n"
+def test_bad_input_is_one_line_and_code_2(refused) -> None:
+    line = refused("train", "some-target", "--output", "somewhere")
+    assert line == "peagle: --data is missing: name a JSONL file of answers"
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])

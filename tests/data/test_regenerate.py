@@ -11,11 +11,11 @@ from tiny import make_target
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.data.dataset import Conversation, read_conversations
-from peagle.data.regenerate import native
+from peagle.data.regenerate import Engine, native
 from peagle.data.regenerate import regenerate as answer
 from peagle.data.vllm import vllm_engine
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.request import Completion, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=6)
 SYNTH = '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n'
@@ -27,6 +27,20 @@ def llm() -> LLM:
     return LLM(make_target(), max_batch=1)
 
 
+@pytest.fixture(scope="module")
+def quick(llm: LLM) -> Engine:
+    """The same answers, each made once: what is tested is the file."""
+    said: dict[tuple[int, ...], Completion] = {}
+
+    def generate(prompts: list[list[int]], params: SamplingParams) -> list[Completion]:
+        assert params == GREEDY
+        for ids in map(tuple, prompts):
+            said[ids] = said.get(ids) or llm.generate([list(ids)], params)[0]
+        return [said[tuple(ids)] for ids in prompts]
+
+    return native(llm)._replace(generate=generate)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.jsonl"
@@ -34,9 +48,9 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def regenerate(llm: LLM, prompts: Path, *rest: Any, **named: Any) -> int:
+def regenerate(source: LLM | Engine, prompts: Path, *rest: Any, **named: Any) -> int:
     """Answers written, nothing being too long or failing."""
-    report = answer(llm, read_conversations(prompts), *rest, **named)
+    report = answer(source, read_conversations(prompts), *rest, **named)
     assert report[1:] == (0, 0, 0, [])
     return report.answers
 
@@ -69,18 +83,22 @@ def test_batching_does_not_change_the_file(prompts: Path, tmp_path: Path) -> Non
     assert files[0].read_text() == files[1].read_text()
 
 
-def test_a_kill_anywhere_loses_and_doubles_nothing(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+def test_a_kill_anywhere_loses_and_doubles_nothing(
+    quick: Engine, prompts: Path, tmp_path: Path
+) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    regenerate(llm, prompts, whole, GREEDY)
+    regenerate(quick, prompts, whole, GREEDY)
     data = whole.read_bytes()
     ends = [at + 1 for at, byte in enumerate(data) if byte == ord("\n")]
     for size in sorted({0, 1, 5, *ends, *(end - 1 for end in ends), *range(20, len(data), 211)}):
         cut.write_bytes(data[:size])
-        regenerate(llm, prompts, cut, GREEDY)
+        regenerate(quick, prompts, cut, GREEDY)
         assert cut.read_bytes() == data, size
 
 
-def test_groups_are_on_disk_before_the_next_begins(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+def test_groups_are_on_disk_before_the_next_begins(
+    quick: Engine, prompts: Path, tmp_path: Path
+) -> None:
     output, reports = tmp_path / "out.jsonl", []
 
     def killed(done: int, total: int) -> None:
@@ -89,28 +107,28 @@ def test_groups_are_on_disk_before_the_next_begins(llm: LLM, prompts: Path, tmp_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        regenerate(llm, prompts, output, GREEDY, on_record=killed)
+        regenerate(quick, prompts, output, GREEDY, on_record=killed)
     assert reports == [(0, 5), (4, 5)]
     assert {record["record"] for record in read(output)} == {0, 1, 2, 3}
     regenerate(
-        llm, prompts, output, GREEDY, on_record=lambda done, total: reports.append((done, total))
+        quick, prompts, output, GREEDY, on_record=lambda done, total: reports.append((done, total))
     )
     assert reports == [(0, 5), (4, 5), (4, 5), (5, 5)]
 
 
-def test_limit_can_be_raised_and_lowered(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+def test_limit_can_be_raised_and_lowered(quick: Engine, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    assert [regenerate(llm, prompts, output, GREEDY, n) for n in (1, 4, 2, None)] == [1, 6, 0, 1]
+    assert [regenerate(quick, prompts, output, GREEDY, n) for n in (1, 4, 2, None)] == [1, 6, 0, 1]
     assert [record["record"] for record in read(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
 
 
-def test_records_may_stand_in_any_order(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    regenerate(llm, prompts, output, GREEDY)
+    regenerate(quick, prompts, output, GREEDY)
     lines = output.read_text().splitlines(keepends=True)
     for order in ([7, 5, 6, 0], [4, 7, 1, 2, 3], [0, 5, 6, 4, 1, 2]):  # the last: a record cut
         output.write_text("".join(lines[i] for i in order))
-        regenerate(llm, prompts, output, GREEDY)
+        regenerate(quick, prompts, output, GREEDY)
         assert sorted(output.read_text().splitlines(keepends=True)) == sorted(lines)
 
 

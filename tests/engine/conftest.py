@@ -20,7 +20,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="session")
 def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[Method, Drafter]:
-    data = own_answers(target, 96)
+    data = own_answers(target, 64)
     return {method: _trained(target, method, data, tmp_path_factory) for method in METHODS}
 
 
@@ -28,7 +28,7 @@ def _trained(target, method, data, tmp_path_factory) -> Drafter:  # noqa: ANN001
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
     drafter = new_drafter(target, [e.ids for e in data], spec)
     folder: Path = tmp_path_factory.mktemp(method)
-    Trainer(TrainConfig(folder, steps=150, lr=3e-3), target, drafter, data).run()
+    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, drafter, data).run()
     return drafter.eval()
 
 

@@ -12,7 +12,8 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 PROMPTS = random_prompts(6)
-FLAGS = [{}, {"norm_before_residual": True, "norm_output": True}, {"fc_norm": True}]
+NORMS = {"norm_before_residual": True, "norm_output": True}
+CASES = [({}, 1, 2), ({}, 8, 4), (NORMS, 3, 1), ({"fc_norm": True}, 4, 3)]  # flags, K, batch
 
 
 def parallel(drafter: Drafter, target: Target, tokens: list[int], k: int) -> list[int]:
@@ -58,8 +59,7 @@ def check_rounds(target: Target, drafter: Drafter, k: int, max_batch: int) -> tu
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize(("k", "max_batch"), [(1, 2), (3, 1), (4, 3), (8, 4)])
+@pytest.mark.parametrize(("flags", "k", "max_batch"), CASES)
 def test_random_heads(method: Method, flags: dict[str, bool], k: int, max_batch: int) -> None:
     target = make_target(seed=2, spread=0.3)
     compared, distinct = check_rounds(target, make_drafter(target, method, **flags), k, max_batch)

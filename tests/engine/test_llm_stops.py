@@ -25,13 +25,19 @@ def drafters(target: Target) -> dict[Method, Drafter]:
     return {method: make_drafter(target, method) for method in METHODS}
 
 
-@pytest.fixture
-def futures(target: Target, oracle: Oracle) -> list[list[int]]:
-    """The oracle knows what the target would say if nothing stopped it."""
+@pytest.fixture(scope="module")
+def unstopped(target: Target) -> list[list[int]]:
+    """What the target would say if nothing stopped it."""
     params = SamplingParams(max_tokens=LENGTH + K, ignore_eos=True)
     done = LLM(target, max_batch=5).generate(PROMPTS, params)
-    oracle.futures = [p + c.token_ids for p, c in zip(PROMPTS, done, strict=True)]
-    return oracle.futures
+    return [p + c.token_ids for p, c in zip(PROMPTS, done, strict=True)]
+
+
+@pytest.fixture
+def futures(unstopped: list[list[int]], oracle: Oracle) -> list[list[int]]:
+    """The same, and the oracle knows it."""
+    oracle.futures = unstopped
+    return unstopped
 
 
 def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
@@ -51,7 +57,7 @@ def both(
     return done
 
 
-@pytest.mark.parametrize("at", range(12))
+@pytest.mark.parametrize("at", [0, 1, 3, 5, 6, 7, 11])  # before, in and behind accepted runs
 def test_eos_inside_an_accepted_run(
     target: Target,
     drafters: dict[Method, Drafter],
@@ -118,11 +124,11 @@ def test_stop_string_inside_an_accepted_run(
 
 
 def test_stop_strings_span_tokens(target: Target, futures: list[list[int]]) -> None:
-    """Every substring of four characters stops where plain search finds it first."""
+    """Substrings of four characters stop where plain search finds them first."""
     answer = futures[0][len(PROMPTS[0]) :]
     text = plain_text(target, answer[:LENGTH])
     llm = LLM(target)
-    for begin in range(0, len(text) - 4):
+    for begin in range(0, len(text) - 4, 3):
         stop = text[begin : begin + 4]
         done = llm.generate(PROMPTS[:1], SamplingParams(max_tokens=LENGTH, stop=(stop,)))[0]
         assert done.text == text[: text.index(stop)]

@@ -7,18 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import RUN, run, start
 from safetensors.torch import load_file
 from torch import Tensor
 
-RUN = Path(__file__).with_name("run_training.py")
-
-
-def command(folder: Path, **settings: Any) -> list[str]:
-    return [str(RUN), str(folder), json.dumps(settings)]
+from peagle.model.config import Method
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -30,18 +29,25 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_two_processes_equal_one(tmp_path: Path, method: str) -> None:
+def torchrun(folder: Path, processes: int, **settings: Any) -> None:
+    """A run as users start it."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*launch, str(processes), str(RUN), str(folder), json.dumps(settings)],
+        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "launch"), [("p-eagle", torchrun), ("eagle3", run)])
+def test_two_processes_equal_one(
+    tmp_path: Path, method: Method, launch: Callable[..., None]
+) -> None:
     """Same global batch, partitioned differently often a process: same losses, same weights."""
     settings = {"method": method, "steps": 5, "batch": 4, "pack": 60, "segments": 3, "bf16": False}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    for count in (1, 2):
-        folder = tmp_path / str(count)
-        done = subprocess.run(
-            [*launch, str(count), *command(folder, **settings)],
-            capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
+    run(tmp_path / "1", **settings)
+    launch(tmp_path / "2", 2, **settings)
     one, two = (metrics(tmp_path / str(count)) for count in (1, 2))
     assert [m["step"] for m in two] == [1, 2, 3, 4, 5], "process 0 alone writes"
     for a, b in zip(one, two, strict=True):
@@ -57,18 +63,18 @@ def test_two_processes_equal_one(tmp_path: Path, method: str) -> None:
 @pytest.mark.slow
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     """SIGKILL at random moments, resumed each time: bit for bit the weights of a straight run."""
-    settings = {"steps": 120, "save_every": 3, "eval_every": 25}
-    subprocess.run([sys.executable, *command(tmp_path / "straight", **settings)], check=True)
+    settings = {"steps": 80, "save_every": 2, "eval_every": 20}
+    run(tmp_path / "straight", **settings)
     kills, chance, folder = 0, random.Random(0), tmp_path / "killed"
     while not (folder / "done").exists():
-        process = subprocess.Popen([sys.executable, *command(folder, **settings)])
+        [process] = start(folder, **settings)
         if kills < 10:
             wait_for_progress(folder, process)
-            time.sleep(chance.random() * 0.3)
-            process.send_signal(signal.SIGKILL)
-            kills += process.wait() == -signal.SIGKILL
-        else:
-            assert process.wait() == 0
+            time.sleep(chance.random() * 0.08)
+            process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (0, -signal.SIGKILL)
     assert kills == 10, "it ended before it was killed often enough"
     straight, killed = weights(tmp_path / "straight"), weights(folder)
     assert straight.keys() == killed.keys()
@@ -78,9 +84,9 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
 
 
-def wait_for_progress(folder: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for_progress(folder: Path, process: BaseProcess) -> None:
     """Until it has taken a step since it was started."""
     file = folder / "metrics.jsonl"
     before = file.stat().st_size if file.exists() else 0
-    while process.poll() is None and (not file.exists() or file.stat().st_size == before):
-        time.sleep(0.02)
+    while process.is_alive() and (not file.exists() or file.stat().st_size == before):
+        time.sleep(0.01)
