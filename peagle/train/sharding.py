@@ -3,8 +3,7 @@ over the processes.
 
 Weights are gathered just before they are used and given up after; every backward sums gradients
 into the parts. So each pass is a meeting of all processes, and they must make equally many, in the
-same order (`most_passes`). Outside of passes a weight is a DTensor: `whole` and `part_of` go to and
-fro.
+same order (`even`). Outside of passes a weight is a DTensor: `whole` and `part_of` go to and fro.
 """
 
 from typing import cast
@@ -47,11 +46,12 @@ def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> Non
     target.device = device
 
 
-def most_passes(passes: list[int], device: torch.device) -> list[int]:
-    """The most that any process makes for its first, second, … sequence of the step."""
-    most = torch.tensor(passes, device=device)
+def even(passes: list[list[Segment]], device: torch.device) -> None:
+    """Add idle passes until all processes make equally many for their first, second, … sequence."""
+    most = torch.tensor([len(made) for made in passes], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    return most.tolist()
+    for made, count in zip(passes, most.tolist(), strict=True):
+        made.extend([idle_pass(device)] * (count - len(made)))
 
 
 def idle_pass(device: torch.device) -> Segment:

@@ -5,7 +5,7 @@ Shapes: N tokens, E elements, D drafter hidden, F·E_target features.
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from peagle.model.attend import Attend, AttentionSpec, CausalAttend
 from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.layers import FirstLayer
 from peagle.model.target import Target, TargetOutput
 from peagle.train.cod import Elements
 from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
@@ -150,6 +151,16 @@ def _attend(elements: Elements, documents: Tensor) -> Attend:
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)
+
+
+def compile_layers(drafter: Drafter) -> None:
+    """Fuse what stands between the matrix products of P-EAGLE's layers. Lengths are dynamic: layer
+    0 is compiled once and the others, being alike, once together, whatever the lengths."""
+    first, *others = drafter.layers
+    first = cast(FirstLayer, first)
+    first.fuse = torch.compile(first.fuse, dynamic=True)  # type: ignore[method-assign]
+    for layer in others:  # `forward`, not the module: hooks of FSDP and DDP stay outside
+        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements) -> Tensor:

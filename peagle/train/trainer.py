@@ -24,7 +24,7 @@ from peagle.train.loss import LossName
 from peagle.train.memory import SHARE, choose_segments, free_memory, pass_cost
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
-from peagle.train.sharding import idle_pass, most_passes, shard, whole_copy
+from peagle.train.sharding import even, shard, whole_copy
 from peagle.train.state import (
     Progress,
     append_line,
@@ -34,7 +34,7 @@ from peagle.train.state import (
     save_checkpoint,
     snapshot,
 )
-from peagle.train.step import ROW_TILE, Sequence, StepResult, Trainee, run_target
+from peagle.train.step import ROW_TILE, Sequence, StepResult, Trainee, compile_layers, run_target
 from peagle.train.step import supervised_elements as supervised
 
 
@@ -48,6 +48,7 @@ class TrainConfig:
     segments: int | None = None  # passes a sequence is partitioned into; None: by free memory
     shard: bool = False  # FSDP2: drafter and target in parts over the processes, not a copy each
     recompute: bool = False  # layer activations again in backward: less memory, more time
+    compile: bool | None = None  # P-EAGLE's layers, by torch.compile; None: on CUDA
     steps: int | None = None  # optimizer steps; else epochs or max_train_tokens
     epochs: int = 1
     max_train_tokens: int | None = None  # answer tokens
@@ -119,6 +120,9 @@ class Trainer:
         if config.recompute and drafter.config.method == "eagle3":
             raise InputError("recompute true: P-EAGLE only, EAGLE-3's depths share keys: leave it")
         self._cost = pass_cost(drafter.to(device))
+        compiled = device.type == "cuda" if config.compile is None else config.compile
+        if compiled and drafter.config.method == "p-eagle":
+            compile_layers(drafter)
         self.trainee: Any = Trainee(drafter, target, config.loss)
         if config.shard:
             shard(self.trainee, target, device)
@@ -166,10 +170,7 @@ class Trainer:
         mine = self.batches.numbers(self.progress.step)[rank :: self.world]
         work = [self._work(number) for number in mine]
         if self.config.shard:
-            most = most_passes([len(item.segments) for item in work], self.target.device)
-            for item, passes in zip(work, most, strict=True):
-                missing = passes - len(item.segments)
-                item.segments.extend([idle_pass(self.target.device)] * missing)
+            even([item.segments for item in work], self.target.device)
         return work
 
     def _work(self, number: int) -> Work:

@@ -67,11 +67,11 @@ def halfway(run: Path, copy: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_sharded_equals_one_process(tmp_path: Path, method: Method) -> None:
+@pytest.mark.parametrize(("method", "compiled"), [("p-eagle", True), ("eagle3", False)])
+def test_sharded_equals_one_process(tmp_path: Path, method: Method, compiled: bool) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     launch(one, 1, method=method)
-    launch(two, 2, method=method, shard=True)
+    launch(two, 2, method=method, shard=True, compile=compiled)
     assert_same_run(one, two)
     head = Drafter.load(two / "head", make_target())
     for name, tensor in head.state_dict().items():

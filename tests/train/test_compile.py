@@ -1,0 +1,108 @@
+"""Compiled layers train as eager ones do, and are compiled once for all lengths."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tiny import make_drafter, make_target
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.nn.attention import flex_attention as flex
+
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train import step
+from peagle.train.cod import Elements, sample_elements
+from peagle.train.mask import FlexAttend, block_mask
+from peagle.train.partition import partition
+from peagle.train.sharding import whole_copy
+from peagle.train.step import Sequence, Trainee, compile_layers, run_target
+
+LENGTHS = (80, 61, 100, 150, 47)
+
+
+class Gradients(NamedTuple):
+    loss: Tensor
+    of: dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What other tests compiled, and what this one did."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
+    """A pass over two random documents."""
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(5, 100, (tokens,), generator=generator)
+    documents = (torch.arange(tokens) > tokens // 2).long()
+    sequence = Sequence(ids, ids > 0, documents)
+    elements = sample_elements(*sequence[1:], 8, 0.7, 0.1, generator)
+    drafter.zero_grad()
+    segment = partition(elements, documents, 1)[0]
+    trainee = Trainee(drafter, target, "kl", bf16=False)
+    loss = trainee(sequence, run_target(target, sequence), segment).loss
+    loss.backward()
+    named = drafter.named_parameters()
+    return Gradients(loss.detach(), {n: p.grad.clone() for n, p in named if p.grad is not None})
+
+
+def assert_same_with_two_graphs(target: Target, drafter: Drafter, eager: list[Gradients]) -> None:
+    for tokens, wanted in zip(LENGTHS, eager, strict=True):
+        found = train(target, drafter, tokens)
+        torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5, atol=0)
+        assert found.of.keys() == wanted.of.keys()
+        for name, gradient in wanted.of.items():
+            assert (found.of[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+    assert counters["stats"]["unique_graphs"] == 2, "layer 0, and one for the three others"
+    assert not counters["graph_break"]
+
+
+@pytest.fixture
+def target() -> Target:
+    return make_target()
+
+
+@pytest.fixture
+def drafter(target: Target) -> Drafter:
+    made = make_drafter(target, "p-eagle", layers=4).train()
+    target.tap(made.config.feature_layers)
+    return made
+
+
+@pytest.mark.slow
+def test_gradients_equal_eager_at_every_length(target: Target, drafter: Drafter) -> None:
+    """With the compiler that training uses, under the dense mask of the CPU."""
+    eager = [train(target, drafter, tokens) for tokens in LENGTHS]
+    compile_layers(drafter)
+    assert_same_with_two_graphs(target, drafter, eager)
+
+
+def test_flex_attention_inside_compiled_layers(
+    target: Target, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA traces, run by its reference: no kernel of the CPU's does its backward."""
+    eager = [train(target, drafter, tokens) for tokens in LENGTHS]
+    compiler: Any = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
+    kernel = compiler(flex.flex_attention, dynamic=True)
+
+    def attend(elements: Elements, documents: Tensor) -> FlexAttend:
+        return FlexAttend(block_mask(elements, documents), kernel)
+
+    monkeypatch.setattr(step, "_attend", attend)
+    compile_layers(drafter)
+    assert_same_with_two_graphs(target, drafter, eager)
+
+
+def test_the_copy_that_is_measured_runs_its_own_layers(target: Target, drafter: Drafter) -> None:
+    compile_layers(drafter)
+    copied = whole_copy(drafter, torch.float32)
+    assert not any({"forward", "fuse"} & vars(layer).keys() for layer in copied.layers)
