@@ -37,6 +37,18 @@ class DrafterOutput(NamedTuple):
     recurrent: Tensor  # what EAGLE-3 feeds to the next slot as its feature
 
 
+class Rotary(LlamaRotaryEmbedding):
+    """RoPE frequencies that stay float32 in a drafter of any dtype, as transformers and vLLM keep
+    the target's: in bf16 the angle at position 1000 is off by more than a radian."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, after in self.named_buffers():
+            setattr(self, name, before[name].to(after.device))
+        return self
+
+
 class Drafter(nn.Module):
     """A drafting head. Its parameters are named as in the checkpoints."""
 
@@ -63,7 +75,7 @@ class Drafter(nn.Module):
         )
         self.norm = norm(sizes.hidden_size)
         self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(sizes)
+        self.rotary = Rotary(sizes)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
         if config.method == "p-eagle":

@@ -1,5 +1,6 @@
 """The drafter against its forward by hand, and its plain layers against transformers' own."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -132,6 +133,18 @@ def test_rope_parameters_change_the_output(rope: str) -> None:
     plain = make_head(head_config())
     scaled = make_head(head_config(sizes={"rope_parameters": ROPES[rope]}))
     assert (run(plain).normed - run(scaled).normed).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("rope", ["default", *ROPES])
+def test_angles_do_not_depend_on_the_dtype_of_the_weights(rope: str) -> None:
+    sizes = {"rope_parameters": ROPES[rope]} if rope in ROPES else {}
+    head = make_head(head_config(sizes=sizes))
+    at = torch.tensor([[1, 100, 1000]])
+    right = head.rotary(torch.zeros(1), at)
+    served = copy.deepcopy(head).to(torch.bfloat16)
+    assert served.norm.weight.dtype == torch.bfloat16
+    for ours, wanted in zip(served.rotary(torch.zeros(1), at), right, strict=True):
+        assert torch.equal(ours, wanted)
 
 
 def test_logit_scale_scales_the_logits() -> None:
