@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -110,10 +111,10 @@ def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> Non
     torch.testing.assert_close(flex, dense)
 
 
-def test_compiled_flex_attention_skips_blocks_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
+# One kernel: no pool of processes that each import torch to compile it.
+@inductor.patch(compile_threads=1)
+def test_compiled_flex_attention_skips_blocks_rightly() -> None:
     """Only a compiled kernel goes by the blocks: the forward's runs on the CPU too."""
-    # One kernel: no pool of processes that each import torch to compile it.
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     elements, documents = elements_of(400, 8, 2)
     documents = torch.zeros_like(documents)
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)

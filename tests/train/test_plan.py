@@ -8,6 +8,7 @@ from tiny import METHODS, make_target
 
 from peagle.config import InputError
 from peagle.model.config import Method
+from peagle.train import plan as plans
 from peagle.train.plan import ADAMW, GIB, Plan, measured_rate, outline, plan
 from peagle.train.start import HeadSpec, new_drafter
 from peagle.train.state import append_line
@@ -23,6 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.dtype = torch.float32
     config.save_pretrained(made)
     return made
+
+
+@pytest.fixture(autouse=True)
+def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python takes up after hundreds of other tests is not what these are about."""
+    monkeypatch.setattr(plans, "_runtime", lambda: 100_000_000)
 
 
 def make(folder: Path, method: Method = "p-eagle", room: float = GIB, **changes: object) -> Plan:
