@@ -28,7 +28,7 @@ from peagle.data.dataset import read_examples
 from peagle.model.source import load_target
 from peagle.model.target import Target
 from peagle.train.batches import Batches
-from peagle.train.capture import CaptureConfig, capture, plan_capture
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import block_mask, visible
 from peagle.train.partition import partition
@@ -120,7 +120,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     examples = read_examples(args.data, target.tokenizer, TOKENS)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
         config = CaptureConfig(Path(folder), max_length=TOKENS)
-        capture(target, examples, config.output, plan_capture(target, examples, config))
+        plan = plan_capture(target, examples, config)
+        capture(in_process(target, plan.origin.feature_layers), examples, config.output, plan)
         captured = Captured(config.output)
         batches = Batches(examples, batch=1, pack=TOKENS, seed=0)
         rows = measure(batches, captured, target, args.repeats)
