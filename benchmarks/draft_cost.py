@@ -60,8 +60,8 @@ def prepare(llm: LLM, head: Path, ids: list[int], room: int) -> Step:
     ).features
     assert features is not None
     cache, start = KVCache(1, run + room), run - NEW
-    propose(drafter, cache, [NewSlots(0, 0, ids[1 : start + 1], features[:start])], 1)
-    return Step(drafter, cache, NewSlots(0, start, ids[start + 1 :], features[start:]))
+    propose(drafter, cache, [NewSlots([0], 0, ids[1 : start + 1], features[:start], 1)])
+    return Step(drafter, cache, NewSlots([0], start, ids[start + 1 :], features[start:], 1))
 
 
 def measure(
@@ -75,7 +75,7 @@ def measure(
         for method, k in cases[turn:] + cases[:turn]:
             drafter, cache, slots = steps[method]
             started = time.perf_counter()
-            propose(drafter, cache, [slots], k)
+            propose(drafter, cache, [slots._replace(depth=k)])
             if repeat >= 0:
                 seconds[method, k].append(time.perf_counter() - started)
     return {case: median(times) for case, times in seconds.items()}

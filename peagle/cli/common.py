@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from peagle.catalog import CATALOG, head_path
+from peagle.catalog import head_path
 from peagle.config import InputError
 from peagle.data.template import use_template
 from peagle.engine.llm import LLM
@@ -92,9 +92,7 @@ def open_llm(
         drafter = Drafter.load(folder, llm.target, force=force)
     if method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
-    entry = CATALOG.get(target)
-    best = entry.heads[drafter.config.method].k if entry and head is None else None
-    llm.use(drafter, k or best)
+    llm.use(drafter, k)
     return llm
 
 

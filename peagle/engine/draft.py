@@ -1,4 +1,4 @@
-"""Proposing K tokens a request: one drafter forward (P-EAGLE) or K of them (EAGLE-3).
+"""Proposing tokens: one drafter forward (P-EAGLE) or one a draft token (EAGLE-3).
 
 Shapes: B requests, T packed slots, D drafter hidden, F·E target features.
 
@@ -7,6 +7,7 @@ and feature h[i]. Drafter keys at slots ≥ m are never kept: the next round com
 inputs.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,54 +20,69 @@ from peagle.model.drafter import Drafter, DrafterOutput
 class NewSlots(NamedTuple):
     """Newly verified slots of one request; the last one predicts the next token."""
 
-    row: int
+    blocks: Sequence[int]  # of KV cache, room for the placeholders included
     start: int
     ids: list[int]
     features: Tensor  # (len(ids), F·E)
+    depth: int  # tokens to draft; 0: the slots are only run
+
+    def slot(self, behind: int) -> Span:
+        """The slot so many behind the last verified one."""
+        return Span(self.blocks, self.start + len(self.ids) - 1 + behind, 1)
 
 
 @torch.no_grad()
-def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots], k: int) -> list[list[int]]:
-    """K draft tokens (target ids) for each of B requests."""
-    assert k >= 1
+def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[list[int]]:
+    """The draft tokens (target ids) of each of B requests."""
     features = drafter.project(torch.cat([s.features for s in slots]))
     if drafter.config.method == "p-eagle":
-        return _parallel(drafter, cache, slots, features, k)
-    return _autoregressive(drafter, cache, slots, features, k)
+        return _parallel(drafter, cache, slots, features)
+    return _autoregressive(drafter, cache, slots, features)
 
 
 def _parallel(
-    drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor, k: int
+    drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor
 ) -> list[list[int]]:
-    """Real slots, then k − 1 placeholders, in one forward."""
+    """Real slots, then depth − 1 placeholders, in one forward."""
     assert drafter.config.mask_token_id is not None
     ids, parts, spans, rows = list[int](), list[Tensor](), list[Span](), list[int]()
-    filler = drafter.placeholders(torch.arange(1, k, device=features.device))
+    most = max(1, *(new.depth for new in slots))
+    filler = drafter.placeholders(torch.arange(1, most, device=features.device))
     for new, real in zip(slots, features.split([len(s.ids) for s in slots]), strict=True):
-        ids += new.ids + [drafter.config.mask_token_id] * (k - 1)
-        parts += [real, filler]
-        spans.append(Span(new.row, new.start, len(new.ids) + k - 1))
-        rows += range(len(ids) - k, len(ids))
+        more = max(0, new.depth - 1)
+        ids += new.ids + [drafter.config.mask_token_id] * more
+        parts += [real, filler[:more]]
+        spans.append(Span(new.blocks, new.start, len(new.ids) + more))
+        rows += range(len(ids) - new.depth, len(ids))
     normed = _forward(drafter, cache, ids, torch.cat(parts), spans).normed
-    return drafter.draft_tokens(normed[rows]).view(-1, k).tolist()
+    drafted = iter(drafter.draft_tokens(normed[rows]).tolist() if rows else [])
+    return [[next(drafted) for _ in range(new.depth)] for new in slots]
 
 
 def _autoregressive(
-    drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor, k: int
+    drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor
 ) -> list[list[int]]:
     """Real slots give the first token; each further slot is fed the token and state before it."""
-    spans = [Span(new.row, new.start, len(new.ids)) for new in slots]
+    spans = [Span(new.blocks, new.start, len(new.ids)) for new in slots]
     out = _forward(drafter, cache, [i for new in slots for i in new.ids], features, spans)
-    last = torch.tensor([span.length for span in spans]).cumsum(0) - 1
-    drafts = [drafter.draft_tokens(out.normed[last])]
-    recurrent = out.recurrent[last]
-    spans = [Span(span.row, span.start + span.length, 1) for span in spans]
-    for _ in range(k - 1):
-        out = _forward(drafter, cache, drafts[-1], recurrent, spans)
-        drafts.append(drafter.draft_tokens(out.normed))
-        recurrent = out.recurrent
-        spans = [span._replace(start=span.start + 1) for span in spans]
-    return torch.stack(drafts, dim=1).tolist()
+    ends = torch.tensor([span.length for span in spans]).cumsum(0) - 1
+    going = [which for which, new in enumerate(slots) if new.depth]
+    rows, passes = ends[going], list[tuple[list[int], Tensor]]()
+    while going:
+        tokens, recurrent = drafter.draft_tokens(out.normed[rows]), out.recurrent[rows]
+        passes.append((going, tokens))
+        still = [at for at, which in enumerate(going) if slots[which].depth > len(passes)]
+        if not still:
+            break
+        going = [going[at] for at in still]
+        spans = [slots[which].slot(len(passes)) for which in going]
+        out = _forward(drafter, cache, tokens[still], recurrent[still], spans)
+        rows = torch.arange(len(going))
+    drafts: list[list[int]] = [[] for _ in slots]
+    for going, tokens in passes:
+        for which, token in zip(going, tokens.tolist(), strict=True):
+            drafts[which].append(token)
+    return drafts
 
 
 def _forward(

@@ -1,11 +1,14 @@
-"""Keys and values of running requests, a row of contiguous slots each.
+"""Keys and values of running requests, in blocks that the scheduler hands out.
 
-Shapes: T packed tokens, N query heads, M key/value heads, H head size, C capacity in tokens.
+Shapes: T packed tokens, N query heads, M key/value heads, H head size, B spans, S keys.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.model.attend import (
@@ -19,127 +22,132 @@ from peagle.model.attend import (
 )
 
 SHORT = 32  # tokens of a span that is attended together with others
+WASTE = 2.0  # keys read for them, over keys needed, at most
 
 
 class Span(NamedTuple):
     """Tokens of one request in a packed forward: they stand at start … start + length − 1."""
 
-    row: int
+    blocks: Sequence[int]  # of the request, from its first token on
     start: int
     length: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
 
 class KVCache:
-    """One model's keys and values: per layer (rows, C, M, H), allocated at a layer's first write,
-    because layers may differ in shape (Gemma-4). Rejected tokens are overwritten, never seen.
+    """One model's keys and values: per layer (blocks, size, M, H), allocated at a layer's first
+    write, because layers may differ in shape (Gemma-4). Rejected tokens are overwritten, never
+    seen."""
 
-    `block` > 1 hands keys out in whole blocks, whatever is behind the last one being hidden by a
-    mask: the deterministic mode's attention wants them so, and nothing is copied.
-    """
-
-    def __init__(self, rows: int, capacity: int, block: int = 1) -> None:
-        self.rows, self.block = rows, block
-        self.capacity = capacity + -capacity % block
+    def __init__(self, blocks: int, size: int) -> None:
+        self.blocks, self.size = blocks, size
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values (rows, C, M, H), shaped as k, v (length, M, H) want them."""
+        """A layer's keys and values, shaped as k, v (length, M, H) want them."""
         if layer not in self._layers:
-            shape = (self.rows, self.capacity, *k.shape[1:])
-            self._layers[layer] = k.new_zeros(shape), v.new_zeros(shape[:2] + v.shape[1:])
+            shape = self.blocks, self.size
+            self._layers[layer] = tuple(_zeros((*shape, *x.shape[1:]), x) for x in (k, v))  # type: ignore[assignment]
         return self._layers[layer]
 
-    def write(self, layer: int, span: Span, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (length, M, H) of a span; returns keys and values to its last block's end."""
-        row, start, length = span
-        assert start + length <= self.capacity, "the scheduler admits only what fits"
-        keys, values = self.layer(layer, k, v)
-        keys[row, start : start + length] = k
-        values[row, start : start + length] = v
-        end = start + length
-        end += -end % self.block
-        return keys[row, :end], values[row, :end]
+    def wipe(self, blocks: list[int]) -> None:
+        """Zero blocks that may hold NaN: what a mask hides is still multiplied, by zero."""
+        for keys, values in self._layers.values():
+            keys[blocks] = 0
+            values[blocks] = 0
 
 
 class CachedAttend:
-    """Attend for one packed forward: each span sees its own request's past and itself, causally;
-    in fixed tiles when the cache has blocks."""
+    """Attend for one packed forward: each span sees its own request's past and itself, causally.
+    `tiled`: in the fixed tiles of the deterministic mode."""
 
-    def __init__(self, cache: KVCache, spans: list[Span]) -> None:
-        assert cache.block in (1, KEY_BLOCK)
-        self.cache, self.spans, self.tiled = cache, spans, cache.block > 1
-        self._attention = tiled_attention if self.tiled else attention
+    def __init__(self, cache: KVCache, spans: list[Span], *, tiled: bool = False) -> None:
+        for span in spans:
+            assert span.end <= len(span.blocks) * cache.size, "the scheduler gives blocks enough"
+        self.cache, self.spans, self.tiled = cache, spans, tiled
+        self._reads = [_reader(span, cache.size) for span in spans]
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
-        drafts = [span for span in spans if span.length <= SHORT]
-        self._short = ShortSpans(spans) if len(drafts) > 1 and not self.tiled else None
+        short = [span for span in spans if span.length <= SHORT]
+        together = len(short) * max((span.end for span in short), default=0)
+        worth = len(short) > 1 and together <= WASTE * sum(span.end for span in short)
+        self._short = ShortSpans(spans, cache.size) if worth and not tiled else None
+        self._slots: Tensor | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        keys, values = self.cache.layer(layer, k, v)
+        if self._slots is None:
+            self._slots = _slots(self.spans, self.cache.size).to(q.device)
+        keys.flatten(0, 1).index_copy_(0, self._slots, k)
+        values.flatten(0, 1).index_copy_(0, self._slots, v)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         short = self._short if spec.softcap is None and spec.sinks is None else None
         if short is not None:
-            out[short.tokens] = short.attend(*self.cache.layer(layer, k, v), q, k, v, spec)
+            out[short.tokens] = short.attend(keys, values, q, spec)
         begin = 0
         for index, span in enumerate(self.spans):
             part = slice(begin, begin := begin + span.length)
             if short is not None and span.length <= SHORT:
                 continue
-            keys, values = self.cache.write(layer, span, k[part], v[part])
-            if (spec.window, index) not in self._masks:
-                self._masks[spec.window, index] = self._mask(span, spec.window, q.device)
-            mask = self._masks[spec.window, index]
-            out[part] = self._attention(q[part], keys, values, mask, spec)
+            out[part] = self._alone(index, q[part], keys, values, spec)
         return out
 
-    def _mask(self, span: Span, window: int | None, device: torch.device) -> Tensor | None:
-        mask = causal_mask(span.start, span.length, window, device)
-        if self.tiled:
-            return tiled_mask(mask, span.length, span.start + span.length, device)
-        return mask
+    def _alone(
+        self, index: int, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec
+    ) -> Tensor:
+        """One span's output (length, N, H)."""
+        span, read = self.spans[index], self._reads[index]
+        seen = [x[read].flatten(0, 1)[: span.end] for x in (keys, values)]
+        if (spec.window, index) not in self._masks:
+            mask = causal_mask(span.start, span.length, spec.window, q.device)
+            if self.tiled:
+                mask = tiled_mask(mask, span.length, span.end, q.device)
+            self._masks[spec.window, index] = mask
+        mask = self._masks[spec.window, index]
+        if not self.tiled:
+            return attention(q, seen[0], seen[1], mask, spec)
+        whole = [F.pad(x, (0, 0, 0, 0, 0, -span.end % KEY_BLOCK)) for x in seen]
+        return tiled_attention(q, whole[0], whole[1], mask, spec)
 
 
 class ShortSpans:
     """The spans of at most SHORT tokens, attended in one call: queries are padded to the longest,
-    keys are read where they lie. One call a span costs more than its attention."""
+    keys to the most. One call a span costs more than its attention."""
 
-    def __init__(self, spans: list[Span]) -> None:
+    def __init__(self, spans: list[Span], size: int) -> None:
         tokens, rows, columns, at = list[int](), list[int](), list[int](), list[int]()
-        begin = 0
-        for row, start, length in spans:
+        begin, short = 0, [span for span in spans if span.length <= SHORT]
+        blocks = -(-max(span.end for span in short) // size)
+        table = torch.zeros(len(short), blocks, dtype=torch.int64)
+        for blocks_of, start, length in spans:
             if length <= SHORT:
+                row = rows[-1] + 1 if rows else 0
+                own = blocks_of[:blocks]
+                table[row, : len(own)] = torch.tensor(own)
                 tokens += range(begin, begin + length)
                 rows += [row] * length
                 columns += range(length)
                 at += range(start, start + length)
             begin += length
-        self.tokens, self._column = torch.tensor(tokens), torch.tensor(columns)
-        self._row, self._at = torch.tensor(rows), torch.tensor(at)
-        self._low, self._end = min(rows), max(at) + 1
-        shape = max(rows) + 1 - self._low, max(columns) + 1
+        self.tokens, self._table, self._end = torch.tensor(tokens), table, max(at) + 1
+        self._own = torch.tensor(rows), torch.tensor(columns)
         # Where each query stands; those of padding see the first key, for a softmax needs one.
-        self._stands = torch.zeros(shape, dtype=torch.int64)
-        self._stands[self._row - self._low, self._column] = self._at
+        self._stands = torch.zeros(len(short), max(columns) + 1, dtype=torch.int64)
+        self._stands[self._own] = torch.tensor(at)
         self._masks: dict[int | None, Tensor] = {}
 
-    def attend(  # noqa: PLR0913 (a layer's cache, and what attend is given)
-        self,
-        keys: Tensor,  # (rows, C, M, H) of the cache
-        values: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        spec: AttentionSpec,
-    ) -> Tensor:
-        """Output (len(tokens), N, H) of the short spans' tokens, after storing their k and v."""
-        keys[self._row, self._at] = k[self.tokens]
-        values[self._row, self._at] = v[self.tokens]
+    def attend(self, keys: Tensor, values: Tensor, q: Tensor, spec: AttentionSpec) -> Tensor:
+        """Output (len(tokens), N, H) of the short spans' tokens over keys and values (blocks, size,
+        M, H) of the cache."""
         if spec.window not in self._masks:
             self._masks[spec.window] = self._mask(spec.window, q)
-        own = self._row - self._low, self._column
         queries = q.new_zeros(*self._stands.shape, *q.shape[1:])
-        queries[own] = q[self.tokens]
-        rows = slice(self._low, self._low + len(queries))
-        seen = keys[rows, : self._end], values[rows, : self._end]
-        return batched_attention(queries, *seen, self._masks[spec.window], spec.scale)[own]
+        queries[self._own] = q[self.tokens]
+        seen = [x[self._table].flatten(1, 2)[:, : self._end] for x in (keys, values)]
+        mask = self._masks[spec.window]
+        return batched_attention(queries, seen[0], seen[1], mask, spec.scale)[self._own]
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
         """What is added to the scores (B, T, S): as such it is made once, not once a layer."""
@@ -150,5 +158,31 @@ class ShortSpans:
 
 def positions(spans: list[Span], device: torch.device) -> Tensor:
     """Positions (T,) of the packed tokens."""
-    parts = [torch.arange(span.start, span.start + span.length, device=device) for span in spans]
+    parts = [torch.arange(span.start, span.end, device=device) for span in spans]
     return torch.cat(parts)
+
+
+def _slots(spans: list[Span], size: int) -> Tensor:
+    """Where in the cache each packed token is kept (T,)."""
+    parts = []
+    for span in spans:
+        at = torch.arange(span.start, span.end)
+        parts.append(torch.tensor(span.blocks)[at // size] * size + at % size)
+    return torch.cat(parts)
+
+
+def _reader(span: Span, size: int) -> slice | Tensor:
+    """How the span's blocks are taken from a cache: without a copy when they lie in a row."""
+    blocks = span.blocks[: -(-span.end // size)]
+    first = blocks[0]
+    if list(blocks) == list(range(first, first + len(blocks))):
+        return slice(first, first + len(blocks))
+    return torch.tensor(blocks)
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    pages = np.zeros(int(np.prod(shape)) * like.element_size(), np.uint8)
+    return torch.from_numpy(pages).view(like.dtype).view(shape)

@@ -1,11 +1,12 @@
 """A request: what was asked, what has been said, and how drafting fared."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from peagle.config import InputError
+from peagle.engine.depth import Odds
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort", "error"]  # cancelled; not a number in its logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +72,29 @@ class Stats:
         return [count / self.rounds for count in self.accepted]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """State of one request. After every round all tokens but the newest have been run:
+    """State of one request. Of a request that decodes all tokens but the newest have been run:
     `computed == len(tokens) - 1`."""
 
     index: int  # in the caller's list
     prompt_length: int
     tokens: list[int]  # prompt, then output
     params: SamplingParams
-    slot: int = -1  # row of the KV caches, filled on admission
     computed: int = 0  # tokens the target has run and keeps
+    slots: int = 0  # slots the drafter has run and keeps, at most `computed`
+    features: list[Any] = field(default_factory=list)  # of tokens slots … computed − 1, (n, F·E)
     draft: list[int] = field(default_factory=list)  # to verify in the next round
+    blocks: list[int] = field(default_factory=list)  # of KV cache; the scheduler's, as are:
+    known: int = 0  # of them, those that can be found by their content
+    content: int = 0  # content id of the last of these
+    reused: int = 0  # tokens whose keys were found when the request was admitted
+    preempted: int = 0  # times
+    odds: Odds = field(default_factory=Odds)  # of its draft tokens
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
+    text: Any = None  # TextStream, and the random numbers of sampling: the engine's, from `add` on
+    generator: Any = None
+    said: list["Chunk"] = field(default_factory=list)  # text that nobody has taken yet
     finish_reason: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
 
@@ -93,7 +104,7 @@ class Request:
 
     @property
     def pending(self) -> list[int]:
-        """What the next round runs: the tokens not yet run, then the draft."""
+        """What the next rounds run: the tokens not yet run, then the draft."""
         return self.tokens[self.computed :] + self.draft
 
 

@@ -42,15 +42,19 @@ def target_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def verify(
-    logits: Tensor, draft: list[int], params: SamplingParams, generator: torch.Generator
+    logits: Tensor,
+    best: list[int],
+    draft: list[int],
+    params: SamplingParams,
+    generator: torch.Generator,
 ) -> Verdict:
-    """Judge a draft of K tokens by the K + 1 target rows `logits` (K + 1, V).
+    """Judge a draft of K tokens by the K + 1 target rows `logits` (K + 1, V), whose argmaxes are
+    `best`.
 
     Greedy keeps the longest prefix that equals the target's argmax.
     """
     assert len(logits) == len(draft) + 1
     if params.temperature == 0:
-        best = logits.argmax(-1).tolist()
         accepted = 0
         while accepted < len(draft) and draft[accepted] == best[accepted]:
             accepted += 1

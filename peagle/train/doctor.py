@@ -165,7 +165,7 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     layers, tokens = drafter.config.feature_layers, torch.tensor(ids, device=target.device)
     expected = _hidden_states(target, tokens, layers)
     target.tap(layers)
-    span = [Span(0, 0, len(ids))]
+    span = [Span([0], 0, len(ids))]
     attend = CachedAttend(KVCache(1, len(ids)), span)
     features = target.forward(tokens, positions(span, target.device), attend).features
     assert features is not None
@@ -224,14 +224,14 @@ def _drafted(
     caches = [KVCache(1, len(ids) + depths) for _ in range(2)]
     half, last = len(ids) // 2, len(ids) - 1
     for start, end in ((0, half), (half, last)):
-        span = [Span(0, start, end - start)]
+        span = [Span([0], start, end - start)]
         tokens = torch.tensor(ids[start:end], device=target.device)
         attend = CachedAttend(caches[0], span)
         features = target.forward(tokens, positions(span, target.device), attend).features
         assert features is not None
         with _recorded(drafter.lm_head) as rows:
-            slots = NewSlots(0, start, ids[start + 1 : end + 1], features)
-            [draft] = propose(drafter, caches[1], [slots], depths)
+            slots = NewSlots([0], start, ids[start + 1 : end + 1], features, depths)
+            [draft] = propose(drafter, caches[1], [slots])
     return draft, torch.cat(rows)
 
 

@@ -38,7 +38,7 @@ def prompt_of(example: Example) -> list[int]:
 def acceptance(target: Target, drafter: Drafter, prompts: list[list[int]]) -> Stats:
     """Decode prompts greedily with a copy of the drafter in the target's dtype. What is sharded is
     gathered: then all processes call this together."""
-    llm = LLM(target, whole_copy(drafter, target.dtype))
+    llm = LLM(target, whole_copy(drafter, target.dtype), k=min(7, drafter.config.depths))
     room = target.max_context - MAX_TOKENS
     fitting = [prompt for prompt in prompts if len(prompt) <= room]
     total = Stats()

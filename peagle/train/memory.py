@@ -3,7 +3,6 @@
 Shapes: E elements.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -57,13 +56,6 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
         run_drafter(drafter, Sequence(ids, ids > 0, ids), features, elements)
     weights = {p.untyped_storage().data_ptr() for p in drafter.parameters()}
     return sum(size for pointer, size in kept.items() if pointer not in weights)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def pass_bytes(cost: PassCost, elements: int, *, dense: bool) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 from peagle.config import InputError
 from peagle.data.captured import Captured
 from peagle.data.chat import Example
+from peagle.engine.memory import free_memory
 from peagle.model.checkpoint import save_drafter, with_provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
@@ -21,7 +22,7 @@ from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
 from peagle.train.evaluate import acceptance
 from peagle.train.loss import LossName
-from peagle.train.memory import SHARE, choose_segments, free_memory, pass_cost
+from peagle.train.memory import SHARE, choose_segments, pass_cost
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sharding import even, shard, whole_copy

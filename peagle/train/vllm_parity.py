@@ -31,7 +31,7 @@ def compare_with_vllm(
     """What both said, when it is the same. Raises Differs, or Skipped without an interpreter."""
     if python is None:
         raise Skipped("no interpreter named with --vllm-python")
-    llm = LLM(target, drafter, max_batch=1)
+    llm = LLM(target, drafter, k=min(7, drafter.config.depths), max_batch=1)
     [ours] = llm.generate([prompt], SamplingParams(max_tokens=MAX_TOKENS))
     theirs, counted = _ask(python, drafter, target, prompt, llm.k)
     alike = _alike(target, prompt, ours.token_ids, theirs)

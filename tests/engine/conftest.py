@@ -36,5 +36,5 @@ def _trained(target, method, data, tmp_path_factory) -> Drafter:  # noqa: ANN001
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Oracle:
     """Stands in for the drafter: proposes the true continuation with errors at a known rate."""
     made = Oracle()
-    monkeypatch.setattr("peagle.engine.llm.propose", made.propose)
+    monkeypatch.setattr("peagle.engine.engine.propose", made.propose)
     return made

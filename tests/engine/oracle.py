@@ -25,16 +25,15 @@ class Oracle:
     _rows: dict[int, int] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(3))
 
-    def propose(
-        self, drafter: Drafter, cache: KVCache, slots: list[NewSlots], k: int
-    ) -> list[list[int]]:
-        return [self._one(new, k) for new in slots]
+    def propose(self, drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[list[int]]:
+        return [self._one(new) for new in slots]
 
-    def _one(self, new: NewSlots, k: int) -> list[int]:
+    def _one(self, new: NewSlots) -> list[int]:
+        k, row = new.depth, new.blocks[0]
         assert isinstance(new.features, Tensor) and len(new.features) == len(new.ids)
         if new.start == 0:
-            self._rows[new.row] = self._find(new.ids)
-        which = self._rows[new.row]
+            self._rows[row] = self._find(new.ids)
+        which = self._rows[row]
         newest = new.start + len(new.ids)  # its position
         future = self.futures[which]
         assert future[new.start + 1 : newest + 1] == new.ids, "slots hold the verified tokens"

@@ -2,16 +2,18 @@
 
 import pytest
 import torch
-from tiny import make_tokenizer
+from tiny import METHODS, make_drafter, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from peagle.config import InputError
+from peagle.engine.engine import tiles
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span
 from peagle.engine.llm import LLM
-from peagle.model.attend import KEY_BLOCK, ROW_TILE
+from peagle.engine.request import SamplingParams
+from peagle.model.attend import ROW_TILE
+from peagle.model.config import Method
 from peagle.model.target import Target
 
-PREFIX, ROWS = 510, ROW_TILE  # verification crosses a key block of torch's kernel
+PREFIX, ROWS = 510, 12  # verification crosses a key block of torch's kernel
 
 
 def wide_target(dtype: torch.dtype) -> Target:
@@ -24,13 +26,15 @@ def wide_target(dtype: torch.dtype) -> Target:
     return Target(LlamaForCausalLM(config).eval().to(dtype), make_tokenizer(), "wide")
 
 
-def logits_behind(target: Target, ids: torch.Tensor, blocks: list[int]) -> torch.Tensor:
-    """Logits of the tokens behind the prefix, run in blocks of these lengths."""
-    cache, start, rows = KVCache(1, 1024, KEY_BLOCK), 0, []
-    for length in [PREFIX, *blocks]:
-        at = torch.arange(start, start + length)
-        attend = CachedAttend(cache, [Span(0, start, length)])
-        rows.append(target.logits(target.forward(ids[at], at, attend).hidden[-ROWS:]))
+def logits_behind(target: Target, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Logits of the tokens behind the prefix, run so many at a time."""
+    cache, start, rows = KVCache(64, 16), 0, []
+    for length in [PREFIX, *lengths]:
+        most = PREFIX if start == 0 else ROW_TILE
+        for tile in tiles([Span(range(64), start, length)], most):
+            at = torch.arange(tile[0].start, tile[0].end)
+            attend = CachedAttend(cache, tile, tiled=True)
+            rows.append(target.logits(target.forward(ids[at], at, attend).hidden))
         start += length
     return torch.cat(rows[1:])
 
@@ -41,13 +45,36 @@ def test_rows_are_the_same_one_by_one_and_together(dtype: torch.dtype) -> None:
     target.row_tile = ROW_TILE
     ids = torch.randint(5, 512, (PREFIX + ROWS,), generator=torch.Generator().manual_seed(1))
     singly = logits_behind(target, ids, [1] * ROWS)
-    for blocks in ([ROWS], [1, ROWS - 1], [3, 3, ROWS - 6]):
-        assert torch.equal(singly, logits_behind(target, ids, blocks)), blocks
+    for lengths in ([ROWS], [1, ROWS - 1], [3, 3, ROWS - 6], [9, ROWS - 9]):
+        assert torch.equal(singly, logits_behind(target, ids, lengths)), lengths
 
 
-def test_drafts_beyond_a_tile_are_refused(target: Target, drafters) -> None:
-    with pytest.raises(InputError, match="at most 7 draft tokens"):
-        LLM(target, drafters["p-eagle"], k=ROW_TILE, deterministic=True)
+def test_tiles_hold_all_tokens_in_their_order() -> None:
+    spans = [Span([4], 2, 5), Span([1], 0, 9), Span([3], 7, 1), Span([2], 1, 2)]
+    found = list(tiles(spans, 8))
+    assert [sum(span.length for span in tile) for tile in found] == [8, 8, 1]
+    tokens = [(s.blocks[0], at) for tile in found for s in tile for at in range(s.start, s.end)]
+    assert tokens == [(s.blocks[0], at) for s in spans for at in range(s.start, s.end)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_are_those_of_each_request_alone(dtype: torch.dtype, method: Method) -> None:
+    """Any batch, any K, any chunks, blocks found again or not: the very same ids."""
+    target = wide_target(dtype)
+    drafter = make_drafter(target, method).to(dtype)
+    generator = torch.Generator().manual_seed(2)
+    lengths = [30, 3, 17, 5]
+    prompts = [torch.randint(5, 512, (n,), generator=generator).tolist() for n in lengths]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (12, 20, 5, 16)]
+    exact = LLM(target, deterministic=True, max_batch=1)
+    alone = [exact.generate([p], own)[0].token_ids for p, own in zip(prompts, params, strict=True)]
+    assert len({tuple(ids) for ids in alone}) == len(alone)
+    for k, batch, times in ((None, 4, 1), (11, 3, 2)):
+        llm = LLM(target, drafter, k=k, deterministic=True, max_batch=batch)
+        for _ in range(times):  # the second time prompts are found in the cache
+            found = [done.token_ids for done in llm.generate(prompts, params)]
+            assert found == alone, (k, batch)
 
 
 def test_mode_belongs_to_the_engine_not_to_the_target(target: Target) -> None:

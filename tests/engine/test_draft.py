@@ -47,10 +47,11 @@ def check_rounds(target: Target, drafter: Drafter, k: int, max_batch: int) -> tu
     llm = LLM(target, drafter, k=k, max_batch=max_batch)
     run = Run(llm, PROMPTS, [SamplingParams(max_tokens=n) for n in (9, 17, 5, 14, 3, 11)])
     compared = []
-    while run.waiting or run.running:
+    running = run.engine.scheduler.running
+    while any(request.finish_reason is None for request in run.requests):
         run.step()
         with torch.no_grad():
-            for request in run.running:
+            for request in running:
                 brute = BRUTE_FORCE[drafter.config.method](drafter, target, request.tokens, k)
                 assert request.draft == brute, (request.index, len(request.tokens))
                 compared.append(tuple(brute))

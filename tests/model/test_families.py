@@ -68,18 +68,18 @@ def test_prefill_then_decode(family: tuple[Target, Reference, Reference], block:
     cache = KVCache(1, LENGTH + block)
     starts = [0, *range(WINDOW + 2, LENGTH, block)]  # the context outgrows the window on the way
     for start, end in zip(starts, [*starts[1:], LENGTH], strict=True):
-        out = run(target, cache, wanted.ids[start:end], [Span(0, start, end - start)])
+        out = run(target, cache, wanted.ids[start:end], [Span([0], start, end - start)])
         check(target, out, wanted, slice(start, end))
 
 
 def test_rejected_tokens_are_overwritten(family: tuple[Target, Reference, Reference]) -> None:
     target, wanted, _ = family
     cache = KVCache(1, LENGTH)
-    run(target, cache, wanted.ids[:6], [Span(0, 0, 6)])
+    run(target, cache, wanted.ids[:6], [Span([0], 0, 6)])
     drafted = torch.cat([wanted.ids[6:8], wanted.ids[8:11].flip(0)])  # two right, three wrong
-    run(target, cache, drafted, [Span(0, 6, 5)])
-    check(target, run(target, cache, wanted.ids[8:9], [Span(0, 8, 1)]), wanted, slice(8, 9))
-    check(target, run(target, cache, wanted.ids[9:], [Span(0, 9, 5)]), wanted, slice(9, None))
+    run(target, cache, drafted, [Span([0], 6, 5)])
+    check(target, run(target, cache, wanted.ids[8:9], [Span([0], 8, 1)]), wanted, slice(8, 9))
+    check(target, run(target, cache, wanted.ids[9:], [Span([0], 9, 5)]), wanted, slice(9, None))
 
 
 def test_packed_requests_do_not_see_each_other(
@@ -93,7 +93,7 @@ def test_packed_requests_do_not_see_each_other(
         [(2, first, 10, 14), (0, second, 8, 9)],
     ]
     for step in packed:
-        spans = [Span(row, start, end - start) for row, _, start, end in step]
+        spans = [Span([row], start, end - start) for row, _, start, end in step]
         ids = torch.cat([ref.ids[start:end] for _, ref, start, end in step])
         out = run(target, cache, ids, spans)
         lengths = [span.length for span in spans]

@@ -93,8 +93,8 @@ def test_training_equals_the_engine(target: Target) -> None:
     for anchor in range(7, TOKENS - DEPTHS - 2):
         start = 0 if anchor == 7 else anchor
         ids = sequence.ids[start + 1 : anchor + 2].tolist()
-        slots = NewSlots(0, start, ids, features[start : anchor + 1])
-        (draft,) = propose(drafter, cache, [slots], DEPTHS)
+        slots = NewSlots([0], start, ids, features[start : anchor + 1], DEPTHS)
+        (draft,) = propose(drafter, cache, [slots])
         best = [int(trained[anchor, d].argmax()) for d in range(DEPTHS)]
         assert draft == drafter.target_ids[best].tolist()
 

@@ -1,0 +1,59 @@
+"""What a forward costs at so many rows, measured on the models themselves when an engine starts."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from peagle.engine.blocks import BLOCK
+from peagle.engine.depth import Curve, measure
+from peagle.engine.kv_cache import CachedAttend, KVCache, Span
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+
+def verify_curve(target: Target, most: int) -> Curve:
+    """Seconds of the target and its output head, up to `most` rows; in tiles where it has them."""
+    cache, spans = _room(most)
+
+    @torch.no_grad()
+    def run(rows: int) -> None:
+        tile = target.row_tile if target.row_tile > 1 else rows
+        ids = torch.zeros(tile, dtype=torch.int64, device=target.device)
+        for _ in range(-(-rows // tile)):
+            attend = CachedAttend(cache, spans(tile), tiled=target.row_tile > 1)
+            target.logits(target.forward(ids, ids, attend).hidden).argmax(-1).tolist()
+
+    return measure(_timed(run), most)
+
+
+def draft_curve(drafter: Drafter, most: int) -> Curve:
+    """Seconds of one drafter forward, every row of it predicting, up to `most` rows."""
+    (cache, spans), weight = _room(most), drafter.norm.weight
+    width = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
+
+    @torch.no_grad()
+    def run(rows: int) -> None:
+        ids = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        features = drafter.project(weight.new_zeros(rows, width))
+        out = drafter(ids, features, ids, CachedAttend(cache, spans(rows)))
+        drafter.draft_tokens(out.normed).tolist()
+
+    return measure(_timed(run), most)
+
+
+def _room(most: int) -> tuple[KVCache, Callable[[int], list[Span]]]:
+    """A cache for `most` rows, and the span of so many."""
+    blocks = range(-(-most // BLOCK) + 1)
+    return KVCache(len(blocks), BLOCK), lambda rows: [Span(blocks, 0, rows)]
+
+
+def _timed(run: Callable[[int], None]) -> Callable[[int], float]:
+    """Seconds of a call that ends with its result on the CPU."""
+
+    def seconds(rows: int) -> float:
+        started = time.perf_counter()
+        run(rows)
+        return time.perf_counter() - started
+
+    return seconds

@@ -1,0 +1,238 @@
+"""The loop: schedule → verify → accept → draft, over all requests at once.
+
+A round runs one packed target forward over drafts to verify and chunks of prompts, and one packed
+drafter step over the slots newly verified. Nothing else touches the models.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.engine.blocks import BLOCK, BlockPool
+from peagle.engine.depth import AdaptiveDepth
+from peagle.engine.draft import NewSlots, propose
+from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
+from peagle.engine.request import Chunk, Request
+from peagle.engine.sampling import verify
+from peagle.engine.scheduler import Scheduler, Work
+from peagle.engine.text import TextStream, end_tokens
+from peagle.model.attend import ROW_TILE
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target, TargetOutput
+
+LAG = 256  # slots that a drafter may be behind while nothing is drafted: their features wait
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How an engine runs."""
+
+    max_batch: int  # requests that run together
+    kv_tokens: int  # of KV cache, for all of them
+    k: int  # draft tokens a round, at most where depths are adaptive; 0 without a drafter
+    chunk: int = 512  # tokens of a round while prompts wait
+    deterministic: bool = False
+
+
+class Engine:
+    """Requests come in by `add`; every `step` takes all that run one round further."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        settings: Settings,
+        depths: AdaptiveDepth | None = None,  # None: k
+    ) -> None:
+        self.target, self.drafter, self.settings, self.depths = target, drafter, settings, depths
+        pool = BlockPool(-(-settings.kv_tokens // BLOCK), BLOCK)
+        budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
+        self.scheduler = Scheduler(pool, settings.max_batch, budget, reach=settings.k)
+        self.target_cache, self.drafter_cache = (KVCache(pool.count, BLOCK) for _ in range(2))
+        self._ends = end_tokens(target)
+
+    def add(self, request: Request) -> None:
+        """Take a request on; `scheduler.check` says whether it can ever run."""
+        assert self.target.tokenizer is not None
+        self.scheduler.add(request)
+        request.text = TextStream(self.target.tokenizer, request.params.stop)
+        request.generator = _generator(request.params.seed)
+
+    def cancel(self, request: Request) -> None:
+        """End a request as it is; what it held is free for others."""
+        if request.finish_reason is None:
+            request.finish_reason = "abort"
+            self.scheduler.remove(request)
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def step(self) -> None:
+        """One round. What requests say is left in their `said`; those that end get a
+        `finish_reason`."""
+        started = time.perf_counter()
+        works = self.scheduler.schedule()
+        decoding = all(work.complete and work.request.computed for work in works)
+        rows = sum(work.count for work in works)
+        ready = time.perf_counter()
+        out = self.verify(works)
+        self.accept(works, out)
+        judged = time.perf_counter()
+        self.draft(works)
+        drafted = time.perf_counter()
+        self._settle(works)
+        if self.depths is not None and decoding:
+            self.depths.verify.observe(rows, judged - ready)
+            self.depths.observe_overhead(ready - started + time.perf_counter() - drafted)
+
+    @torch.no_grad()
+    def verify(self, works: list[Work]) -> TargetOutput:
+        """Run the works' tokens through the target: packed in one forward, or in fixed tiles."""
+        spans = [Span(w.request.blocks, w.request.computed, w.count) for w in works]
+        device = self.target.device
+        tokens = [token for w in works for token in w.request.pending[: w.count]]
+        ids = torch.tensor(tokens, device=device)
+        if not self.settings.deterministic:
+            attend = CachedAttend(self.target_cache, spans)
+            return self.target.forward(ids, positions(spans, device), attend)
+        outs, begin = [], 0
+        for tile in tiles(spans, ROW_TILE):
+            rows = sum(span.length for span in tile)
+            attend = CachedAttend(self.target_cache, tile, tiled=True)
+            part = ids[begin : begin + rows]
+            outs.append(self.target.forward(part, positions(tile, device), attend))
+            begin += rows
+        features = [out.features for out in outs if out.features is not None]
+        hidden = torch.cat([out.hidden for out in outs])
+        return TargetOutput(hidden, torch.cat(features) if features else None)
+
+    @torch.no_grad()
+    def accept(self, works: list[Work], out: TargetOutput) -> None:
+        """Keep what the target agrees with, and its next token; note the drafter's new features."""
+        judged, begin = list[int](), 0
+        for work in works:
+            begin += work.count
+            if work.complete:
+                judged += range(begin - 1 - len(work.request.draft), begin)
+        logits = self._logits(out.hidden[judged]) if judged else out.hidden[:0]
+        largest, likely = logits.max(-1) if judged else (logits, logits)
+        best, finite = likely.tolist(), largest.isfinite().tolist()
+        begin, row = 0, 0
+        for work in works:
+            request, start = work.request, work.request.computed
+            if work.complete:
+                rows = slice(row, row := row + 1 + len(request.draft))
+                if all(finite[rows]):
+                    self._judge(request, logits[rows], best[rows])
+                    request.computed = len(request.tokens) - 1
+                else:
+                    request.finish_reason = "error"
+            else:
+                request.computed += work.count
+            if out.features is not None:
+                kept = request.computed - start
+                request.features.append(out.features[begin : begin + kept])
+            begin += work.count
+
+    def draft(self, works: list[Work]) -> None:
+        """Propose the next tokens of every request that goes on."""
+        going = [work.request for work in works if work.request.finish_reason is None]
+        if self.drafter is None or not going:
+            return
+        decoding = [r for r in going if r.computed == len(r.tokens) - 1]
+        depths = dict(zip(map(id, decoding), self._depths(decoding), strict=True))
+        slots, drafted = list[NewSlots](), list[Request]()
+        for request in going:
+            depth, behind = depths.get(id(request), 0), request.computed - request.slots
+            if depth or id(request) not in depths or behind >= LAG:
+                ids = request.tokens[request.slots + 1 : request.computed + 1]
+                features = torch.cat(request.features)
+                slots.append(NewSlots(request.blocks, request.slots, ids, features, depth))
+                drafted.append(request)
+        if not slots:
+            return
+        for request, draft in zip(
+            drafted, propose(self.drafter, self.drafter_cache, slots), strict=True
+        ):
+            request.draft, request.features, request.slots = draft, [], request.computed
+
+    def _depths(self, requests: list[Request]) -> list[int]:
+        """Draft tokens of each; none past the context's end."""
+        depths = [self.settings.k] * len(requests)
+        if self.depths is not None:
+            depths = self.depths.choose([request.odds for request in requests])
+        limit = self.target.max_context
+        rooms = [max(0, limit - len(request.tokens)) for request in requests]
+        return [min(depth, room) for depth, room in zip(depths, rooms, strict=True)]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """(R, V); in the deterministic mode a tile at a time."""
+        parts = hidden.split(ROW_TILE if self.settings.deterministic else len(hidden))
+        return torch.cat([self.target.logits(part) for part in parts])
+
+    def _judge(self, request: Request, logits: Tensor, best: list[int]) -> None:
+        """Accept the request's draft as far as it goes, and say it."""
+        draft = request.draft
+        accepted, token = verify(logits, best, draft, request.params, request.generator)
+        if draft:
+            request.stats.count(len(draft), accepted)
+            if self.depths is not None:
+                self.depths.count(request.odds, len(draft), accepted)
+        request.draft = []
+        self._emit(request, [*draft[:accepted], token], accepted)
+
+    def _emit(self, request: Request, tokens: list[int], accepted: int) -> None:
+        """Append tokens one by one, as plain decoding would, until one ends the request."""
+        for position, token in enumerate(tokens):
+            request.tokens.append(token)
+            request.drafted_output.append(position < accepted)
+            ended = token in self._ends and not request.params.ignore_eos
+            text, stopped = ("", False) if ended else request.text.push(token)
+            if ended or stopped:
+                request.finish_reason = "stop"
+            elif len(request.output) >= request.params.max_tokens:
+                request.finish_reason = "length"
+            if request.finish_reason:
+                text += request.text.finish()
+            if text:
+                request.said.append(Chunk(request.index, text, position < accepted))
+            if request.finish_reason:
+                break
+
+    def _settle(self, works: list[Work]) -> None:
+        """Let full blocks be found; take leave of what has ended."""
+        for request, _ in works:
+            if request.finish_reason == "error":
+                for cache in (self.target_cache, self.drafter_cache):
+                    cache.wipe(request.blocks[request.known :])
+            else:
+                seen = request.computed if self.drafter is None else request.slots
+                self.scheduler.advance(request, seen)
+            if request.finish_reason is not None:
+                self.scheduler.remove(request)
+
+
+def tiles(spans: list[Span], size: int) -> Iterator[list[Span]]:
+    """The spans' tokens in their order, `size` at a time."""
+    tile, room = list[Span](), size
+    for blocks, start, length in spans:
+        done = 0
+        while done < length:
+            part = min(room, length - done)
+            tile.append(Span(blocks, start + done, part))
+            done, room = done + part, room - part
+            if not room:
+                yield tile
+                tile, room = [], size
+    if tile:
+        yield tile
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    return generator

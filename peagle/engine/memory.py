@@ -1,0 +1,65 @@
+"""How much memory there is, and how many tokens of KV cache go into it."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from peagle.config import InputError
+from peagle.model.attend import AttentionSpec, CausalAttend
+from peagle.model.drafter import Drafter
+from peagle.model.layers import head_size
+from peagle.model.target import Target
+
+SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Sizes:
+    """An attend that notes what keys and values take of memory."""
+
+    def __init__(self) -> None:
+        self.bytes, self._attend = 0, CausalAttend()
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        self.bytes += sum(x.numel() * x.element_size() for x in (k, v))
+        return self._attend(layer, q, k, v, spec)
+
+
+def token_bytes(target: Target, drafter: Drafter | None) -> int:
+    """Bytes of KV cache a token takes: what one token through the target asks to keep, and the
+    drafter's."""
+    sizes, ids = _Sizes(), torch.zeros(1, dtype=torch.int64, device=target.device)
+    target.forward(ids, ids, sizes)
+    if drafter is None:
+        return sizes.bytes
+    config = drafter.config.transformer
+    width = config.num_key_value_heads * head_size(config) * drafter.norm.weight.element_size()
+    return sizes.bytes + 2 * len(drafter.layers) * width
+
+
+def kv_tokens(target: Target, drafter: Drafter | None, most: int, wanted: int | None) -> int:
+    """Tokens of KV cache: as `wanted`, else `most` or as many as fit.
+
+    Raises InputError when they do not fit.
+    """
+    share = SHARE[target.device.type]
+    each, free = token_bytes(target, drafter), free_memory(target.device)
+    room = int(share * free / each)
+    if wanted is not None and wanted > room:
+        raise InputError(
+            f"kv_tokens {wanted}: needs {wanted * each / 2**30:.1f} GiB, {share:.0%} of the free "
+            f"memory is {share * free / 2**30:.1f} GiB: at most {room}"
+        )
+    if room < 256:
+        raise InputError(
+            f"{free / 2**30:.1f} GiB of memory is free beside the model, a token of KV cache takes "
+            f"{each / 2**20:.2f} MiB: use a smaller dtype or target, or free memory"
+        )
+    return wanted or min(room, most)

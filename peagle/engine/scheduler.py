@@ -1,0 +1,143 @@
+"""Who runs in the next round, and on which blocks: continuous batching with chunked prefill.
+
+No torch here: requests, block numbers and counts only.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from peagle.config import InputError
+from peagle.engine.blocks import ROOT, BlockPool
+from peagle.engine.request import Request
+
+
+class Work(NamedTuple):
+    """What the target runs of a request: its next `count` pending tokens."""
+
+    request: Request
+    count: int
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is left pending: the round decides the request's next token."""
+        return self.count == len(self.request.pending)
+
+
+class Scheduler:
+    """First come, first served. Every request that decodes runs in every round; what is left of the
+    round's `budget` of tokens goes to prompts, in chunks. A request is admitted when its prompt
+    fits into free blocks; when those that run need more, the newest gives its own up and is
+    computed again later.
+
+    `reach` is how many slots behind its tokens a request's draft may fill.
+    """
+
+    def __init__(self, pool: BlockPool, max_batch: int, budget: int, reach: int) -> None:
+        assert budget >= max_batch * (reach + 1), "a round holds every request that decodes"
+        self.pool, self.max_batch, self.budget, self.reach = pool, max_batch, budget, reach
+        self.waiting, self.running = deque[Request](), list[Request]()
+
+    def check(self, request: Request) -> None:
+        """Raises InputError for a request that would not fit if it were alone."""
+        tokens = request.prompt_length + request.params.max_tokens + self.reach
+        if self.pool.blocks(tokens) > self.pool.count:
+            room = self.pool.count * self.pool.size
+            raise InputError(
+                f"prompt {request.index} needs {tokens} tokens of KV cache with its answer, all of "
+                f"it is {room}: lower max_tokens, or raise kv_tokens"
+            )
+
+    def add(self, request: Request) -> None:
+        """Behind all others."""
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Work]:
+        """The next round. Its requests own the blocks for all that the round writes."""
+        room, works = self.budget, list[Work]()
+        for request in [r for r in self.running if len(r.pending) <= self.reach + 1]:
+            if request in self.running and self._extend(request, len(request.pending)):
+                works.append(Work(request, len(request.pending)))
+                room -= len(request.pending)
+        deciding = {id(work.request) for work in works}
+        for request in [r for r in self.running if id(r) not in deciding]:
+            room -= self._chunk(request, room, works)
+        while self.waiting and room > 0 and len(self.running) < self.max_batch:
+            if not self._admit(self.waiting[0]):
+                break
+            self.running.append(self.waiting.popleft())
+            room -= self._chunk(self.running[-1], room, works)
+        if not works and self.running:  # prompts hold all the blocks, and none can go on
+            self._preempt(self.running[-1])
+            return self.schedule()
+        return works
+
+    def advance(self, request: Request, seen: int) -> None:
+        """Let blocks be found whose first `seen` tokens target and drafter have run."""
+        size = self.pool.size
+        for end in range((request.known + 1) * size, seen + 1, size):
+            block, tokens = request.blocks[request.known], request.tokens[end - size : end + 1]
+            if len(tokens) <= size:
+                break
+            request.content = self.pool.remember(block, request.content, tokens)
+            request.known += 1
+
+    def remove(self, request: Request) -> None:
+        """A request that has ended, or is not wanted any more, gives up all it holds."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self._give_up(request)
+
+    def _chunk(self, request: Request, room: int, works: list[Work]) -> int:
+        """Schedule as much of a prompt as there is room for; returns how much."""
+        count = min(len(request.pending), room)
+        missing = self._missing(request, count)
+        if count < 1 or missing > self.pool.free:
+            return 0
+        self._grow(request, missing)
+        works.append(Work(request, count))
+        return count
+
+    def _admit(self, request: Request) -> bool:
+        """Take up what is known of the request's beginning, if the rest fits."""
+        found, content = self.pool.find(request.tokens)
+        missing = self.pool.blocks(len(request.tokens) + self.reach) - len(found)
+        if missing > self.pool.free:
+            self.pool.release(found)
+            return False
+        request.blocks, request.known, request.content = found, len(found), content
+        request.computed = request.slots = len(found) * self.pool.size
+        request.reused = request.computed
+        return True
+
+    def _extend(self, request: Request, count: int) -> bool:
+        """Blocks for `count` more tokens, the newest requests giving up theirs where needed; False
+        when that was the request itself."""
+        while (missing := self._missing(request, count)) > self.pool.free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self._grow(request, missing)
+        return True
+
+    def _missing(self, request: Request, count: int) -> int:
+        wanted = self.pool.blocks(request.computed + count + self.reach)
+        return max(0, wanted - len(request.blocks))
+
+    def _grow(self, request: Request, count: int) -> None:
+        last = request.blocks[-1] if request.blocks else None
+        request.blocks += self.pool.allocate(count, last)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._give_up(request)
+        request.preempted += 1
+        self.waiting.appendleft(request)
+
+    def _give_up(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        request.blocks, request.known, request.content = [], 0, ROOT
+        request.computed = request.slots = 0
+        request.draft, request.features = [], []
