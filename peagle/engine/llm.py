@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError, InputWarning
 from peagle.engine.draft import NewSlots, propose
+from peagle.engine.grammar import Grammars
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
-from peagle.engine.request import Chunk, Completion, Request, SamplingParams
-from peagle.engine.sampling import verify
+from peagle.engine.request import Chunk, Completion, Request, SamplingParams, TokenLogprob
+from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream, end_tokens
 from peagle.model.attend import KEY_BLOCK, ROW_TILE
 from peagle.model.drafter import Drafter
@@ -55,6 +56,7 @@ class LLM:
         """
         self.target = load_target(target, **load) if isinstance(target, str) else target
         self.drafter: Drafter | None = None
+        self.grammars = Grammars(self.target)
         if max_batch < 1:
             raise InputError(f"max_batch {max_batch}: must be at least 1")
         self.k, self.max_batch, self.deterministic = 0, max_batch, deterministic
@@ -105,7 +107,8 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete prompts (texts, or token ids), all with one set of parameters or one each."""
+        """Complete prompts (texts, or token ids), all with one set of parameters or one each; with
+        n > 1, the first prompt's n answers come first."""
         run = Run(self, prompts, params)
         for _ in run:
             pass
@@ -131,15 +134,16 @@ class Run:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise InputError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
-        self.requests = [
-            _request(llm, index, prompt, own)
-            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True))
-        ]
+        self.requests = list[Request]()
+        for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            ids = _prompt_ids(llm, number, prompt)
+            for copy in own.copies():
+                self.requests.append(_request(llm, len(self.requests), ids, copy))
         self.texts = [TextStream(llm.tokenizer, r.params.stop) for r in self.requests]
-        self.generators = [_generator(r.params) for r in self.requests]
+        self.samplers = [_sampler(llm, r) for r in self.requests]
         self.waiting, self.running = deque(self.requests), list[Request]()
         self.ends = end_tokens(llm.target)
-        rows = min(llm.max_batch, len(prompts))
+        rows = min(llm.max_batch, len(self.requests))
         longest = max((r.prompt_length + r.params.max_tokens for r in self.requests), default=0)
         room = longest + llm.k + 1
         self.free = list(range(rows))
@@ -190,20 +194,23 @@ class Run:
         states = [None] * len(batch) if features is None else features.split(lengths)
         chunks, slots = [], []
         for request, rows, state in zip(batch, logits, states, strict=True):
-            generator = self.generators[request.index]
-            accepted, token = verify(rows, request.draft, request.params, generator)
+            sampler = self.samplers[request.index]
+            accepted, token, logprobs = sampler.verify(rows, request.draft)
             if request.draft:
                 request.stats.count(len(request.draft), accepted)
             start = request.computed
             emitted = [*request.draft[:accepted], token]
             request.draft = []
-            chunks += self._emit(request, emitted, accepted)
+            said = len(request.tokens)
+            chunks += self._emit(request, emitted, accepted, logprobs)
+            sampler.commit(request.tokens[said:])
             request.computed = len(request.tokens) - 1
             if request.finish_reason is not None:
                 self.free.append(request.slot)
             elif state is not None:
                 ids = request.tokens[start + 1 :]
-                slots.append((request, NewSlots(request.slot, start, ids, state[: len(ids)])))
+                new = NewSlots(request.slot, start, ids, state[: len(ids)], sampler.matcher)
+                slots.append((request, new))
         return chunks, slots
 
     def draft(self, slots: list[tuple[Request, NewSlots]]) -> None:
@@ -215,13 +222,24 @@ class Run:
         for (request, _), draft in zip(slots, drafts, strict=True):
             request.draft = draft[: max(0, self.llm.target.max_context - len(request.tokens))]
 
-    def _emit(self, request: Request, tokens: list[int], accepted: int) -> list[Chunk]:
+    def _emit(
+        self,
+        request: Request,
+        tokens: list[int],
+        accepted: int,
+        logprobs: list[TokenLogprob] | None,
+    ) -> list[Chunk]:
         """Append tokens one by one, as plain decoding would, until one ends the request."""
         chunks, stream = [], self.texts[request.index]
         for position, token in enumerate(tokens):
             request.tokens.append(token)
             request.drafted_output.append(position < accepted)
-            ended = token in self.ends and not request.params.ignore_eos
+            logprob = logprobs[position] if logprobs is not None else None
+            if logprob is not None:
+                request.logprobs.append(logprob)
+            ended = token in request.params.stop_token_ids or (
+                token in self.ends and not request.params.ignore_eos
+            )
             text, stopped = ("", False) if ended else stream.push(token)
             if ended or stopped:
                 request.finish_reason = "stop"
@@ -229,8 +247,8 @@ class Run:
                 request.finish_reason = "length"
             if request.finish_reason:
                 text += stream.finish()
-            if text:
-                chunks.append(Chunk(request.index, text, position < accepted))
+            if text or logprob is not None:
+                chunks.append(Chunk(request.index, text, position < accepted, logprob))
             if request.finish_reason:
                 break
         return chunks
@@ -241,27 +259,31 @@ class Run:
         for request, stream in zip(self.requests, self.texts, strict=True):
             assert request.finish_reason is not None, "iterate to the end first"
             outcome = request.finish_reason, request.stats, request.drafted_output
-            done.append(Completion(stream.text, request.output, *outcome))
+            logprobs = None if request.params.logprobs is None else request.logprobs
+            done.append(Completion(stream.text, request.output, *outcome, logprobs))
         return done
 
 
-def _request(llm: LLM, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+def _prompt_ids(llm: LLM, number: int, prompt: Prompt) -> list[int]:
     ids = llm.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
     if not ids:
-        raise InputError(f"prompt {index} is empty: give at least one token")
+        raise InputError(f"prompt {number} is empty: give at least one token")
     limit = llm.target.max_context
-    room = limit - len(ids)
-    if room < 1:
+    if len(ids) >= limit:
         raise InputError(
-            f"prompt {index} has {len(ids)} tokens; {llm.target.name} takes {limit} "
+            f"prompt {number} has {len(ids)} tokens; {llm.target.name} takes {limit} "
             "with the answer: shorten it"
         )
-    if params.max_tokens > room:
-        params = replace(params, max_tokens=room)
-    return Request(index, len(ids), ids, params)
+    return ids
 
 
-def _generator(params: SamplingParams) -> torch.Generator:
-    generator = torch.Generator()
+def _request(llm: LLM, index: int, ids: list[int], params: SamplingParams) -> Request:
+    most = min(params.max_tokens, llm.target.max_context - len(ids))
+    return Request(index, len(ids), list(ids), replace(params, max_tokens=most))
+
+
+def _sampler(llm: LLM, request: Request) -> Sampler:
+    generator, params = torch.Generator(), request.params
     generator.seed() if params.seed is None else generator.manual_seed(params.seed)
-    return generator
+    matcher = llm.grammars.matcher(params)
+    return Sampler(params, request.tokens, generator, len(llm.target.embedding), matcher)

@@ -67,7 +67,7 @@ def test_joint_law(small: Target, method: Method, temperature: float) -> None:
 def test_wrong_rules_are_noticed(
     small: Target, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    monkeypatch.setattr("peagle.engine.llm.verify", BROKEN[broken])
+    monkeypatch.setattr("peagle.engine.sampling.Sampler.verify", BROKEN[broken])
     params = SamplingParams(temperature=1.3, top_p=0.9)
     counts = count(sample(small, "p-eagle", params))
     assert p_value(counts, exact_joint(small, params)) < 1e-6
