@@ -1,6 +1,7 @@
 """`peagle generate`: complete one prompt, streaming."""
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,18 +12,26 @@ from peagle.cli.common import (
     DeviceOption,
     DtypeOption,
     ForceOption,
+    FrequencyPenaltyOption,
     HeadOption,
     JsonOption,
+    JsonSchemaOption,
     KOption,
+    LogprobsOption,
     MaxTokensOption,
     MethodOption,
     MinPOption,
     NoSpeculationOption,
+    PresencePenaltyOption,
+    RegexOption,
+    RepetitionPenaltyOption,
     SeedOption,
+    StopOption,
     TargetArgument,
     TemperatureOption,
     TopKOption,
     TopPOption,
+    existing_file,
     open_llm,
     sampling,
 )
@@ -52,13 +61,34 @@ def generate(
     min_p: MinPOption = 0.0,
     seed: SeedOption = None,
     max_tokens: MaxTokensOption = 256,
+    stop: StopOption = [],  # noqa: B006 (typer copies it)
+    repetition_penalty: RepetitionPenaltyOption = 1.0,
+    presence_penalty: PresencePenaltyOption = 0.0,
+    frequency_penalty: FrequencyPenaltyOption = 0.0,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
+    logprobs: LogprobsOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
-    params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
+    if logprobs is not None and not as_json:
+        raise InputError(f"--logprobs {logprobs}: they are part of the JSON, add --json")
+    schema = None
+    if json_schema is not None:
+        schema = existing_file(json_schema, "--json-schema").read_text(encoding="utf-8")
+    params = replace(
+        sampling(temperature, top_p, top_k, min_p, seed, max_tokens),
+        stop=tuple(stop),
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        json_schema=schema,
+        regex=regex,
+        logprobs=logprobs,
+    )
     if not prompt.strip():
         raise InputError("--prompt is empty: give it a text")
     method = "none" if no_speculation else method
@@ -96,7 +126,7 @@ def show(run: Run) -> None:
 def summary(run: Run) -> dict[str, object]:
     """What `--json` prints."""
     answer = run.completions()[0]
-    return {
+    shown: dict[str, object] = {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "output_tokens": len(answer.token_ids),
@@ -106,6 +136,12 @@ def summary(run: Run) -> dict[str, object]:
         "tokens_per_second": round(len(answer.token_ids) / run.seconds, 2),
         "finish_reason": answer.finish_reason,
     }
+    if answer.logprobs is not None:
+        shown["logprobs"] = [
+            {"token": token, "logprob": p, "top": [{"token": t, "logprob": q} for t, q in top]}
+            for token, p, top in answer.logprobs
+        ]
+    return shown
 
 
 def last_line(llm: LLM, run: Run) -> str:

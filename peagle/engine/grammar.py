@@ -8,6 +8,7 @@ the grammar may end, and is all that is allowed where it must.
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache, partial
+from textwrap import shorten
 
 import llguidance.hf
 import numpy as np
@@ -157,4 +158,4 @@ def _short(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.removesuffix("<non-verbose/>").split())
+    return shorten(text.strip().removesuffix("<non-verbose/>"), 400, placeholder=" …")

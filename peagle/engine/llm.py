@@ -114,7 +114,11 @@ class LLM:
             pass
         return run.completions()
 
-    def stream(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> "Run":
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> "Run":
         """Iterate over `Chunk`s of text as they are decided; then `.completions()`."""
         return Run(self, prompts, params)
 
