@@ -9,7 +9,7 @@ without the target's own token.
 
 import argparse
 import random
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from common import (
     TARGET,
@@ -39,6 +39,7 @@ PLACE = create_model(
     city=(str, Field(max_length=16)),
     country=(str, Field(max_length=16)),
 )
+TEXT = Annotated[str, Field(max_length=20)]
 FIELDS: dict[str, Any] = {
     "name": (str, Field(max_length=24)),
     "summary": (str, Field(max_length=60)),
@@ -48,10 +49,10 @@ FIELDS: dict[str, Any] = {
     "rating": (int, Field(ge=1, le=5)),
     "price": (float, Field(ge=0, le=1000)),
     "available": (bool, ...),
-    "tags": (list[str], Field(min_length=1, max_length=3)),
+    "tags": (list[TEXT], Field(min_length=1, max_length=3)),
     "scores": (list[int], Field(min_length=2, max_length=4)),
     "place": (PLACE, ...),
-    "owner": (str | None, ...),
+    "owner": (TEXT | None, ...),
 }
 
 

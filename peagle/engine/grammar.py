@@ -6,8 +6,9 @@ llguidance does the parsing. What ends an answer (any id of `end_tokens`) is all
 the grammar may end, and is all that is allowed where it must.
 """
 
+import json
 from collections.abc import Callable
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from textwrap import shorten
 
 import llguidance.hf
@@ -27,10 +28,18 @@ COMPILED = 64  # grammars that are kept
 # go on with white space for ever.
 SPACE = r"\n?[ \t]{0,32}"
 UNMATCHABLE = {"NoExtensionBias": "nothing that this target can say matches it"}
+
+
+def _of_schema(schema: str) -> str:
+    """The schema may have options of its own for llguidance, under "x-guidance"."""
+    own = json.loads(schema).get("x-guidance")
+    if isinstance(own, dict) and "whitespace_flexible" in own:
+        return LLMatcher.grammar_from_json_schema(schema)
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": SPACE})
+
+
 FORMS: dict[str, Callable[[str], str]] = {
-    "json_schema": partial(
-        LLMatcher.grammar_from_json_schema, defaults={"whitespace_pattern": SPACE}
-    ),
+    "json_schema": _of_schema,
     "regex": LLMatcher.grammar_from_regex,
     "grammar": LLMatcher.grammar_from_lark,
 }

@@ -17,7 +17,7 @@ class RequestFailure(RuntimeError):
 
 class TokenLogprob(NamedTuple):
     """What the target itself thought of an emitted token: natural logarithms of its probabilities
-    before bias, penalties, grammar and temperature."""
+    before bias, penalties, grammar and temperature (vLLM's are taken behind the grammar)."""
 
     token: int
     logprob: float

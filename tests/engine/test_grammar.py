@@ -87,6 +87,20 @@ def test_logits_wider_than_the_tokenizer() -> None:
     assert allowed.shape == (200,) and not allowed[128:].any() and allowed.sum() > 60
 
 
+@pytest.mark.parametrize("longest", [32, 0])
+def test_white_space_of_json_is_bounded(grammars: Grammars, longest: int) -> None:
+    """A line break and its indentation; a schema may ask for none."""
+    asked = {} if longest else {"x-guidance": {"whitespace_flexible": False}}
+    matcher = make(grammars, SamplingParams(json_schema={"type": "array", **asked}))
+    matcher.advance(tokens("["))
+    space, line = tokens("Ġ", "Ċ")
+    assert (line in ids(matcher.allowed())) == (longest > 0)
+    for _ in range(longest):
+        assert space in ids(matcher.allowed())
+        matcher.advance([space])
+    assert not {space, line} & ids(matcher.allowed())
+
+
 def random_walk(matcher: Matcher, length: int, rng: random.Random) -> list[int]:
     said = list[int]()
     while len(said) < length:
