@@ -1,6 +1,6 @@
 """Constrained output: are answers valid, and are drafts accepted as without a schema?
 
-    python benchmarks/grammar.py [--schemas 100] [--k 3] [--max-tokens 96] [--batch 8]
+    python benchmarks/grammar.py [--schemas 100] [--k 3] [--max-tokens 128] [--batch 8]
 
 Each generated schema is asked for in words, through the chat template, greedy; the same prompts are
 answered once under the schema and once freely. `accepted_per_round` is the acceptance length
@@ -39,6 +39,8 @@ PLACE = create_model(
     city=(str, Field(max_length=16)),
     country=(str, Field(max_length=16)),
 )
+# Bounded, all of it: an answer that is not done by --max-tokens is merely long.
+SCORE = Annotated[int, Field(ge=0, le=100)]
 TEXT = Annotated[str, Field(max_length=20)]
 FIELDS: dict[str, Any] = {
     "name": (str, Field(max_length=24)),
@@ -47,10 +49,10 @@ FIELDS: dict[str, Any] = {
     "color": (Literal["red", "green", "blue", "black", "white"], ...),
     "year": (int, Field(ge=1900, le=2030)),
     "rating": (int, Field(ge=1, le=5)),
-    "price": (float, Field(ge=0, le=1000)),
+    "price": (int, Field(ge=0, le=1000)),
     "available": (bool, ...),
     "tags": (list[TEXT], Field(min_length=1, max_length=3)),
-    "scores": (list[int], Field(min_length=2, max_length=4)),
+    "scores": (list[SCORE], Field(min_length=2, max_length=4)),
     "place": (PLACE, ...),
     "owner": (TEXT | None, ...),
 }
@@ -147,7 +149,7 @@ def main() -> None:
     parser = options(__doc__, "grammar.json")
     parser.add_argument("--schemas", type=int, default=100, help="generated schemas")
     parser.add_argument("--k", type=int, default=3, help="draft tokens a round")
-    parser.add_argument("--max-tokens", type=int, default=96, help="longest answer")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
     args = parser.parse_args()

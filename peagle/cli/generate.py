@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -76,16 +77,13 @@ def generate(
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
     if logprobs is not None and not as_json:
         raise InputError(f"--logprobs {logprobs}: they are part of the JSON, add --json")
-    schema = None
-    if json_schema is not None:
-        schema = existing_file(json_schema, "--json-schema").read_text(encoding="utf-8")
     params = replace(
         sampling(temperature, top_p, top_k, min_p, seed, max_tokens),
         stop=tuple(stop),
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        json_schema=schema,
+        json_schema=None if json_schema is None else read_schema(json_schema),
         regex=regex,
         logprobs=logprobs,
     )
@@ -111,6 +109,14 @@ def generate(
         return
     show(run)
     console.print(f"[dim]{last_line(llm, run)}[/]")
+
+
+def read_schema(path: Path) -> str:
+    """The text of a file; whether it is a schema is seen later."""
+    try:
+        return existing_file(path, "--json-schema").read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--json-schema {path}: not UTF-8 text, give a JSON file") from error
 
 
 def show(run: Run) -> None:

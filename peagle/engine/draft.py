@@ -38,8 +38,8 @@ def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots], k: int) -> 
     if drafter.config.method == "p-eagle":
         rows = _parallel(drafter, cache, slots, features, k)
         if not any(walks):
-            return drafter.draft_tokens(rows).tolist()
-        logits = drafter.logits(rows)
+            return drafter.draft_tokens(rows).view(-1, k).tolist()
+        logits = drafter.logits(rows).view(len(slots), k, -1)
         tokens = [_choose(drafter, depth, walks) for depth in logits.unbind(1)]
     else:
         tokens = _autoregressive(drafter, cache, slots, features, k, walks)
@@ -74,7 +74,7 @@ def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> Tenso
 def _parallel(
     drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor, k: int
 ) -> Tensor:
-    """Real slots, then k − 1 placeholders, in one forward; the k that predict, (B, k, D)."""
+    """Real slots, then k − 1 placeholders, in one forward; the k that predict, (B·k, D)."""
     assert drafter.config.mask_token_id is not None
     ids, parts, spans, rows = list[int](), list[Tensor](), list[Span](), list[int]()
     filler = drafter.placeholders(torch.arange(1, k, device=features.device))
@@ -84,7 +84,7 @@ def _parallel(
         spans.append(Span(new.row, new.start, len(new.ids) + k - 1))
         rows += range(len(ids) - k, len(ids))
     normed = _forward(drafter, cache, ids, torch.cat(parts), spans).normed
-    return normed[rows].view(len(slots), k, -1)
+    return normed[rows]
 
 
 def _autoregressive(  # noqa: PLR0913

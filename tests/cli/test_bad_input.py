@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ SAY = ("--prompt", "hi", "--max-tokens", 4)
         ((*SAY, "--json", "--logprobs", -1), ["logprobs -1", "or more"]),
         ((*SAY, "--regex", "a("), ["regex 'a('", "unclosed group"]),
         ((*SAY, "--json-schema", "./nowhere"), ["--json-schema nowhere", "no such file"]),
+        ((*SAY, "--json-schema", sys.executable), ["--json-schema", "not UTF-8"]),
         ((*SAY, "--json-schema", __file__), ["json_schema", "not JSON", "give a schema"]),
         ((*SAY, "--dtype", "int3"), ["dtype 'int3'", "float32", "bfloat16"]),
         ((*SAY, "--method", "medusa"), ["method 'medusa'", "p-eagle, eagle3, none"]),

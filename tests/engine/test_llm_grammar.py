@@ -179,7 +179,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
     known = drafter.target_ids.tolist()
     while run.running or run.waiting:
         run.step()
-        for request, logits in zip(run.running, seen[-1] if run.running else [], strict=False):
+        for request, logits in zip(run.running, seen[-1].unflatten(0, (-1, 6)), strict=False):
             matcher = Grammars(wide).matcher(request.params)
             if matcher is None:
                 assert request.draft == [known[i] for i in logits.argmax(-1)]
