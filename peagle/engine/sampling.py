@@ -70,7 +70,7 @@ class Sampler:
         if self.params.greedy:
             best = rows.argmax(-1)
             accepted, token = accept_greedy(best.tolist(), draft)
-            _check_finite(rows.gather(1, best[:, None])[: accepted + 1])
+            check_finite(rows.gather(1, best[:, None])[: accepted + 1])
         else:
             accepted, token = self._draw(rows, draft)
         return Verdict(accepted, token, self._logprobs(logits, [*draft[:accepted], token]))
@@ -104,7 +104,7 @@ class Sampler:
         pairs = enumerate(zip(draws, chances, strict=True))
         # A row of NaN accepts nothing, so it is the last one looked at.
         accepted = next((i for i, (u, p) in pairs if not u < p), len(draft))
-        _check_finite(rows[: accepted + 1].amax(-1))
+        check_finite(rows[: accepted + 1].amax(-1))
         weights = probabilities[accepted].cpu()
         if accepted < len(draft):
             weights[draft[accepted]] = 0  # the residual; multinomial normalises
@@ -165,7 +165,8 @@ def _nucleus(logits: Tensor, mass: float) -> Tensor:
     return logits.masked_fill(~kept, float("-inf"))
 
 
-def _check_finite(most: Tensor) -> None:
-    """`most` are the rows' largest logits: NaN, or infinite, when no token can be chosen."""
+def check_finite(most: Tensor) -> None:
+    """Raise RequestFailure unless `most`, the largest logits of rows that were read, are numbers:
+    a row's is NaN, or infinite, when no token can be chosen."""
     if not most.isfinite().all():
         raise RequestFailure("the target's logits are NaN or infinite: no token can be chosen")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chisquare import naive_probabilities, p_value
+from oracle import end_at
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
@@ -142,6 +143,16 @@ def test_law_under_a_grammar(method: Method, temperature: float) -> None:
     assert p_value(counts, exact_law(target, [70, 71], params)) > 0.001
     accepted = sum(c.drafted[1] for c in done)
     assert 0.1 * draws < accepted < 0.95 * draws, "drafts are accepted, and rejected"
+
+
+def test_any_end_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target(seed=7, layers=1)
+    end_at(monkeypatch, target, 0, 90)
+    params = SamplingParams(temperature=2, regex="X{3}", n=60, seed=0)
+    llm = LLM(target, make_drafter(target, "p-eagle", layers=1), k=5, max_batch=60)
+    done = llm.generate([[70, 71]], params)
+    assert {(c.text, c.finish_reason, len(c.token_ids)) for c in done} == {("XXX", "stop", 4)}
+    assert {c.token_ids[-1] for c in done} == {0, 2, 90}
 
 
 def drafted_by_hand(
