@@ -70,7 +70,10 @@ def as_ids(llm: LLM, questions: list[str]) -> list[list[int]]:
 
 
 def decode(
-    llm: LLM, prompts: list[list[int]], params: SamplingParams, label: str
+    llm: LLM,
+    prompts: list[list[int]],
+    params: SamplingParams | list[SamplingParams],
+    label: str,
 ) -> list[Completion]:
     """`llm.generate` with a progress bar."""
     run = llm.stream(prompts, params)

@@ -42,6 +42,25 @@ TopPOption = Annotated[float, typer.Option(help="Nucleus: keep this much probabi
 TopKOption = Annotated[int, typer.Option(help="Keep this many tokens; 0 is all.")]
 MinPOption = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the random draws.")]
+StopOption = Annotated[
+    list[str], typer.Option("--stop", help="End before this text; may be given again.")
+]
+RepetitionPenaltyOption = Annotated[
+    float, typer.Option(help="Above 1: less of what is in prompt or answer.")
+]
+PresencePenaltyOption = Annotated[
+    float, typer.Option(help="-2 to 2, off the logits of tokens in the answer.")
+]
+FrequencyPenaltyOption = Annotated[float, typer.Option(help="The same, for each time they occur.")]
+JsonSchemaOption = Annotated[
+    Path | None,
+    typer.Option("--json-schema", metavar="FILE", help="The answer is JSON of this schema."),
+]
+RegexOption = Annotated[str | None, typer.Option(help="The whole answer matches it.")]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option(help="With --json: log-probabilities, and of so many likely tokens besides."),
+]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
 DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]

@@ -1,6 +1,8 @@
 """`peagle generate`: complete one prompt, streaming."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,18 +13,26 @@ from peagle.cli.common import (
     DeviceOption,
     DtypeOption,
     ForceOption,
+    FrequencyPenaltyOption,
     HeadOption,
     JsonOption,
+    JsonSchemaOption,
     KOption,
+    LogprobsOption,
     MaxTokensOption,
     MethodOption,
     MinPOption,
     NoSpeculationOption,
+    PresencePenaltyOption,
+    RegexOption,
+    RepetitionPenaltyOption,
     SeedOption,
+    StopOption,
     TargetArgument,
     TemperatureOption,
     TopKOption,
     TopPOption,
+    existing_file,
     open_llm,
     sampling,
 )
@@ -52,13 +62,31 @@ def generate(
     min_p: MinPOption = 0.0,
     seed: SeedOption = None,
     max_tokens: MaxTokensOption = 256,
+    stop: StopOption = [],  # noqa: B006 (typer copies it)
+    repetition_penalty: RepetitionPenaltyOption = 1.0,
+    presence_penalty: PresencePenaltyOption = 0.0,
+    frequency_penalty: FrequencyPenaltyOption = 0.0,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
+    logprobs: LogprobsOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
-    params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
+    if logprobs is not None and not as_json:
+        raise InputError(f"--logprobs {logprobs}: they are part of the JSON, add --json")
+    params = replace(
+        sampling(temperature, top_p, top_k, min_p, seed, max_tokens),
+        stop=tuple(stop),
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        json_schema=None if json_schema is None else read_schema(json_schema),
+        regex=regex,
+        logprobs=logprobs,
+    )
     if not prompt.strip():
         raise InputError("--prompt is empty: give it a text")
     method = "none" if no_speculation else method
@@ -83,6 +111,14 @@ def generate(
     console.print(f"[dim]{last_line(llm, run)}[/]")
 
 
+def read_schema(path: Path) -> str:
+    """The text of a file; whether it is a schema is seen later."""
+    try:
+        return existing_file(path, "--json-schema").read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--json-schema {path}: not UTF-8 text, give a JSON file") from error
+
+
 def show(run: Run) -> None:
     """Print the stream, accepted draft tokens in green (plain text when not a terminal).
 
@@ -96,7 +132,7 @@ def show(run: Run) -> None:
 def summary(run: Run) -> dict[str, object]:
     """What `--json` prints."""
     answer = run.completions()[0]
-    return {
+    shown: dict[str, object] = {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "output_tokens": len(answer.token_ids),
@@ -106,6 +142,12 @@ def summary(run: Run) -> dict[str, object]:
         "tokens_per_second": round(len(answer.token_ids) / run.seconds, 2),
         "finish_reason": answer.finish_reason,
     }
+    if answer.logprobs is not None:
+        shown["logprobs"] = [
+            {"token": token, "logprob": p, "top": [{"token": t, "logprob": q} for t, q in top]}
+            for token, p, top in answer.logprobs
+        ]
+    return shown
 
 
 def last_line(llm: LLM, run: Run) -> str:

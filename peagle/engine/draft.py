@@ -4,7 +4,8 @@ Shapes: B requests, T packed slots, D drafter hidden, F·E target features.
 
 A request with m verified tokens enters with its new slots start … m−1: slot i holds token x[i+1]
 and feature h[i]. Drafter keys at slots ≥ m are never kept: the next round computes them from real
-inputs.
+inputs. A request under a grammar is drafted through it: each token is the likeliest of those that
+are allowed behind the ones before, so that what is proposed can be accepted.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peagle.engine.grammar import Matcher, Walk
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.model.drafter import Drafter, DrafterOutput
 
@@ -25,64 +27,115 @@ class NewSlots(NamedTuple):
     ids: list[int]
     features: Tensor  # (len(ids), F·E)
     depth: int  # tokens to draft; 0: the slots are only run
+    matcher: Matcher | None = None  # the grammar, behind all verified tokens
 
     def slot(self, behind: int) -> Span:
         """The slot so many behind the last verified one."""
         return Span(self.blocks, self.start + len(self.ids) - 1 + behind, 1)
 
 
+class Depth(NamedTuple):
+    """The draft tokens (target ids) of one depth."""
+
+    going: list[int]  # which requests draft so deep
+    tokens: Tensor  # (len(going),)
+
+
 @torch.no_grad()
 def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[list[int]]:
-    """The draft tokens (target ids) of each of B requests."""
+    """The draft tokens (target ids) of each of B requests: as many as its depth; fewer where a
+    grammar allows nothing more that the drafter knows, or the answer ends."""
     features = drafter.project(torch.cat([s.features for s in slots]))
-    if drafter.config.method == "p-eagle":
-        return _parallel(drafter, cache, slots, features)
-    return _autoregressive(drafter, cache, slots, features)
+    walks = [new.matcher.walk() if new.matcher and new.depth else None for new in slots]
+    run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
+    drafts: list[list[int]] = [[] for _ in slots]
+    for going, tokens in run(drafter, cache, slots, features, walks):
+        for which, token in zip(going, tokens.tolist(), strict=True):
+            drafts[which].append(token)
+    return [walk.undo() if walk else draft for walk, draft in zip(walks, drafts, strict=True)]
+
+
+def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> Tensor:
+    """One depth's draft tokens (B,) as target ids from draft logits (B, V): the likeliest, or the
+    likeliest that a grammar allows, with which its walk goes on.
+
+    A token that is the only one allowed is sure to be accepted, so the drafter need not know it.
+    """
+    best = logits.argmax(-1)
+    tokens = best + drafter.d2t[best]
+    going = [(i, walk) for i, walk in enumerate(walks) if walk is not None and not walk.over]
+    if not going:
+        return tokens
+    rows = [i for i, _ in going]
+    allowed = torch.stack([walk.allowed() for _, walk in going]).to(logits.device)  # (·, V_target)
+    known = allowed[:, drafter.target_ids]
+    best = logits[rows].masked_fill(~known, float("-inf")).argmax(-1)
+    some = known.any(-1)
+    chosen = torch.where(some, best + drafter.d2t[best], allowed.int().argmax(-1))
+    usable = some | (allowed.sum(-1) == 1)
+    for (_, walk), token, use in zip(going, chosen.tolist(), usable.tolist(), strict=True):
+        walk.step(token) if use else walk.stop()
+    tokens[rows] = chosen
+    return tokens
 
 
 def _parallel(
-    drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor
-) -> list[list[int]]:
+    drafter: Drafter,
+    cache: KVCache,
+    slots: list[NewSlots],
+    features: Tensor,
+    walks: list[Walk | None],
+) -> list[Depth]:
     """Real slots, then depth − 1 placeholders, in one forward."""
     assert drafter.config.mask_token_id is not None
-    ids, parts, spans, rows = list[int](), list[Tensor](), list[Span](), list[int]()
-    most = max(1, *(new.depth for new in slots))
-    filler = drafter.placeholders(torch.arange(1, most, device=features.device))
+    ids, parts, spans, first = list[int](), list[Tensor](), list[Span](), list[int]()
+    most = max(new.depth for new in slots)
+    filler = drafter.placeholders(torch.arange(1, max(1, most), device=features.device))
     for new, real in zip(slots, features.split([len(s.ids) for s in slots]), strict=True):
         more = max(0, new.depth - 1)
+        first.append(len(ids) + len(new.ids) - 1)
         ids += new.ids + [drafter.config.mask_token_id] * more
         parts += [real, filler[:more]]
         spans.append(Span(new.blocks, new.start, len(new.ids) + more))
-        rows += range(len(ids) - new.depth, len(ids))
     normed = _forward(drafter, cache, ids, torch.cat(parts), spans).normed
-    drafted = iter(drafter.draft_tokens(normed[rows]).tolist() if rows else [])
-    return [[next(drafted) for _ in range(new.depth)] for new in slots]
+    going = [[which for which, new in enumerate(slots) if new.depth > d] for d in range(most)]
+    rows = [first[which] + depth for depth, some in enumerate(going) for which in some]
+    if not rows:
+        return []
+    logits = drafter.logits(normed[rows]).split([len(some) for some in going])
+    return [
+        Depth(some, _choose(drafter, part, [walks[which] for which in some]))
+        for some, part in zip(going, logits, strict=True)
+    ]
 
 
 def _autoregressive(
-    drafter: Drafter, cache: KVCache, slots: list[NewSlots], features: Tensor
-) -> list[list[int]]:
-    """Real slots give the first token; each further slot is fed the token and state before it."""
+    drafter: Drafter,
+    cache: KVCache,
+    slots: list[NewSlots],
+    features: Tensor,
+    walks: list[Walk | None],
+) -> list[Depth]:
+    """Real slots give the first token; each further slot is fed the token and state before it.
+    Behind the end of a draft that a grammar cut short it is fed tokens nobody reads."""
     spans = [Span(new.blocks, new.start, len(new.ids)) for new in slots]
     out = _forward(drafter, cache, [i for new in slots for i in new.ids], features, spans)
     ends = torch.tensor([span.length for span in spans]).cumsum(0) - 1
     going = [which for which, new in enumerate(slots) if new.depth]
-    rows, passes = ends[going], list[tuple[list[int], Tensor]]()
+    rows, depths = ends[going], list[Depth]()
     while going:
-        tokens, recurrent = drafter.draft_tokens(out.normed[rows]), out.recurrent[rows]
-        passes.append((going, tokens))
-        still = [at for at, which in enumerate(going) if slots[which].depth > len(passes)]
+        logits = drafter.logits(out.normed[rows])
+        tokens = _choose(drafter, logits, [walks[which] for which in going])
+        depths.append(Depth(going, tokens))
+        still = [at for at, which in enumerate(going) if slots[which].depth > len(depths)]
         if not still:
             break
+        recurrent = out.recurrent[rows][still]
         going = [going[at] for at in still]
-        spans = [slots[which].slot(len(passes)) for which in going]
-        out = _forward(drafter, cache, tokens[still], recurrent[still], spans)
+        spans = [slots[which].slot(len(depths)) for which in going]
+        out = _forward(drafter, cache, tokens[still], recurrent, spans)
         rows = torch.arange(len(going))
-    drafts: list[list[int]] = [[] for _ in slots]
-    for going, tokens in passes:
-        for which, token in zip(going, tokens.tolist(), strict=True):
-            drafts[which].append(token)
-    return drafts
+    return depths
 
 
 def _forward(

@@ -14,9 +14,10 @@ from torch import Tensor
 from peagle.engine.blocks import BLOCK, BlockPool
 from peagle.engine.depth import AdaptiveDepth
 from peagle.engine.draft import NewSlots, propose
+from peagle.engine.grammar import Grammars
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
-from peagle.engine.request import Chunk, Request
-from peagle.engine.sampling import verify
+from peagle.engine.request import Chunk, Request, RequestFailure, TokenLogprob
+from peagle.engine.sampling import NOT_A_NUMBER, Sampler, accept_prefix
 from peagle.engine.scheduler import Scheduler, Work
 from peagle.engine.text import TextStream, end_tokens
 from peagle.model.attend import ROW_TILE
@@ -45,6 +46,7 @@ class Engine:
         target: Target,
         drafter: Drafter | None,
         settings: Settings,
+        grammars: Grammars,
         depths: AdaptiveDepth | None = None,  # None: k
     ) -> None:
         self.target, self.drafter, self.settings, self.depths = target, drafter, settings, depths
@@ -52,14 +54,20 @@ class Engine:
         budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
         self.scheduler = Scheduler(pool, settings.max_batch, budget, reach=settings.k)
         self.target_cache, self.drafter_cache = (KVCache(pool.count, BLOCK) for _ in range(2))
-        self._ends = end_tokens(target)
+        self._grammars, self._ends = grammars, end_tokens(target)
+
+    def prepare(self, request: Request) -> None:
+        """Make ready what a request needs. Raises InputError when it can never run."""
+        assert self.target.tokenizer is not None
+        self.scheduler.check(request)
+        params, vocabulary = request.params, len(self.target.embedding)
+        matcher, generator = self._grammars.matcher(params), _generator(params.seed)
+        request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
+        request.text = TextStream(self.target.tokenizer, params.stop)
 
     def add(self, request: Request) -> None:
-        """Take a request on; `scheduler.check` says whether it can ever run."""
-        assert self.target.tokenizer is not None
+        """Queue a request that is prepared."""
         self.scheduler.add(request)
-        request.text = TextStream(self.target.tokenizer, request.params.stop)
-        request.generator = _generator(request.params.seed)
 
     def cancel(self, request: Request) -> None:
         """End a request as it is; what it held is free for others."""
@@ -77,7 +85,7 @@ class Engine:
         started = time.perf_counter()
         works = self.scheduler.schedule()
         decoding = all(work.complete and work.request.computed for work in works)
-        rows = sum(work.count for work in works)
+        rows = sum(work.tokens for work in works)
         ready = time.perf_counter()
         out = self.verify(works)
         self.accept(works, out)
@@ -92,9 +100,9 @@ class Engine:
     @torch.no_grad()
     def verify(self, works: list[Work]) -> TargetOutput:
         """Run the works' tokens through the target: packed in one forward, or in fixed tiles."""
-        spans = [Span(w.request.blocks, w.request.computed, w.count) for w in works]
+        spans = [Span(w.request.blocks, w.request.computed, w.tokens) for w in works]
         device = self.target.device
-        tokens = [token for w in works for token in w.request.pending[: w.count]]
+        tokens = [token for w in works for token in w.request.pending[: w.tokens]]
         ids = torch.tensor(tokens, device=device)
         if not self.settings.deterministic:
             attend = CachedAttend(self.target_cache, spans)
@@ -115,7 +123,7 @@ class Engine:
         """Keep what the target agrees with, and its next token; note the drafter's new features."""
         judged, begin = list[int](), 0
         for work in works:
-            begin += work.count
+            begin += work.tokens
             if work.complete:
                 judged += range(begin - 1 - len(work.request.draft), begin)
         logits = self._logits(out.hidden[judged]) if judged else out.hidden[:0]
@@ -126,17 +134,17 @@ class Engine:
             request, start = work.request, work.request.computed
             if work.complete:
                 rows = slice(row, row := row + 1 + len(request.draft))
-                if all(finite[rows]):
-                    self._judge(request, logits[rows], best[rows])
+                try:
+                    self._judge(request, logits[rows], best[rows], finite[rows])
                     request.computed = len(request.tokens) - 1
-                else:
-                    request.finish_reason = "error"
+                except RequestFailure as failure:
+                    request.finish_reason, request.failure = "error", str(failure)
             else:
-                request.computed += work.count
+                request.computed += work.tokens
             if out.features is not None:
                 kept = request.computed - start
                 request.features.append(out.features[begin : begin + kept])
-            begin += work.count
+            begin += work.tokens
 
     def draft(self, works: list[Work]) -> None:
         """Propose the next tokens of every request that goes on."""
@@ -151,7 +159,9 @@ class Engine:
             if depth or id(request) not in depths or behind >= LAG:
                 ids = request.tokens[request.slots + 1 : request.computed + 1]
                 features = torch.cat(request.features)
-                slots.append(NewSlots(request.blocks, request.slots, ids, features, depth))
+                matcher = request.sampler.matcher
+                new = NewSlots(request.blocks, request.slots, ids, features, depth, matcher)
+                slots.append(new)
                 drafted.append(request)
         if not slots:
             return
@@ -174,23 +184,40 @@ class Engine:
         parts = hidden.split(ROW_TILE if self.settings.deterministic else len(hidden))
         return torch.cat([self.target.logits(part) for part in parts])
 
-    def _judge(self, request: Request, logits: Tensor, best: list[int]) -> None:
+    def _judge(self, request: Request, logits: Tensor, best: list[int], finite: list[bool]) -> None:
         """Accept the request's draft as far as it goes, and say it."""
-        draft = request.draft
-        accepted, token = verify(logits, best, draft, request.params, request.generator)
+        draft, sampler, logprobs = request.draft, request.sampler, None
+        if sampler.plain:
+            accepted, token = accept_prefix(best, draft)
+            if not all(finite[: accepted + 1]):
+                raise RequestFailure(NOT_A_NUMBER)
+        else:
+            accepted, token, logprobs = sampler.verify(logits, draft)
         if draft:
             request.stats.count(len(draft), accepted)
             if self.depths is not None:
                 self.depths.count(request.odds, len(draft), accepted)
-        request.draft = []
-        self._emit(request, [*draft[:accepted], token], accepted)
+        before, request.draft = len(request.tokens), []
+        self._emit(request, [*draft[:accepted], token], accepted, logprobs)
+        sampler.commit(request.tokens[before:])
 
-    def _emit(self, request: Request, tokens: list[int], accepted: int) -> None:
+    def _emit(
+        self,
+        request: Request,
+        tokens: list[int],
+        accepted: int,
+        logprobs: list[TokenLogprob] | None,
+    ) -> None:
         """Append tokens one by one, as plain decoding would, until one ends the request."""
         for position, token in enumerate(tokens):
             request.tokens.append(token)
             request.drafted_output.append(position < accepted)
-            ended = token in self._ends and not request.params.ignore_eos
+            logprob = logprobs[position] if logprobs is not None else None
+            if logprob is not None:
+                request.logprobs.append(logprob)
+            ended = token in request.params.stop_token_ids or (
+                token in self._ends and not request.params.ignore_eos
+            )
             text, stopped = ("", False) if ended else request.text.push(token)
             if ended or stopped:
                 request.finish_reason = "stop"
@@ -198,8 +225,8 @@ class Engine:
                 request.finish_reason = "length"
             if request.finish_reason:
                 text += request.text.finish()
-            if text:
-                request.said.append(Chunk(request.index, text, position < accepted))
+            if text or logprob is not None:
+                request.said.append(Chunk(request.index, text, position < accepted, logprob))
             if request.finish_reason:
                 break
 

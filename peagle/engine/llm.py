@@ -14,8 +14,9 @@ from peagle.engine.blocks import BLOCK
 from peagle.engine.costs import draft_curve, verify_curve
 from peagle.engine.depth import AdaptiveDepth, Curve
 from peagle.engine.engine import Engine, Settings
+from peagle.engine.grammar import Grammars
 from peagle.engine.memory import kv_tokens
-from peagle.engine.request import Chunk, Completion, Request, SamplingParams
+from peagle.engine.request import Chunk, Completion, Request, RequestFailure, SamplingParams
 from peagle.model.attend import ROW_TILE
 from peagle.model.drafter import Drafter
 from peagle.model.source import load_target
@@ -55,6 +56,7 @@ class LLM:
                 raise InputError(f"{name} {value}: must be at least 1")
         self.k, self.max_batch, self.deterministic = 0, max_batch, deterministic
         self.adaptive, self.kv_tokens = False, kv_tokens
+        self._grammars = Grammars(self.target)
         self._engine: Engine | None = None
         self._verify: Curve | None = None  # what the target costs: measured once
         self.use(head, k)
@@ -106,7 +108,8 @@ class LLM:
         each = self.target.max_context + self.k + BLOCK  # nothing a request may ever need
         room = kv_tokens(self.target, self.drafter, self.max_batch * each, self.kv_tokens)
         settings = Settings(self.max_batch, room, self.k, deterministic=self.deterministic)
-        self._engine = Engine(self.target, self.drafter, settings, self._adaptive_depth())
+        depths = self._adaptive_depth()
+        self._engine = Engine(self.target, self.drafter, settings, self._grammars, depths)
         return self._engine
 
     def _adaptive_depth(self) -> AdaptiveDepth | None:
@@ -123,13 +126,25 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete prompts (texts, or token ids), all with one set of parameters or one each."""
+        """Complete prompts (texts, or token ids), all with one set of parameters or one each; with
+        n > 1, the first prompt's n answers come first.
+
+        Raises RequestFailure, once all have ended, when one of them could not go on; `stream` tells
+        them apart by their finish_reason.
+        """
         run = Run(self, prompts, params)
         for _ in run:
             pass
+        for request in run.requests:
+            if request.failure is not None:
+                raise RequestFailure(f"prompt {request.index}: {request.failure}")
         return run.completions()
 
-    def stream(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> "Run":
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> "Run":
         """Iterate over `Chunk`s of text as they are decided; then `.completions()`."""
         return Run(self, prompts, params)
 
@@ -147,13 +162,14 @@ class Run:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise InputError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
-        self.requests = [
-            _request(llm, index, prompt, own)
-            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True))
-        ]
+        self.requests = list[Request]()
+        for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            ids = _prompt_ids(llm, number, prompt)
+            for copy in own.copies():
+                self.requests.append(_request(llm, len(self.requests), ids, copy))
         self.engine, self.seconds, self._begun = llm.engine, 0.0, False
         for request in self.requests:
-            self.engine.scheduler.check(request)
+            self.engine.prepare(request)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Left early, the requests that still run are cancelled."""
@@ -183,22 +199,33 @@ class Run:
         done = []
         for request in self.requests:
             assert request.finish_reason is not None, "iterate to the end first"
-            outcome = request.finish_reason, request.stats, request.drafted_output
-            done.append(Completion(request.text.text, request.output, *outcome))
+            done.append(
+                Completion(
+                    request.text.text,
+                    request.output,
+                    request.finish_reason,
+                    request.stats,
+                    request.drafted_output,
+                    None if request.params.logprobs is None else request.logprobs,
+                    request.failure,
+                )
+            )
         return done
 
 
-def _request(llm: LLM, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+def _prompt_ids(llm: LLM, number: int, prompt: Prompt) -> list[int]:
     ids = llm.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
     if not ids:
-        raise InputError(f"prompt {index} is empty: give at least one token")
+        raise InputError(f"prompt {number} is empty: give at least one token")
     limit = llm.target.max_context
-    room = limit - len(ids)
-    if room < 1:
+    if len(ids) >= limit:
         raise InputError(
-            f"prompt {index} has {len(ids)} tokens; {llm.target.name} takes {limit} "
+            f"prompt {number} has {len(ids)} tokens; {llm.target.name} takes {limit} "
             "with the answer: shorten it"
         )
-    if params.max_tokens > room:
-        params = replace(params, max_tokens=room)
-    return Request(index, len(ids), ids, params)
+    return ids
+
+
+def _request(llm: LLM, index: int, ids: list[int], params: SamplingParams) -> Request:
+    most = min(params.max_tokens, llm.target.max_context - len(ids))
+    return Request(index, len(ids), list(ids), replace(params, max_tokens=most))

@@ -12,15 +12,15 @@ from peagle.engine.request import Request
 
 
 class Work(NamedTuple):
-    """What the target runs of a request: its next `count` pending tokens."""
+    """What the target runs of a request: its next so many pending tokens."""
 
     request: Request
-    count: int
+    tokens: int
 
     @property
     def complete(self) -> bool:
         """Nothing is left pending: the round decides the request's next token."""
-        return self.count == len(self.request.pending)
+        return self.tokens == len(self.request.pending)
 
 
 class Scheduler:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,16 @@ SAY = ("--prompt", "hi", "--max-tokens", 4)
         ((*SAY, "--top-k", -1), ["top_k -1", "0 (all) or more"]),
         ((*SAY, "--min-p", 2), ["min_p 2.0", "0 to 1"]),
         ((*SAY, "--max-tokens", 0), ["max_tokens 0", "at least 1"]),
+        ((*SAY, "--repetition-penalty", 0), ["repetition_penalty 0.0", "above 0"]),
+        ((*SAY, "--presence-penalty", 3), ["presence_penalty 3.0", "-2 to 2"]),
+        ((*SAY, "--frequency-penalty", -3), ["frequency_penalty -3.0", "-2 to 2"]),
+        ((*SAY, "--stop", ""), ["stop ''", "must not be empty"]),
+        ((*SAY, "--logprobs", 2), ["--logprobs 2", "add --json"]),
+        ((*SAY, "--json", "--logprobs", -1), ["logprobs -1", "or more"]),
+        ((*SAY, "--regex", "a("), ["regex 'a('", "unclosed group"]),
+        ((*SAY, "--json-schema", "./nowhere"), ["--json-schema nowhere", "no such file"]),
+        ((*SAY, "--json-schema", sys.executable), ["--json-schema", "not UTF-8"]),
+        ((*SAY, "--json-schema", __file__), ["json_schema", "not JSON", "give a schema"]),
         ((*SAY, "--dtype", "int3"), ["dtype 'int3'", "float32", "bfloat16"]),
         ((*SAY, "--method", "medusa"), ["method 'medusa'", "p-eagle, eagle3, none"]),
         ((*SAY, "--method", "eagle3"), ["no eagle3 head", "--head"]),

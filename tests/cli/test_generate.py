@@ -1,5 +1,7 @@
 """`peagle generate` and `peagle chat`."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,38 @@ def test_seed_repeats_and_temperature_matters(target: Path, heads: dict[Method, 
     draw = lambda seed: printed("generate", target, *ASK, *hot, "--seed", seed)["token_ids"]  # noqa: E731
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
+
+
+def test_json_schema_and_regex(target: Path, heads: dict[Method, Path], tmp_path: Path) -> None:
+    schema = {"type": "array", "items": {"enum": ["cat", 7]}, "minItems": 3, "maxItems": 3}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}}))
+    head = ("--head", heads["p-eagle"])
+    said = printed("generate", target, *ASK, *head, "--json-schema", file)
+    assert said["finish_reason"] == "stop"
+    assert set(json.loads(said["text"])) <= {"cat", 7} and len(json.loads(said["text"])) == 3
+    said = printed("generate", target, *ASK, *head, "--regex", "[xyz]{5}")
+    assert re.fullmatch("[xyz]{5}", said["text"])
+
+
+def test_stop_penalties_and_logprobs(target: Path, heads: dict[Method, Path]) -> None:
+    head = ("--head", heads["p-eagle"])
+    plain = printed("generate", target, *ASK, *head)
+    stops = ("--stop", "\x01never", "--stop", plain["text"][5:7])
+    stopped = printed("generate", target, *ASK, *head, *stops)["text"]
+    assert stopped == plain["text"][: plain["text"].index(plain["text"][5:7])]
+    changed = [
+        printed("generate", target, *ASK, *head, *option)["token_ids"]
+        for option in (
+            ("--repetition-penalty", 2), ("--presence-penalty", 2), ("--frequency-penalty", 2)
+        )
+    ]  # fmt: skip
+    assert all(ids != plain["token_ids"] for ids in changed)
+    said = printed("generate", target, *ASK, *head, "--logprobs", 2)
+    assert set(said) == FIELDS | {"logprobs"}
+    assert [entry["token"] for entry in said["logprobs"]] == said["token_ids"] == plain["token_ids"]
+    assert all(entry["top"][0] == {k: entry[k] for k in ("token", "logprob")}
+               for entry in said["logprobs"]), "greedy: the likeliest is the one"  # fmt: skip
 
 
 def test_raw_skips_the_chat_template(target: Path) -> None:

@@ -1,7 +1,7 @@
 """χ² of counted outcomes against exact probabilities, and rules of acceptance that are wrong."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 import torch
@@ -9,9 +9,10 @@ from scipy import stats
 from torch import Tensor
 
 from peagle.engine.request import SamplingParams
-from peagle.engine.sampling import Verdict, target_probabilities, verify
+from peagle.engine.sampling import Sampler, Verdict, target_probabilities
 
-Verify = Callable[[Tensor, list[int], SamplingParams, torch.Generator], Verdict]
+Verify = Callable[[Sampler, Tensor, list[int]], Verdict]
+VERIFY: Verify = Sampler.verify  # before a test puts a wrong one in its place
 
 
 def p_value(counts: Counter[tuple[int, int]], joint: np.ndarray) -> float:
@@ -51,22 +52,46 @@ def naive_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarra
     return kept / kept.sum()
 
 
-def always_accept(
-    logits: Tensor, draft: list[int], params: SamplingParams, generator: torch.Generator
-) -> Verdict:
+def naive_logits(
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    allowed: Container[int] | None = None,
+) -> np.ndarray:
+    """One row by its definition, token by token: bias, penalties, grammar."""
+    adjusted = logits.astype(np.float64).copy()
+    for token in range(len(adjusted)):
+        adjusted[token] += (params.logit_bias or {}).get(token, 0)
+        if token in prompt or token in output:
+            up = adjusted[token] > 0
+            adjusted[token] *= 1 / params.repetition_penalty if up else params.repetition_penalty
+        if token in output:
+            adjusted[token] -= params.frequency_penalty * output.count(token)
+            adjusted[token] -= params.presence_penalty
+        if allowed is not None and token not in allowed:
+            adjusted[token] = -np.inf
+    return adjusted
+
+
+def always_accept(sampler: Sampler, logits: Tensor, draft: list[int]) -> Verdict:
     """Wrong: whatever was drafted is kept."""
-    return Verdict(len(draft), verify(logits[-1:], [], params, generator).token)
+    rows = sampler._rows(logits, draft)[-1:]
+    p = target_probabilities(rows, sampler.params)[0]
+    return Verdict(len(draft), int(p.multinomial(1, generator=sampler._generator)))
 
 
-def keep_residual(
-    logits: Tensor, draft: list[int], params: SamplingParams, generator: torch.Generator
-) -> Verdict:
+def keep_residual(sampler: Sampler, logits: Tensor, draft: list[int]) -> Verdict:
     """Wrong: after a rejection the rejected token may be drawn again."""
-    for position, token in enumerate(draft):
-        p = target_probabilities(logits[position : position + 1], params)[0]
-        if torch.rand((), generator=generator) >= p[token]:
-            return Verdict(position, int(p.multinomial(1, generator=generator)))
-    return Verdict(len(draft), verify(logits[-1:], [], params, generator).token)
+    rows = target_probabilities(sampler._rows(logits, draft), sampler.params)
+    for position, p in enumerate(rows):
+        drawn = int(p.multinomial(1, generator=sampler._generator))
+        if (
+            position == len(draft)
+            or torch.rand((), generator=sampler._generator) >= p[draft[position]]
+        ):
+            return Verdict(position, drawn)
+    raise AssertionError
 
 
 BROKEN = {"always": always_accept, "residual": keep_residual}

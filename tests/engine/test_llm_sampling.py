@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chisquare import BROKEN, naive_probabilities, p_value
+from chisquare import BROKEN, naive_logits, naive_probabilities, p_value
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
@@ -26,7 +26,8 @@ def small() -> Target:
 def next_law(target: Target, ids: list[int], params: SamplingParams) -> np.ndarray:
     tokens = torch.tensor(ids)
     hidden = target.forward(tokens, torch.arange(len(ids)), CausalAttend()).hidden
-    return naive_probabilities(target.logits(hidden[-1:])[0].double().numpy(), params)
+    row = target.logits(hidden[-1:])[0].double().numpy()
+    return naive_probabilities(naive_logits(row, params, PROMPT, ids[len(PROMPT) :]), params)
 
 
 def exact_joint(target: Target, params: SamplingParams) -> np.ndarray:
@@ -52,9 +53,19 @@ def count(done: list[Completion]) -> Counter[tuple[int, int]]:
     return Counter((c.token_ids[1], c.token_ids[2]) for c in done)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("p-eagle", 0.7), ("eagle3", 1.3)])
-def test_joint_law(small: Target, method: Method, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_p=0.9)
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.3}
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("p-eagle", SamplingParams(temperature=0.7, top_p=0.9)),
+        ("eagle3", SamplingParams(temperature=1.3, top_p=0.9)),
+        ("p-eagle", SamplingParams(temperature=1, **PENALTIES)),
+        ("eagle3", SamplingParams(temperature=0.8, logit_bias={1: 1, 5: -1}, **PENALTIES)),
+    ],
+)
+def test_joint_law(small: Target, method: Method, params: SamplingParams) -> None:
     done = sample(small, method, params)
     counts = count(done)
     assert p_value(counts, exact_joint(small, params)) > 0.001
@@ -67,7 +78,7 @@ def test_joint_law(small: Target, method: Method, temperature: float) -> None:
 def test_wrong_rules_are_noticed(
     small: Target, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    monkeypatch.setattr("peagle.engine.llm.verify", BROKEN[broken])
+    monkeypatch.setattr("peagle.engine.sampling.Sampler.verify", BROKEN[broken])
     params = SamplingParams(temperature=1.3, top_p=0.9)
     counts = count(sample(small, "p-eagle", params))
     assert p_value(counts, exact_joint(small, params)) < 1e-6

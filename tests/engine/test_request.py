@@ -17,6 +17,14 @@ from peagle.engine.request import Request, SamplingParams, Stats
         ("min_p", -0.1, "0 to 1"),
         ("min_p", 1.5, "0 to 1"),
         ("max_tokens", 0, "at least 1"),
+        ("repetition_penalty", 0.0, "above 0 (1 is none)"),
+        ("repetition_penalty", float("nan"), "above 0 (1 is none)"),
+        ("repetition_penalty", float("inf"), "above 0 (1 is none)"),
+        ("presence_penalty", 2.1, "-2 to 2"),
+        ("presence_penalty", float("nan"), "-2 to 2"),
+        ("frequency_penalty", -2.1, "-2 to 2"),
+        ("logprobs", -1, "0 (the token's own) or more"),
+        ("n", 0, "at least 1"),
     ],
 )
 def test_bad_parameters(name: str, value: float, allowed: str) -> None:
@@ -28,6 +36,50 @@ def test_bad_parameters(name: str, value: float, allowed: str) -> None:
 def test_empty_stop_string() -> None:
     with pytest.raises(InputError, match="must not be empty"):
         SamplingParams(stop=("a", ""))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"logit_bias": {7: 101}}, "logit_bias {7: 101}: must be -100 to 100"),
+        ({"logit_bias": {7: float("nan")}}, "logit_bias {7: nan}: must be -100 to 100"),
+        ({"n": 3}, "n 3: greedy answers are all the same, set a temperature above 0 or n to 1"),
+        ({"regex": ""}, "regex '': must not be empty"),
+        ({"grammar": ""}, "grammar '': must not be empty"),
+        (
+            {"regex": "a", "json_schema": {}},
+            "json_schema and regex: an answer follows one of them, leave the others out",
+        ),
+        (
+            {"regex": "a", "ignore_eos": True},
+            "ignore_eos True: regex says where the answer ends, leave it out",
+        ),
+        ({"json_schema": "{oops"}, "json_schema: not JSON (Expecting property name"),
+        ({"json_schema": {"a": {1, 2}}}, "json_schema: not JSON (Object of type set"),
+        ({"json_schema": "[1]"}, "json_schema [1]: must be an object such as"),
+    ],
+)
+def test_what_does_not_go_together(given: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SamplingParams(**given)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_constraint() -> None:
+    assert SamplingParams().constraint is None
+    assert SamplingParams(regex="a+").constraint == ("regex", "a+")
+    assert SamplingParams(grammar="start: A").constraint == ("grammar", "start: A")
+    same = [SamplingParams(json_schema=s).constraint for s in ({"a": 1}, ' {"a" : 1}')]
+    assert same == [("json_schema", '{"a": 1}')] * 2
+    assert SamplingParams(json_schema={}).constraint == ("json_schema", "{}")
+
+
+def test_copies() -> None:
+    params = SamplingParams(temperature=1, seed=5, n=3, stop=("x",))
+    assert [(c.n, c.seed, c.stop) for c in params.copies()] == [(1, s, ("x",)) for s in (5, 6, 7)]
+    assert [c.seed for c in SamplingParams(temperature=1, n=2).copies()] == [None, None]
+    assert SamplingParams(seed=3).copies() == [SamplingParams(seed=3)]
 
 
 def test_limits_are_allowed() -> None:

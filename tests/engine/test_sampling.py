@@ -2,16 +2,31 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from chisquare import BROKEN, Verify, naive_probabilities, p_value
+from chisquare import (
+    BROKEN,
+    VERIFY,
+    Verify,
+    naive_logits,
+    naive_probabilities,
+    p_value,
+)
 from torch import Tensor
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from peagle.engine.request import SamplingParams
-from peagle.engine.sampling import target_probabilities, verify
+from peagle.config import InputError
+from peagle.engine.penalties import Penalties
+from peagle.engine.request import RequestFailure, SamplingParams
+from peagle.engine.sampling import NUCLEUS, Sampler, Verdict, target_probabilities
 
 FILTERS = [
     SamplingParams(temperature=t, top_p=top_p, top_k=top_k, min_p=min_p)
@@ -66,6 +81,22 @@ def test_half_precision_logits_are_judged_in_float32() -> None:
     torch.testing.assert_close(mine, logits.float().softmax(-1))
 
 
+def test_nucleus_of_a_large_vocabulary() -> None:
+    """The likeliest tokens suffice for some rows, for others the whole vocabulary is sorted."""
+    peaked, flat = random_logits(2, 5000, seed=2) * 2, random_logits(2, 5000, seed=3) * 0.01
+    params = SamplingParams(temperature=1, top_p=0.9)
+    for logits in (peaked, flat, torch.cat([peaked, flat])):
+        mine = target_probabilities(logits, params)
+        naive = [naive_probabilities(row, params) for row in logits.double().numpy()]
+        np.testing.assert_allclose(mine, naive, atol=1e-5)
+    assert (target_probabilities(peaked, params) > 0).sum(-1).max() < NUCLEUS
+    assert (target_probabilities(flat, params) > 0).sum(-1).min() > NUCLEUS
+
+
+def sampler(params: SamplingParams, vocabulary: int, seed: int = 0) -> Sampler:
+    return Sampler(params, [0], torch.Generator().manual_seed(seed), vocabulary)
+
+
 @pytest.mark.parametrize(
     ("draft", "accepted", "token"),
     [([], 0, 3), ([3], 1, 1), ([2], 0, 3), ([3, 1], 2, 4), ([3, 2], 1, 1), ([2, 1], 0, 3)],
@@ -73,17 +104,17 @@ def test_half_precision_logits_are_judged_in_float32() -> None:
 def test_greedy_by_hand(draft: list[int], accepted: int, token: int) -> None:
     logits = torch.zeros(3, 6)
     logits[[0, 1, 2], [3, 1, 4]] = 1.0
-    verdict = verify(logits[: len(draft) + 1], draft, SamplingParams(), torch.Generator())
-    assert verdict == (accepted, token)
+    verdict = sampler(SamplingParams(), 6).verify(logits[: len(draft) + 1], draft)
+    assert verdict == (accepted, token, None)
 
 
 def test_certain_tokens_are_always_accepted_and_impossible_ones_never() -> None:
     logits = torch.full((2, 4), -100.0)
     logits[:, 2] = 0
-    params, generator = SamplingParams(temperature=1), torch.Generator().manual_seed(0)
-    assert {verify(logits, [2], params, generator) for _ in range(300)} == {(1, 2)}
-    top = SamplingParams(temperature=5, top_k=1)
-    assert {verify(logits, [1], top, generator) for _ in range(300)} == {(0, 2)}
+    judge = sampler(SamplingParams(temperature=1), 4)
+    assert {judge.verify(logits, [2])[:2] for _ in range(300)} == {(1, 2)}
+    judge = sampler(SamplingParams(temperature=5, top_k=1), 4)
+    assert {judge.verify(logits, [1])[:2] for _ in range(300)} == {(0, 2)}
 
 
 class Chain:
@@ -93,21 +124,26 @@ class Chain:
         self.table = random_logits(vocab, vocab, seed=4) * 0.5
         self.guess = (self.table + random_logits(vocab, vocab, seed=5) * 0.3).argmax(-1).tolist()
 
-    def joint(self, params: SamplingParams, start: int = 0) -> np.ndarray:
-        rows = np.array([naive_probabilities(r, params) for r in self.table.double().numpy()])
-        return rows[start][:, None] * rows
+    def law(self, params: SamplingParams, said: list[int]) -> np.ndarray:
+        row = self.table[said[-1]].double().numpy()
+        return naive_probabilities(naive_logits(row, params, said[:1], said[1:]), params)
+
+    def joint(self, params: SamplingParams) -> np.ndarray:
+        first = self.law(params, [0])
+        return np.array([p * self.law(params, [0, a]) for a, p in enumerate(first)])
 
     def pairs(self, judge: Verify, params: SamplingParams, draws: int) -> Counter[tuple[int, int]]:
         """The first two tokens of `draws` generations of two drafted tokens a round."""
         generator, counts = torch.Generator().manual_seed(11), Counter[tuple[int, int]]()
         for _ in range(draws):
-            said = [0]
+            said, chooser = [0], Sampler(params, [0], generator, len(self.table))
             while len(said) < 3:
                 first = self.guess[said[-1]]
                 draft = [first, self.guess[first]]
-                rows = self.table[[said[-1], *draft]]
-                accepted, token = judge(rows, draft, params, generator)
-                said += [*draft[:accepted], token]
+                accepted, token, _ = judge(chooser, self.table[[said[-1], *draft]], draft)
+                emitted = [*draft[:accepted], token]
+                chooser.commit(emitted)
+                said += emitted
             counts[said[1], said[2]] += 1
         return counts
 
@@ -116,13 +152,19 @@ LAWS = [
     SamplingParams(temperature=0.7, top_p=0.9),
     SamplingParams(temperature=1.3, top_p=0.9),
     SamplingParams(temperature=0.8, top_k=3, min_p=0.05),
+    SamplingParams(temperature=0.8, repetition_penalty=1.8),
+    SamplingParams(temperature=0.9, presence_penalty=1.2, frequency_penalty=0.7, top_p=0.95),
+    SamplingParams(temperature=1.0, logit_bias={1: 1.5, 4: -100.0, 2: -0.5}),
+    SamplingParams(
+        temperature=0.7, logit_bias={0: 2}, repetition_penalty=0.7, frequency_penalty=1, min_p=0.02
+    ),
 ]
 
 
 @pytest.mark.parametrize("params", LAWS)
 def test_two_positions_have_the_targets_joint_law(params: SamplingParams) -> None:
     chain = Chain()
-    counts = chain.pairs(verify, params, DRAWS)
+    counts = chain.pairs(VERIFY, params, DRAWS)
     assert p_value(counts, chain.joint(params)) > 0.001
     assert len(counts) > 4, "a law worth testing"
 
@@ -133,3 +175,104 @@ def test_the_check_notices_wrong_rules(broken: str) -> None:
     for params in LAWS[:2]:
         counts = chain.pairs(BROKEN[broken], params, DRAWS)
         assert p_value(counts, chain.joint(params)) < 1e-6
+
+
+def test_the_check_notices_penalties_that_forget_the_draft(monkeypatch) -> None:  # noqa: ANN001
+    chain, params = Chain(), SamplingParams(temperature=0.8, frequency_penalty=2)
+    chain.guess = [1] * 6  # likely, and again within a draft
+    assert p_value(chain.pairs(VERIFY, params, DRAWS), chain.joint(params)) > 0.001
+    apply = Penalties.apply
+    monkeypatch.setattr(Penalties, "apply", lambda self, rows, draft: apply(self, rows, []))
+    assert p_value(chain.pairs(VERIFY, params, DRAWS), chain.joint(params)) < 1e-6
+
+
+EVERYTHING = SamplingParams(
+    logit_bias={3: 1.5, 7: -2}, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3
+)
+
+
+def test_each_row_is_what_the_tokens_before_it_make_it() -> None:
+    prompt, output, draft = [1, 3, 3, 5], [5, 6, 7, 7], [3, 8, 8, 7, 1]
+    logits = random_logits(len(draft) + 1, 12, seed=6)
+    chooser = Sampler(EVERYTHING, prompt, torch.Generator(), 12)
+    chooser.commit(output[:1])
+    chooser.commit(output[1:])
+    mine = chooser._rows(logits, draft).double().numpy()
+    for i, row in enumerate(logits.double().numpy()):
+        naive = naive_logits(row, EVERYTHING, prompt, output + draft[:i])
+        np.testing.assert_allclose(mine[i], naive, atol=1e-5)
+
+
+def test_repetition_is_as_in_transformers() -> None:
+    logits, prompt, output = random_logits(1, 12, seed=6), [1, 3, 5], [5, 6]
+    chooser = Sampler(SamplingParams(repetition_penalty=1.4), prompt, torch.Generator(), 12)
+    chooser.commit(output)
+    theirs = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt + output]), logits.clone())
+    torch.testing.assert_close(chooser._rows(logits, []), theirs)
+
+
+@pytest.mark.parametrize("params", [EVERYTHING, replace(EVERYTHING, temperature=0.8, seed=1)])
+def test_rows_do_not_depend_on_the_rows_behind_them(params: SamplingParams) -> None:
+    logits, draft = random_logits(5, 30, seed=8), [4, 9, 4, 2]
+    rows = sampler(params, 30)._rows(logits, draft)
+    for length in range(5):
+        fewer = sampler(params, 30)._rows(logits[: length + 1], draft[:length])
+        assert torch.equal(fewer, rows[: length + 1])
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+@pytest.mark.parametrize("count", [0, 3, 99])
+def test_logprobs_are_a_plain_log_softmax(temperature: float, count: int) -> None:
+    """Of the logits as they are, whatever tokens are chosen by."""
+    params = replace(EVERYTHING, temperature=temperature, logprobs=count)
+    logits = random_logits(4, 30, seed=9).bfloat16()
+    expected = torch.log_softmax(logits.double(), -1)
+    best = sampler(replace(params, temperature=0), 30)._rows(logits, [0, 0, 0]).argmax(-1)
+    verdict = sampler(params, 30).verify(logits, [int(best[0]), 0, 0])
+    emitted = [int(best[0]), 0, 0][: verdict.accepted] + [verdict.token]
+    assert verdict.logprobs is not None
+    assert [entry.token for entry in verdict.logprobs] == emitted
+    for entry, row in zip(verdict.logprobs, expected, strict=False):
+        assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-5)
+        tokens, values = zip(*entry.top, strict=True) if entry.top else ((), ())
+        assert list(values) == pytest.approx(row[list(tokens)].tolist(), abs=1e-5)
+        assert list(values) == pytest.approx(row.topk(min(count, 30)).values.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(temperature=1e-6, top_p=0.5, stop_token_ids=(3,)), True),
+        (SamplingParams(temperature=0.5), False),
+        (SamplingParams(logprobs=0), False),
+        (SamplingParams(logit_bias={1: 1}), False),
+        (SamplingParams(repetition_penalty=1.1), False),
+        (SamplingParams(presence_penalty=0.1), False),
+        (SamplingParams(frequency_penalty=0.1), False),
+    ],
+)
+def test_plain(params: SamplingParams, plain: bool) -> None:
+    assert sampler(params, 6).plain == plain
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_not_finite_fail_one_request(temperature: float, bad: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=0)
+    logits = torch.zeros(2, 5)
+    logits[0, 3] = 200
+    logits[1] = bad
+    with pytest.raises(RequestFailure, match="NaN or infinite"):
+        sampler(params, 5).verify(logits, [3])
+    logits[0, 1] = float("-inf")  # a token the target never says
+    assert sampler(params, 5).verify(logits[:1], []).token == 3
+    assert sampler(params, 5).verify(logits, [2]) == Verdict(0, 3), "a row that is never read"
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(logit_bias={2: 1, 6: 1}), SamplingParams(stop_token_ids=(6,))]
+)
+def test_tokens_the_target_does_not_have(params: SamplingParams) -> None:
+    with pytest.raises(InputError, match="6: the target's token ids are 0 to 5"):
+        sampler(params, 6)

@@ -1,0 +1,46 @@
+"""Penalties for repeating, as vLLM's: each row of a draft counts the draft tokens before it.
+
+Shapes: R rows, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from peagle.engine.request import SamplingParams
+
+
+class Penalties:
+    """What one sequence has said, and what that does to its logits."""
+
+    def __init__(self, params: SamplingParams, prompt: list[int], vocabulary: int) -> None:
+        self._repetition = params.repetition_penalty
+        self._presence, self._frequency = params.presence_penalty, params.frequency_penalty
+        self._prompt = torch.zeros(vocabulary, dtype=torch.bool)
+        self._prompt[prompt] = True
+        self._counts = torch.zeros(vocabulary)  # in the output
+
+    @staticmethod
+    def of(params: SamplingParams, prompt: list[int], vocabulary: int) -> "Penalties | None":
+        """None when nothing is penalised."""
+        neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return None if neutral == (1, 0, 0) else Penalties(params, prompt, vocabulary)
+
+    def count(self, tokens: list[int]) -> None:
+        """Tokens were emitted."""
+        at = torch.tensor(tokens, dtype=torch.int64, device=self._counts.device)
+        self._counts.index_put_((at,), self._counts.new_ones(()), accumulate=True)
+
+    def apply(self, logits: Tensor, draft: list[int]) -> Tensor:  # (R, V) float32, R − 1
+        """Row i is penalised for prompt, output and the first i draft tokens: repetition,
+        frequency, presence."""
+        self._prompt = self._prompt.to(logits.device)
+        self._counts = self._counts.to(logits.device)
+        counts = self._counts.repeat(len(logits), 1)
+        row, before = torch.tril_indices(len(logits), len(draft), -1, device=logits.device)
+        ahead = torch.tensor(draft, dtype=torch.int64, device=logits.device)
+        counts.index_put_((row, ahead[before]), counts.new_ones(()), accumulate=True)
+        said = counts > 0
+        if self._repetition != 1:
+            factor = torch.where(logits > 0, 1 / self._repetition, self._repetition)
+            logits = torch.where(said | self._prompt, logits * factor, logits)
+        return logits - self._frequency * counts - self._presence * said

@@ -1,0 +1,204 @@
+"""Grammars: what may come next, along drafts and back; what cannot be compiled."""
+
+import random
+
+import pytest
+import torch
+from oracle import end_at
+from tiny import make_target, make_tokenizer
+from torch import Tensor
+
+from peagle.config import InputError
+from peagle.engine.grammar import Grammars, Matcher
+from peagle.engine.request import RequestFailure, SamplingParams
+from peagle.model.target import Target
+
+TOKENIZER = make_tokenizer()
+EOS = 2
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "on": {"type": "array", "items": {"enum": ["x", "y"]}},
+    },
+    "required": ["a"],
+    "additionalProperties": False,
+}
+FORMS = [
+    SamplingParams(json_schema=SCHEMA),
+    SamplingParams(regex="(the )?[a-d]{2,5}(cat|hat)?!?"),
+    SamplingParams(grammar='start: "(" start ")" | DIGIT+\nDIGIT: /[0-9]/'),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target()
+
+
+@pytest.fixture(scope="module")
+def grammars(target: Target) -> Grammars:
+    return Grammars(target)
+
+
+def ids(mask: Tensor) -> set[int]:
+    return set(mask.nonzero()[:, 0].tolist())
+
+
+def tokens(*texts: str) -> list[int]:
+    found = [TOKENIZER.convert_tokens_to_ids(text) for text in texts]
+    assert None not in found
+    return found
+
+
+def make(grammars: Grammars, params: SamplingParams) -> Matcher:
+    matcher = grammars.matcher(params)
+    assert matcher is not None
+    return matcher
+
+
+def test_by_hand(grammars: Grammars) -> None:
+    matcher = make(grammars, SamplingParams(regex="X(Y|Z)?"))
+    x, y, z = tokens("X", "Y", "Z")
+    assert matcher.allowed().shape == (128,)
+    assert ids(matcher.allowed()) == {x}
+    matcher.advance([x])
+    assert ids(matcher.allowed()) == {y, z, EOS}
+    matcher.advance([z])
+    assert ids(matcher.allowed()) == {EOS}
+
+
+def test_nothing_to_follow(grammars: Grammars) -> None:
+    assert grammars.matcher(SamplingParams(stop=("x",))) is None
+
+
+def test_all_end_tokens_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    end_at(monkeypatch, target, 0, 90)
+    matcher = make(Grammars(target), SamplingParams(regex="X"))
+    matcher.advance(tokens("X"))
+    assert ids(matcher.allowed()) == {0, EOS, 90}
+    assert matcher.masks([90, 70])[1:].all(), "behind the end nothing is read"
+
+
+def test_logits_wider_than_the_tokenizer() -> None:
+    matcher = make(Grammars(make_target(200)), SamplingParams(regex="[^a]+"))
+    allowed = matcher.allowed()
+    assert allowed.shape == (200,) and not allowed[128:].any() and allowed.sum() > 60
+
+
+@pytest.mark.parametrize("longest", [32, 0])
+def test_white_space_of_json_is_bounded(grammars: Grammars, longest: int) -> None:
+    """A line break and its indentation; a schema may ask for none."""
+    asked = {} if longest else {"x-guidance": {"whitespace_flexible": False}}
+    matcher = make(grammars, SamplingParams(json_schema={"type": "array", **asked}))
+    matcher.advance(tokens("["))
+    space, line = tokens("Ġ", "Ċ")
+    assert (line in ids(matcher.allowed())) == (longest > 0)
+    for _ in range(longest):
+        assert space in ids(matcher.allowed())
+        matcher.advance([space])
+    assert not {space, line} & ids(matcher.allowed())
+
+
+def random_walk(matcher: Matcher, length: int, rng: random.Random) -> list[int]:
+    said = list[int]()
+    while len(said) < length:
+        choice = sorted(ids(matcher.allowed()))
+        said.append(rng.choice(choice))
+        if said[-1] == EOS:
+            break
+        matcher.advance(said[-1:])
+    return said
+
+
+@pytest.mark.parametrize("params", FORMS)
+def test_masks_along_a_draft_are_those_of_saying_it(
+    grammars: Grammars, params: SamplingParams
+) -> None:
+    """Looking ahead changes nothing, whatever was drafted: the end, or what is not allowed."""
+    rng = random.Random(5)
+    for _ in range(20):
+        matcher, said = make(grammars, params), list[int]()
+        for _ in range(4):
+            fresh = make(grammars, params)
+            fresh.advance(said)
+            draft = random_walk(fresh, 4, rng)
+            if rng.random() < 0.5:
+                draft[rng.randrange(len(draft))] = rng.randrange(128)
+            masks = matcher.masks(draft)
+            assert masks.shape == (len(draft) + 1, 128)
+            replay = make(grammars, params)
+            replay.advance(said)
+            for row, token in zip(masks, [*draft, EOS], strict=True):
+                assert torch.equal(row, replay.allowed())
+                if token == EOS or not row[token]:
+                    break
+                replay.advance([token])
+            went = random_walk(make_behind(grammars, params, said), rng.randrange(3), rng)
+            if EOS in went:
+                break
+            matcher.advance(went)
+            said += went
+
+
+def make_behind(grammars: Grammars, params: SamplingParams, said: list[int]) -> Matcher:
+    matcher = make(grammars, params)
+    matcher.advance(said)
+    return matcher
+
+
+def test_a_grammar_is_compiled_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, compiled = Grammars(target), list[str]()
+    compile_one = grammars._compiled
+    monkeypatch.setattr(
+        grammars, "_compiled", lambda *key: (compiled.append(key[1]), compile_one(*key))[1]
+    )
+    first, second = (make(grammars, SamplingParams(regex="[XY]Z")) for _ in range(2))
+    assert len(compiled) == 2 and compile_one.cache_info().misses == 1
+    first.advance(tokens("X"))
+    assert ids(second.allowed()) == set(tokens("X", "Y")), "sequences do not share a state"
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        (SamplingParams(regex="a("), "regex 'a(': at 1(8): invalid regex"),
+        (SamplingParams(regex="é+"), "regex 'é+': nothing that this target can say matches it"),
+        (SamplingParams(grammar="start: foo"), "grammar 'start: foo': at 1(8): unknown name"),
+        (SamplingParams(json_schema={"type": "text"}), 'json_schema \'{"type": "text"}\': Invalid'),
+        (SamplingParams(json_schema='{"$ref": "#/nowhere"}'), "json_schema "),
+        (SamplingParams(json_schema={"dependentSchemas": {}}), "Unimplemented keys"),
+        (SamplingParams(json_schema={"x-guidance": {"typo": 1}}), "json_schema "),
+        (SamplingParams(regex="a" * 99 + "("), "regex '" + "a" * 57 + "...': "),
+    ],
+)
+def test_what_cannot_be_compiled(grammars: Grammars, params: SamplingParams, why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        grammars.matcher(params)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_targets_that_cannot_follow_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    target.tokenizer.eos_token = None
+    with pytest.raises(InputError, match="tiny-0 has no token that ends an answer"):
+        Grammars(target).matcher(FORMS[0])
+    monkeypatch.setattr(target, "tokenizer", None)
+    end_at(monkeypatch, target, 2)
+    with pytest.raises(InputError, match="tiny-0 has no fast tokenizer"):
+        Grammars(target).matcher(FORMS[0])
+
+
+def test_a_grammar_that_grows_too_complex_fails_its_request(grammars: Grammars) -> None:
+    """A failed matcher drafts nothing and says why when the next token is chosen."""
+    matcher = make(grammars, FORMS[1])
+    matcher.advance(tokens("Z"))  # never allowed: how any failure looks
+    walk = matcher.walk()
+    assert not walk.allowed().any()
+    walk.stop()
+    assert walk.undo() == []
+    with pytest.raises(RequestFailure, match="cannot be followed any further") as caught:
+        matcher.masks([5])
+    assert "\n" not in str(caught.value)

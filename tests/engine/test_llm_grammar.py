@@ -1,0 +1,255 @@
+"""Answers that follow a grammar: always valid, of the target's law, and drafted through it."""
+
+import json
+import random
+import warnings
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from chisquare import naive_probabilities, p_value
+from oracle import end_at
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from tiny import METHODS, make_drafter, make_target, random_prompts
+
+from peagle.engine.draft import NewSlots
+from peagle.engine.grammar import Grammars, Matcher
+from peagle.engine.llm import LLM, Run
+from peagle.engine.request import SamplingParams
+from peagle.model.attend import CausalAttend
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+KNOWN = range(16, 128)  # what the drafters know, so not every digit or sign of JSON
+
+
+def random_model(rng: random.Random, depth: int = 0) -> type[BaseModel]:
+    """A record of one to three fields, strict; every answer to its schema is short."""
+    fields: dict[str, Any] = {}
+    for i in range(rng.randint(1, 3)):
+        kinds: list[Any] = [
+            (str, Field(max_length=rng.randint(0, 6))),
+            (int, Field(ge=rng.randint(-20, 0), le=rng.randint(1, 300))),
+            (bool, ...),
+            (Literal["red", "the cat", "A"], ...),
+            (list[bool], Field(max_length=2)),
+            (int | None, Field(ge=0, le=9, default=None)),
+        ]
+        if depth < 2:
+            kinds += [(random_model(rng, depth + 1), ...)]
+            kinds += [(list[random_model(rng, depth + 1)], Field(min_length=1, max_length=2))]
+        fields[rng.choice("xyz") + str(i)] = rng.choice(kinds)
+    strict = ConfigDict(strict=True, extra="forbid")
+    return create_model(f"Record{depth}{rng.randrange(10**6)}", __config__=strict, **fields)
+
+
+MODELS = [random_model(random.Random(seed)) for seed in range(20)]
+
+
+@pytest.fixture(scope="module")
+def wide() -> Target:
+    """Room for white space, which a random target likes."""
+    return make_target(seed=2, spread=0.3, context=2048)
+
+
+@pytest.fixture(scope="module")
+def wide_drafters(wide: Target) -> dict[Method, Drafter]:
+    return {method: make_drafter(wide, method, draft_vocab=len(KNOWN)) for method in METHODS}
+
+
+def schema(model: type[BaseModel], **options: object) -> str:
+    return json.dumps({**model.model_json_schema(), "x-guidance": options})
+
+
+@pytest.mark.parametrize("temperature", [0, 1.2])
+@pytest.mark.parametrize("method", [*METHODS, "none"])
+def test_json_always_parses_and_validates(
+    wide: Target, wide_drafters: dict[Method, Drafter], method: str, temperature: float
+) -> None:
+    llm = LLM(wide, wide_drafters.get(method), max_batch=8)
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            seed=i,
+            max_tokens=1500,
+            # A greedy random target says the same white space again and again.
+            json_schema=schema(model, **({} if temperature else {"whitespace_flexible": False})),
+        )
+        for i, model in enumerate(MODELS)
+    ]
+    done = llm.generate(random_prompts(20), params)
+    for model, answer in zip(MODELS, done, strict=True):
+        assert answer.finish_reason == "stop"
+        model.model_validate_json(answer.text)
+    assert len({answer.text for answer in done}) > 10
+    drafts_stand = [sum(answer.stats.accepted) > 0 for answer in done]
+    assert any(drafts_stand) == (method != "none")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("k", [1, 4, 7])
+def test_greedy_is_what_it_is_without_drafts(
+    wide: Target, wide_drafters: dict[Method, Drafter], method: Method, k: int
+) -> None:
+    params = [
+        SamplingParams(max_tokens=60, json_schema=schema(MODELS[0])),
+        SamplingParams(max_tokens=60, regex="[a-z ]{20,40}!"),
+        SamplingParams(max_tokens=60),
+        SamplingParams(max_tokens=60, regex="[a-f]+", repetition_penalty=1.5, logit_bias={70: 3}),
+        SamplingParams(max_tokens=60, grammar='start: "(" start ")" | /[0-9]{1,9}/'),
+    ]
+    prompts = random_prompts(len(params), seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # K above what the head was trained for
+        done = LLM(wide, wide_drafters[method], k=k, max_batch=3).generate(prompts, params)
+    plain = LLM(wide, max_batch=3).generate(prompts, params)
+    assert [(c.token_ids, c.text) for c in done] == [(c.token_ids, c.text) for c in plain]
+
+
+LETTERS = (("X", "Y", "Z"), ("A", "B", "C"), ("P", "Q"))
+
+
+def exact_law(target: Target, prompt: list[int], params: SamplingParams) -> np.ndarray:
+    """Law of the second and third token of `[XYZ][ABC][PQ]`, by enumeration."""
+    ids = [[target.tokenizer.convert_tokens_to_ids(c) for c in letters] for letters in LETTERS]
+
+    def law(said: list[int], allowed: list[int]) -> np.ndarray:
+        at = torch.tensor(prompt + said)
+        hidden = target.forward(at, torch.arange(len(at)), CausalAttend()).hidden
+        row = target.logits(hidden[-1:])[0].double().numpy()
+        keep = np.isin(np.arange(len(row)), allowed)
+        return naive_probabilities(np.where(keep, row, -np.inf), params)[allowed]
+
+    joint = np.zeros((3, 2))
+    for a, p in zip(ids[0], law([], ids[0]), strict=True):
+        for i, (b, q) in enumerate(zip(ids[1], law([a], ids[1]), strict=True)):
+            joint[i] += p * q * law([a, b], ids[2])
+    return joint
+
+
+@pytest.mark.parametrize(("method", "temperature"), [("p-eagle", 0.8), ("eagle3", 1.5)])
+def test_law_under_a_grammar(method: Method, temperature: float) -> None:
+    """That of the target among what is allowed, drafts accepted or not."""
+    target, draws = make_target(seed=7, layers=1, spread=0.3), 3000
+    params = SamplingParams(temperature=temperature, regex="[XYZ][ABC][PQ]", max_tokens=4)
+    llm = LLM(target, make_drafter(target, method, layers=1), k=3, max_batch=500)
+    done = llm.generate([[70, 71]], replace(params, n=draws, seed=0))
+    assert {c.finish_reason for c in done} == {"stop"}
+    counts = Counter((LETTERS[1].index(c.text[1]), LETTERS[2].index(c.text[2])) for c in done)
+    assert p_value(counts, exact_law(target, [70, 71], params)) > 0.001
+    accepted = sum(c.drafted[1] for c in done)
+    assert 0.1 * draws < accepted < 0.95 * draws, "drafts are accepted, and rejected"
+
+
+def test_any_end_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target(seed=7, layers=1)
+    end_at(monkeypatch, target, 0, 90)
+    params = SamplingParams(temperature=2, regex="X{3}", n=60, seed=0)
+    llm = LLM(target, make_drafter(target, "p-eagle", layers=1), k=5, max_batch=60)
+    done = llm.generate([[70, 71]], params)
+    assert {(c.text, c.finish_reason, len(c.token_ids)) for c in done} == {("XXX", "stop", 4)}
+    assert {c.token_ids[-1] for c in done} == {0, 2, 90}
+
+
+def drafted_by_hand(
+    logits: torch.Tensor, target_ids: list[int], matcher: Matcher, ends: set[int]
+) -> list[int]:
+    """The likeliest allowed token of each row in turn, on a matcher that really advances."""
+    draft = list[int]()
+    for row in logits:
+        allowed = set(matcher.allowed().nonzero()[:, 0].tolist())
+        known = [(float(v), t) for v, t in zip(row, target_ids, strict=True) if t in allowed]
+        if not known and len(allowed) > 1:
+            break
+        draft.append(max(known)[1] if known else next(iter(allowed)))
+        if draft[-1] in ends:
+            break
+        matcher.advance(draft[-1:])
+    return draft
+
+
+def test_drafts_are_the_likeliest_that_are_allowed(
+    wide: Target, wide_drafters: dict[Method, Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-EAGLE's K slots in order; what a request without a grammar beside it drafts is the same."""
+    drafter, seen, kinds = wide_drafters["p-eagle"], list[torch.Tensor](), Counter[str]()
+    forward = Drafter.logits
+
+    def spy(self: Drafter, normed: torch.Tensor) -> torch.Tensor:
+        seen.append(forward(self, normed))
+        return seen[-1]
+
+    monkeypatch.setattr(Drafter, "logits", spy)
+    params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[:6]]
+    params += [SamplingParams(max_tokens=40)]
+    run = Run(LLM(wide, drafter, k=6, max_batch=7), random_prompts(7), params)
+    known = drafter.target_ids.tolist()
+    while not run.engine.idle or not seen:
+        run.step()
+        running = run.engine.scheduler.running
+        by_depth = seen[-1].unflatten(0, (6, -1)).transpose(0, 1)
+        for request, logits in zip(running, by_depth, strict=False):
+            matcher = Grammars(wide).matcher(request.params)
+            if matcher is None:
+                assert request.draft == [known[i] for i in logits.argmax(-1)]
+                kinds["free"] += 1
+                continue
+            matcher.advance(request.output)
+            assert request.draft == drafted_by_hand(logits, known, matcher, {2})
+            kinds["short"] += len(request.draft) < 6
+            kinds["forced"] += any(token not in KNOWN for token in request.draft)
+            kinds["ended"] += 2 in request.draft
+    assert min(kinds[k] for k in ("free", "short", "forced", "ended")) > 0, kinds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
+    wide: Target, wide_drafters: dict[Method, Drafter], method: Method
+) -> None:
+    llm = LLM(wide, wide_drafters[method], k=5, max_batch=4)
+    params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[6:12]]
+    run = Run(llm, random_prompts(6), params)
+    drafted = 0
+    while not run.engine.idle or not drafted:
+        run.step()
+        for request in run.engine.scheduler.running:
+            fresh, own = Grammars(wide).matcher(request.params), request.sampler.matcher
+            fresh.advance(request.output)
+            assert torch.equal(fresh.allowed(), own.allowed())
+            for row, token in zip(fresh.masks(request.draft), request.draft, strict=False):
+                assert row[token]
+                drafted += 1
+    assert drafted > 50
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_forced_tokens_are_drafted_though_the_head_does_not_know_them(
+    wide: Target, wide_drafters: dict[Method, Drafter], method: Method
+) -> None:
+    """All of a round's drafts stand when nothing else may be said."""
+    params = SamplingParams(max_tokens=40, regex="!#%!#%!#%!#%")
+    unknown = wide.tokenizer.convert_tokens_to_ids("#")
+    assert unknown not in KNOWN
+    done = LLM(wide, wide_drafters[method], k=4).generate([[70, 71]], params)[0]
+    assert done.text == "!#%!#%!#%!#%"
+    assert sum(done.stats.accepted) == done.stats.drafted == 4 + 4 + 2
+    assert done.drafted == [False, *[True] * 4, False, *[True] * 4, False, True, True]
+
+
+def test_drafts_that_ignore_the_grammar_are_hardly_accepted(
+    wide: Target, wide_drafters: dict[Method, Drafter]
+) -> None:
+    def lengths(through: bool) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            if not through:
+                patch.setattr("peagle.engine.engine.NewSlots", lambda *new: NewSlots(*new[:5]))
+            llm = LLM(wide, wide_drafters["p-eagle"], k=4, max_batch=8)
+            texts = [SamplingParams(max_tokens=60, json_schema=schema(m)) for m in MODELS]
+            done = llm.generate(random_prompts(20), texts)
+        return float(np.mean([c.stats.acceptance_length for c in done]))
+
+    assert lengths(through=True) > lengths(through=False) + 0.5

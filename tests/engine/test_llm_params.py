@@ -1,0 +1,155 @@
+"""Sampling parameters through the whole engine: with drafts as without."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from chisquare import naive_logits
+from tiny import METHODS, make_target, random_prompts
+
+from peagle.config import InputError
+from peagle.engine.llm import LLM, Run
+from peagle.engine.request import Completion, RequestFailure, SamplingParams
+from peagle.model.attend import CausalAttend
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPTS = random_prompts(6, seed=4)
+BIAS = {70: 2.0, 80: -100.0, 90: 0.5}
+SPECIAL = [
+    SamplingParams(max_tokens=30, repetition_penalty=1.3),
+    SamplingParams(max_tokens=30, presence_penalty=0.6, frequency_penalty=0.4),
+    SamplingParams(max_tokens=30, frequency_penalty=-0.5, logit_bias=BIAS),
+    SamplingParams(max_tokens=30, logprobs=2),
+    SamplingParams(max_tokens=30),
+    SamplingParams(max_tokens=30, logit_bias=BIAS, repetition_penalty=1.1, logprobs=0),
+]
+
+
+def target_rows(target: Target, ids: list[int]) -> torch.Tensor:
+    """Logits (len(ids), V), from one forward without a cache."""
+    hidden = target.forward(torch.tensor(ids), torch.arange(len(ids)), CausalAttend()).hidden
+    return target.logits(hidden).double()
+
+
+def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
+    return [(c.token_ids, c.text, c.finish_reason) for c in done]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("k", "max_batch"), [(1, 6), (3, 2), (4, 6)])
+def test_greedy_is_what_it_is_without_drafts(
+    target: Target, drafters: dict[Method, Drafter], method: Method, k: int, max_batch: int
+) -> None:
+    done = LLM(target, drafters[method], k=k, max_batch=max_batch).generate(PROMPTS, SPECIAL)
+    assert outcome(done) == outcome(LLM(target, max_batch=3).generate(PROMPTS, SPECIAL))
+    assert sum(sum(c.stats.accepted) for c in done) > 10
+
+
+def test_greedy_is_the_argmax_of_the_definition(target: Target) -> None:
+    done = LLM(target, max_batch=6).generate(PROMPTS, SPECIAL)
+    for prompt, params, answer in zip(PROMPTS, SPECIAL, done, strict=True):
+        rows = target_rows(target, prompt + answer.token_ids)[len(prompt) - 1 : -1]
+        for i, (row, token) in enumerate(zip(rows, answer.token_ids, strict=True)):
+            naive = naive_logits(row.numpy(), params, prompt, answer.token_ids[:i])
+            assert token == naive.argmax()
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("method", [*METHODS, "none"])
+def test_logprobs_are_the_targets_own(
+    target: Target, drafters: dict[Method, Drafter], method: str, temperature: float
+) -> None:
+    params = SamplingParams(
+        max_tokens=25, temperature=temperature, seed=2, logprobs=3, repetition_penalty=1.2
+    )
+    run = LLM(target, drafters.get(method), max_batch=4).stream(PROMPTS, params)
+    chunks = list(run)
+    for index, (prompt, answer) in enumerate(zip(PROMPTS, run.completions(), strict=True)):
+        rows = target_rows(target, prompt + answer.token_ids)[len(prompt) - 1 : -1].log_softmax(-1)
+        assert answer.logprobs is not None
+        assert [entry.token for entry in answer.logprobs] == answer.token_ids
+        for entry, row in zip(answer.logprobs, rows, strict=True):
+            assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-4)
+            assert [t for t, _ in entry.top] == row.topk(3).indices.tolist()
+            assert [v for _, v in entry.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+        assert [c.logprob for c in chunks if c.index == index] == answer.logprobs
+
+
+def test_logprobs_are_given_only_where_asked_for(target: Target) -> None:
+    run = LLM(target).stream(PROMPTS[:1], SamplingParams(max_tokens=5))
+    assert [chunk.logprob for chunk in run] == [None] * 5
+    assert run.completions()[0].logprobs is None
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) -> None:  # noqa: ANN001
+    """Each is what its seed gives alone; they follow their prompt's order."""
+    llm = LLM(target, drafters["p-eagle"], k=3, max_batch=4)
+    params = [
+        SamplingParams(temperature=1.2, max_tokens=12, seed=seed, n=3),
+        SamplingParams(temperature=1.2, max_tokens=12, seed=seed),
+    ]
+    run = Run(llm, PROMPTS[:2], params)
+    chunks, done = list(run), run.completions()
+    assert len(done) == 4 and len({tuple(c.token_ids) for c in done}) == 4
+    assert {chunk.index for chunk in chunks} == {0, 1, 2, 3}
+    if seed is not None:
+        for i, answer in enumerate(done):
+            prompt, own = (PROMPTS[0], seed + i) if i < 3 else (PROMPTS[1], seed)
+            alone = llm.generate([prompt], replace(params[1], seed=own))[0]
+            assert outcome([alone]) == outcome([answer])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_repeats_with_everything(
+    target: Target, drafters: dict[Method, Drafter], method: Method
+) -> None:
+    llm = LLM(target, drafters[method], k=3, max_batch=6)
+    hot = [replace(params, temperature=0.9, seed=7, top_p=0.95) for params in SPECIAL]
+    again = LLM(target, drafters[method], k=3, max_batch=6)
+    assert outcome(llm.generate(PROMPTS, hot)) == outcome(again.generate(PROMPTS, hot))
+
+
+@pytest.mark.parametrize("at", [0, 2, 5, 9])
+def test_stop_token_ids(target: Target, drafters: dict[Method, Drafter], at: int) -> None:
+    """The answer ends with the first of them, which has no text, though the end is ignored."""
+    unstopped = LLM(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0]
+    token = unstopped.token_ids[at]
+    first = unstopped.token_ids.index(token)
+    params = SamplingParams(max_tokens=20, stop_token_ids=(3, token), ignore_eos=True)
+    for head in (None, drafters["p-eagle"]):
+        done = LLM(target, head).generate(PROMPTS[:1], params)[0]
+        assert done.finish_reason == "stop"
+        assert done.token_ids == unstopped.token_ids[: first + 1]
+        ids = unstopped.token_ids[:first]
+        assert done.text == target.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        (
+            SamplingParams(logit_bias={128: 1}),
+            "logit_bias 128: the target's token ids are 0 to 127",
+        ),
+        (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids -1: "),
+        (SamplingParams(regex="("), "regex '(': "),
+    ],
+)
+def test_what_the_target_cannot_do_is_said_at_once(
+    target: Target, params: SamplingParams, said: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        LLM(target).stream(PROMPTS[:1], params)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_broken_target_is_noticed() -> None:
+    target = make_target(seed=5)
+    with torch.no_grad():
+        target.model.lm_head.weight[3] = float("nan")
+    for params in (SamplingParams(), SamplingParams(temperature=1), SPECIAL[0]):
+        with pytest.raises(RequestFailure, match="prompt 0: .*NaN"):
+            LLM(target).generate(PROMPTS[:1], params)
