@@ -153,6 +153,7 @@ def summary(run: Run) -> dict[str, object]:
 def last_line(llm: LLM, run: Run) -> str:
     """How drafting fared, in one line."""
     result = summary(run)
-    drafting = f"{llm.method}, K = {llm.k}, acceptance length {result['acceptance_length']}, "
+    most = f"K ≤ {llm.k}" if llm.adaptive else f"K = {llm.k}"
+    drafting = f"{llm.method}, {most}, acceptance length {result['acceptance_length']}, "
     drafting = drafting if llm.k else "no drafting, "
     return f"{drafting}{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s"

@@ -26,7 +26,7 @@ def test_json_has_the_tokens_of_plain_decoding(
     target: Path, heads: dict[Method, Path], method: Method
 ) -> None:
     plain = printed("generate", target, *ASK, "--no-speculation")
-    drafted = printed("generate", target, *ASK, "--head", heads[method])
+    drafted = printed("generate", target, *ASK, "--head", heads[method], "--k", 4)
     assert set(drafted) == set(plain) == FIELDS
     for field in ("text", "token_ids", "output_tokens", "finish_reason"):
         assert drafted[field] == plain[field], field
@@ -51,13 +51,13 @@ def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[Method, Pat
     assert shown.startswith(text + "\n")
     last = shown.removeprefix(text + "\n")
     assert "\x1b" not in last
-    assert last.startswith("p-eagle, K = 4, acceptance length ")
+    assert last.startswith("p-eagle, K ≤ 4, acceptance length ")
     assert last.endswith(" tok/s\n")
 
 
 def test_accepted_tokens_are_green_on_a_terminal(target: Path, heads: dict[Method, Path]) -> None:
     green = "\x1b[32m"
-    drafted = invoke("generate", target, *ASK, "--head", heads["p-eagle"], color=True)
+    drafted = invoke("generate", target, *ASK, "--head", heads["p-eagle"], "--k", 4, color=True)
     assert green in drafted.stdout
     plain = invoke("generate", target, *ASK, color=True)
     assert green not in plain.stdout

@@ -21,7 +21,7 @@ def test_equals_the_engine_and_leaves_the_drafter_alone(method: Method) -> None:
     assert drafter.training and drafter.norm.weight.dtype == torch.float32
     assert all(torch.equal(t, before[name]) for name, t in drafter.state_dict().items())
     total = Stats()
-    llm = LLM(target, drafter.eval())
+    llm = LLM(target, drafter.eval(), k=min(7, drafter.config.depths))
     for answer in llm.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS)):
         total.add(answer.stats)
     assert (found.rounds, found.accepted) == (total.rounds, total.accepted)
