@@ -35,7 +35,8 @@ NoSpeculationOption = Annotated[
     bool, typer.Option("--no-speculation", help="The target alone: --method none.")
 ]
 KOption = Annotated[
-    int | None, typer.Option("--k", help="Draft tokens a round. Default: as many as pay, round by round.")
+    int | None,
+    typer.Option("--k", help="Draft tokens a round. Default: as many as pay, round by round."),
 ]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopPOption = Annotated[float, typer.Option(help="Nucleus: keep this much probability.")]
