@@ -73,6 +73,8 @@ def test_everyone_is_served(
         decoding = {id(r) for r in scheduler.running if r.draft or r.output and not r.preempted}
         assert decoding <= {id(work.request) for work in works}, "who decodes runs in every round"
         admitted += [r.index for r in scheduler.running if r.index not in admitted]
+        served = [r.index in admitted for r in scheduler.waiting]
+        assert served == sorted(served, reverse=True), "who gave up blocks is the next to get some"
         for work in works:
             run(scheduler, work, chance)
         rounds += 1
