@@ -18,6 +18,7 @@ from peagle.cli.common import (
     MethodOption,
     MinPOption,
     NoSpeculationOption,
+    QuantizeOption,
     SeedOption,
     TargetArgument,
     TemperatureOption,
@@ -54,6 +55,7 @@ def generate(
     max_tokens: MaxTokensOption = 256,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
+    quantize: QuantizeOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,6 +71,7 @@ def generate(
         k,
         dtype=dtype,
         device=device,
+        quantize=quantize,
         force=force,
         chat_template=chat_template,
     )

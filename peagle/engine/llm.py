@@ -24,6 +24,7 @@ from peagle.engine.sampling import verify
 from peagle.engine.text import TextStream, end_tokens
 from peagle.model.attend import KEY_BLOCK, ROW_TILE
 from peagle.model.drafter import Drafter
+from peagle.model.packed import pack
 from peagle.model.source import load_target
 from peagle.model.target import Target
 
@@ -46,14 +47,14 @@ class LLM:
         k: int | None = None,  # num_speculative_tokens; None: as trained, at most 7
         max_batch: int = 8,  # requests that run together
         deterministic: bool = False,
-        **load: Any,  # dtype and device of load_target
+        **load: Any,  # dtype, device and quantize of load_target
     ) -> None:
         """`deterministic`: rows of one request's target are computed in fixed tiles, so that greedy
         output is bit-identical with and without speculation in any dtype, at max_batch 1 and K ≤ 7.
 
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
-        self.target = load_target(target, **load) if isinstance(target, str) else target
+        self.target = load_target(target, **load).pack() if isinstance(target, str) else target
         self.drafter: Drafter | None = None
         if max_batch < 1:
             raise InputError(f"max_batch {max_batch}: must be at least 1")
@@ -70,7 +71,8 @@ class LLM:
         if head is None:
             self.drafter, self.k = None, 0
         else:
-            self.drafter = head if isinstance(head, Drafter) else Drafter.load(head, self.target)
+            drafter = head if isinstance(head, Drafter) else pack(Drafter.load(head, self.target))
+            self.drafter = drafter
             trained = self.drafter.config.depths
             self.k = k or min(7, trained)
             if self.k > trained:
