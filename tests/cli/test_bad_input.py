@@ -26,6 +26,7 @@ SAY = ("--prompt", "hi", "--max-tokens", 4)
         ((*SAY, "--min-p", 2), ["min_p 2.0", "0 to 1"]),
         ((*SAY, "--max-tokens", 0), ["max_tokens 0", "at least 1"]),
         ((*SAY, "--dtype", "int3"), ["dtype 'int3'", "float32", "bfloat16"]),
+        ((*SAY, "--quantize", "int3"), ["quantize 'int3'", "int8 or int4"]),
         ((*SAY, "--method", "medusa"), ["method 'medusa'", "p-eagle, eagle3, none"]),
         ((*SAY, "--method", "eagle3"), ["no eagle3 head", "--head"]),
         ((*SAY, "--head", "./nowhere"), ["head ./nowhere", "give a folder or a hub id"]),
