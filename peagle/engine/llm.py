@@ -51,6 +51,7 @@ class LLM:
     ) -> None:
         """`deterministic`: rows of one request's target are computed in fixed tiles, so that greedy
         output is bit-identical with and without speculation in any dtype, at max_batch 1 and K ≤ 7.
+        What is loaded by name is packed (model/packed.py), for inference alone; objects stay.
 
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
