@@ -13,6 +13,7 @@ from peagle.cli.common import (
     MethodOption,
     MinPOption,
     NoSpeculationOption,
+    QuantizeOption,
     SeedOption,
     TargetArgument,
     TemperatureOption,
@@ -44,6 +45,7 @@ def chat(
     max_tokens: MaxTokensOption = 512,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
+    quantize: QuantizeOption = None,
     force: ForceOption = False,
 ) -> None:
     """Talk to a target. An empty line or end of input ends the conversation."""
@@ -56,6 +58,7 @@ def chat(
         k,
         dtype=dtype,
         device=device,
+        quantize=quantize,
         force=force,
         chat_template=chat_template,
     )

@@ -14,6 +14,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model.checkpoint import find_head
 from peagle.model.drafter import Drafter
+from peagle.model.packed import pack
 
 METHODS = ("p-eagle", "eagle3", "none")
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -65,6 +66,9 @@ LogprobsOption = Annotated[
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
 DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+QuantizeOption = Annotated[
+    str | None, typer.Option(help="int8 or int4 weights in the target's layers; CPU only.")
+]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +92,7 @@ def open_llm(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    quantize: str | None = None,
     force: bool = False,
     chat_template: str | None = None,
 ) -> LLM:
@@ -105,11 +110,11 @@ def open_llm(
     folder = find_head(path) if path else None  # before the target takes its time to load
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
-        llm = LLM(target, dtype=dtype, device=device)
+        llm = LLM(target, dtype=dtype, device=device, quantize=quantize)
         use_template(llm.tokenizer, chat_template)
         if folder is None:
             return llm
-        drafter = Drafter.load(folder, llm.target, force=force)
+        drafter = pack(Drafter.load(folder, llm.target, force=force))
     if method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
     llm.use(drafter, k)

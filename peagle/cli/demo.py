@@ -9,7 +9,7 @@ from rich.table import Table
 
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.catalog import CATALOG, head_path
-from peagle.cli.common import DtypeOption, progress_bar, screen
+from peagle.cli.common import DtypeOption, QuantizeOption, progress_bar, screen
 from peagle.cli.generate import console
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
@@ -25,6 +25,7 @@ def demo(
     prompts: Annotated[int, typer.Option(help="HumanEval prompts to answer.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
     dtype: DtypeOption = "bfloat16",
+    quantize: QuantizeOption = None,
     output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/demo.json"),
 ) -> None:
     """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens."""
@@ -40,7 +41,7 @@ def demo(
         heads[method] = folder, CATALOG[TARGET].heads[method].k
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
-        llm = LLM(TARGET, dtype=dtype, max_batch=1, deterministic=True)
+        llm = LLM(TARGET, dtype=dtype, quantize=quantize, max_batch=1, deterministic=True)
         rows = load_contenders(llm, heads)
     ids = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
     with progress_bar("prompts") as bar:
@@ -51,6 +52,7 @@ def demo(
         "device": device_name(),
         "target": TARGET,
         "dtype": dtype,
+        "quantize": quantize,
         "prompts": len(ids),
         "max_tokens": max_tokens,
         "identical": same,
@@ -65,7 +67,8 @@ def demo(
         speed = row["tokens_per_second"]
         table.add_row(row["method"], str(row["k"] or "-"), f"{speed:.1f}", f"{speed / base:.2f}×",
                       f"{row['acceptance_length']:.2f}", shares)  # fmt: skip
-    console.print(f"{TARGET}, {dtype}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
+    weights = f"{dtype}, {quantize} weights" if quantize else dtype
+    console.print(f"{TARGET}, {weights}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
     console.print(table)
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
     if not same:

@@ -18,6 +18,7 @@ from peagle.cli.common import (
     JsonOption,
     MaxTokensOption,
     MethodOption,
+    QuantizeOption,
     TargetArgument,
     TemperatureOption,
     open_llm,
@@ -47,6 +48,7 @@ def evaluate(
     batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
+    quantize: QuantizeOption = None,
     force: ForceOption = False,
     no_timing: Annotated[
         bool, typer.Option("--no-timing", help="Do not time it beside the target: no verdict.")
@@ -66,6 +68,7 @@ def evaluate(
         max(depths),
         dtype=dtype,
         device=device,
+        quantize=quantize,
         force=force,
         chat_template=chat_template,
     )

@@ -24,6 +24,7 @@ from peagle.cli.common import (
     MinPOption,
     NoSpeculationOption,
     PresencePenaltyOption,
+    QuantizeOption,
     RegexOption,
     RepetitionPenaltyOption,
     SeedOption,
@@ -71,6 +72,7 @@ def generate(
     logprobs: LogprobsOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
+    quantize: QuantizeOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -97,6 +99,7 @@ def generate(
         k,
         dtype=dtype,
         device=device,
+        quantize=quantize,
         force=force,
         chat_template=chat_template,
     )

@@ -19,6 +19,7 @@ from peagle.engine.memory import kv_tokens
 from peagle.engine.request import Chunk, Completion, Request, RequestFailure, SamplingParams
 from peagle.model.attend import ROW_TILE
 from peagle.model.drafter import Drafter
+from peagle.model.packed import pack
 from peagle.model.source import load_target
 from peagle.model.target import Target
 
@@ -42,14 +43,15 @@ class LLM:
         max_batch: int = 8,  # requests that run together
         kv_tokens: int | None = None,  # of KV cache, for all of them; None: by free memory
         deterministic: bool = False,
-        **load: Any,  # dtype and device of load_target
+        **load: Any,  # dtype, device and quantize of load_target
     ) -> None:
         """`deterministic`: the target is computed in fixed tiles of rows, so that greedy output is
         bit-identical with and without speculation, alone and in any company, in any dtype.
+        What is loaded by name is packed (model/packed.py), for inference alone; objects stay.
 
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
-        self.target = load_target(target, **load) if isinstance(target, str) else target
+        self.target = load_target(target, **load).pack() if isinstance(target, str) else target
         self.drafter: Drafter | None = None
         for name, value in (("max_batch", max_batch), ("kv_tokens", kv_tokens)):
             if value is not None and value < 1:
@@ -72,7 +74,8 @@ class LLM:
         if head is None:
             self.drafter, self.k, self.adaptive = None, 0, False
         else:
-            self.drafter = head if isinstance(head, Drafter) else Drafter.load(head, self.target)
+            drafter = head if isinstance(head, Drafter) else pack(Drafter.load(head, self.target))
+            self.drafter = drafter
             trained = self.drafter.config.depths
             self.k, self.adaptive = k or min(7, trained), k is None
             if self.k > trained:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from peagle.catalog import CATALOG, PackagedGGUF
 from peagle.config import InputError, cache_dir, first_line
+from peagle.model.quantized import check_quantize, quantize_layers
 from peagle.model.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,12 +32,16 @@ UNREADABLE = (
 )
 
 
-def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Target:
-    """Load a target. `dtype` "auto" keeps the checkpoint's. Raises InputError for unknown names,
-    folders without a config, unsupported architectures and GGUF types, and damaged weights."""
+def load_target(
+    name: str, *, dtype: str = "auto", device: str = "cpu", quantize: str | None = None
+) -> Target:
+    """Load a target. `dtype` "auto" keeps the checkpoint's; `quantize` "int8" or "int4" (CPU) holds
+    the weights of its decoder layers so. Raises InputError for unknown names, folders without a
+    config, unsupported architectures and GGUF types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     check_device(device)
+    check_quantize(quantize, device)
     path, revision = locate(name)
     where = {"pretrained_model_name_or_path": path, "revision": revision}
     try:
@@ -44,7 +49,10 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "cpu") -> Targe
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
-    return Target(model.to(device), tokenizer, name)
+    target = Target(model.to(device), tokenizer, name)
+    if quantize is not None:
+        quantize_layers(target, quantize)
+    return target
 
 
 def check_device(device: str) -> None:

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.config import InputError
 from peagle.model.attend import Attend, AttentionSpec, CausalAttend
+from peagle.model.packed import pack
 
 ATTENTION = "peagle"  # the name our attention is registered under
 KNOWN_MIXERS = {"full_attention", "sliding_attention"}
@@ -110,6 +111,12 @@ class Target:
     def max_context(self) -> int:
         """Longest sequence, prompt and output, the target was made for."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+
+    def pack(self) -> "Target":
+        """Lay the weights out for inference on a CPU (model/packed.py); returns itself."""
+        pack(self.model)
+        self._head = _head_only(self.model, self.decoder)
+        return self
 
     def tap(self, layers: Sequence[int]) -> None:
         """Return the residual stream entering these layers as features from now on."""

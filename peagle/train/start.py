@@ -128,7 +128,7 @@ def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
     _copy(drafter.norm.weight, getattr(target.decoder.norm, "weight", None))
     _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
     for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):
-        source = dict(theirs.named_parameters())
+        source = theirs.state_dict()  # of packed layers, too
         for name, parameter in mine.named_parameters():
             if name.startswith("self_attn.") and parameter.shape[1:] == (2 * hidden,):
                 parameter[:, :hidden] *= 0.1  # the embedding half starts small

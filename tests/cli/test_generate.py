@@ -39,6 +39,17 @@ def test_json_has_the_tokens_of_plain_decoding(
     assert drafted["acceptance_length"] > 1
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_quantized_target_decodes_the_same_with_a_head(
+    target: Path, heads: dict[Method, Path], method: Method
+) -> None:
+    ask = (*ASK, "--quantize", "int8")
+    plain = printed("generate", target, *ask, "--no-speculation")
+    drafted = printed("generate", target, *ask, "--head", heads[method])
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["acceptance_length"] > 1
+
+
 def test_head_is_not_loaded_for_method_none(target: Path, tmp_path: Path) -> None:
     named = ("--method", "none", "--head", tmp_path / "nowhere")
     assert printed("generate", target, *ASK, *named)["rounds"] == 0
