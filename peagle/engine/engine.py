@@ -84,6 +84,8 @@ class Engine:
         `finish_reason`."""
         started = time.perf_counter()
         works = self.scheduler.schedule()
+        if not works:
+            return
         decoding = all(work.complete and work.request.computed for work in works)
         rows = sum(work.tokens for work in works)
         ready = time.perf_counter()
