@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from peagle.model.config import Method
 
 FRESH = 0.1  # weight of a new measurement
+GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
 PROBE = 32  # rounds without drafts before one is tried: acceptance and load change
 PRIOR = 0.6, 8.0  # a first guess at acceptance, and the draft tokens it counts for
 FORGET = 0.98  # weight a request's earlier rounds keep, a round
@@ -39,11 +40,11 @@ class Curve:
         share = (rows - low) / (high - low)
         return self.seconds[at - 1] * (1 - share) + self.seconds[at] * share
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Bend the curve a little towards a measurement."""
-        factor = 1 + FRESH * (seconds / self(rows) - 1)
-        at = bisect_left(self.rows, rows)
-        for near in {max(0, at - 1), min(at, len(self.rows) - 1)}:
+    def observe(self, passes: Sequence[int], seconds: float) -> None:
+        """Bend the curve a little towards what forwards of so many rows took together."""
+        factor = 1 + FRESH * (seconds / sum(map(self, passes)) - 1)
+        ends = {bisect_left(self.rows, rows) - before for rows in passes for before in (0, 1)}
+        for near in {min(max(at, 0), len(self.rows) - 1) for at in ends}:
             self.seconds[near] *= factor
 
 
@@ -110,7 +111,7 @@ class AdaptiveDepth:
             spent = self.verify(batch * (1 + k)) + self._drafting(batch, k, gain) + self.overhead
             rates.append((batch + gain) / spent)
         best = max(range(self.k + 1), key=rates.__getitem__)
-        if best == 0:
+        if rates[best] < GAIN * rates[0]:
             return [self._probe()] * batch
         self._quiet = 0
         slope = (self.verify(batch * (1 + best)) - self.verify(batch)) / (batch * best)
@@ -142,4 +143,8 @@ def measure(run: Callable[[int], float], most: int) -> Curve:
     rows = [1]
     while rows[-1] < most:
         rows.append(min(2 * rows[-1], most))
-    return Curve({count: min(run(count) for _ in range(3)) for count in rows})
+    seconds = {count: min(run(count) for _ in range(3)) for count in rows}
+    # More rows never take less: where they did, what came before was disturbed.
+    for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):
+        seconds[fewer] = min(seconds[fewer], seconds[more])
+    return Curve(seconds)

@@ -55,6 +55,15 @@ def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[lis
     return [walk.undo() if walk else draft for walk, draft in zip(walks, drafts, strict=True)]
 
 
+def passes(drafter: Drafter, slots: list[NewSlots]) -> list[int]:
+    """Rows of each forward that `propose` runs."""
+    new = sum(len(one.ids) for one in slots)
+    if drafter.config.method == "p-eagle":
+        return [new + sum(max(0, one.depth - 1) for one in slots)]
+    depths = range(1, max(one.depth for one in slots))
+    return [new, *(sum(one.depth > depth for one in slots) for depth in depths)]
+
+
 def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> Tensor:
     """One depth's draft tokens (B,) as target ids from draft logits (B, V): the likeliest, or the
     likeliest that a grammar allows, with which its walk goes on.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peagle.engine.blocks import BLOCK, BlockPool
 from peagle.engine.depth import AdaptiveDepth
-from peagle.engine.draft import NewSlots, propose
+from peagle.engine.draft import NewSlots, passes, propose
 from peagle.engine.grammar import Grammars
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import Chunk, Request, RequestFailure, TokenLogprob
@@ -92,11 +92,13 @@ class Engine:
         out = self.verify(works)
         self.accept(works, out)
         judged = time.perf_counter()
-        self.draft(works)
+        forwards = self.draft(works)
         drafted = time.perf_counter()
         self._settle(works)
         if self.depths is not None and decoding:
-            self.depths.verify.observe(rows, judged - ready)
+            self.depths.verify.observe([rows], judged - ready)
+            if forwards:
+                self.depths.draft.observe(forwards, drafted - judged)
             self.depths.observe_overhead(ready - started + time.perf_counter() - drafted)
 
     @torch.no_grad()
@@ -148,11 +150,12 @@ class Engine:
                 request.features.append(out.features[begin : begin + kept])
             begin += work.tokens
 
-    def draft(self, works: list[Work]) -> None:
-        """Propose the next tokens of every request that goes on."""
+    def draft(self, works: list[Work]) -> list[int]:
+        """Propose the next tokens of every request that goes on; returns the rows of the drafter's
+        forwards."""
         going = [work.request for work in works if work.request.finish_reason is None]
         if self.drafter is None or not going:
-            return
+            return []
         decoding = [r for r in going if r.computed == len(r.tokens) - 1]
         depths = dict(zip(map(id, decoding), self._depths(decoding), strict=True))
         slots, drafted = list[NewSlots](), list[Request]()
@@ -166,11 +169,12 @@ class Engine:
                 slots.append(new)
                 drafted.append(request)
         if not slots:
-            return
+            return []
         for request, draft in zip(
             drafted, propose(self.drafter, self.drafter_cache, slots), strict=True
         ):
             request.draft, request.features, request.slots = draft, [], request.computed
+        return passes(self.drafter, slots)
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
