@@ -59,7 +59,8 @@ def _attention(  # noqa: PLR0913 (the interface of transformers)
     q, k, v = (x[0].transpose(0, 1)[:tokens] for x in (query, key, value))
     spec = AttentionSpec(scaling, sliding_window, softcap, s_aux)
     out = peagle_step.attend(layer, q, k, v, spec)
-    return F.pad(out, (0, 0, 0, 0, 0, query.shape[2] - tokens))[None], None
+    missing = query.shape[2] - tokens
+    return (F.pad(out, (0, 0, 0, 0, 0, missing)) if missing else out)[None], None
 
 
 class _Passthrough(nn.Module):
