@@ -170,20 +170,18 @@ class Engine:
                 drafted.append(request)
         if not slots:
             return []
-        for request, draft in zip(
-            drafted, propose(self.drafter, self.drafter_cache, slots), strict=True
-        ):
-            request.draft, request.features, request.slots = draft, [], request.computed
+        drafts = propose(self.drafter, self.drafter_cache, slots)
+        for request, (draft, sure) in zip(drafted, drafts, strict=True):
+            keep = len(draft) if self.depths is None else self.depths.trim(sure)
+            request.draft, request.sure = draft[:keep], sure[:keep]
+            request.features, request.slots = [], request.computed
         return passes(self.drafter, slots)
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
-        depths = [self.settings.k] * len(requests)
-        if self.depths is not None:
-            depths = self.depths.choose([request.odds for request in requests])
+        depth = self.settings.k if self.depths is None else self.depths.choose(len(requests))
         limit = self.target.max_context
-        rooms = [max(0, limit - len(request.tokens)) for request in requests]
-        return [min(depth, room) for depth, room in zip(depths, rooms, strict=True)]
+        return [min(depth, max(0, limit - len(request.tokens))) for request in requests]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""
@@ -202,8 +200,8 @@ class Engine:
         if draft:
             request.stats.count(len(draft), accepted)
             if self.depths is not None:
-                self.depths.count(request.odds, len(draft), accepted)
-        before, request.draft = len(request.tokens), []
+                self.depths.calibration.count(request.sure, accepted)
+        before, request.draft, request.sure = len(request.tokens), [], []
         self._emit(request, [*draft[:accepted], token], accepted, logprobs)
         sampler.commit(request.tokens[before:])
 

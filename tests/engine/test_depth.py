@@ -1,74 +1,97 @@
-"""Depth follows what rounds cost and what is accepted."""
+"""Depth follows what rounds cost, how sure the drafter is, and whether it is right to be."""
+
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.depth import GAIN, PROBE, AdaptiveDepth, Curve, Odds, measure
+from peagle.engine.depth import PROBE, AdaptiveDepth, Calibration, Curve, measure
 from peagle.model.config import Method
 
 FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
 STEEP = {1: 0.010, 8: 0.080, 64: 0.640}  # all rows cost the same
-CHEAP = {1: 0.002, 64: 0.004}
+CHEAP = {1: 0.0005, 64: 0.001}
 
 
-def depths(method: Method, verify: dict[int, float], draft: dict[int, float]) -> AdaptiveDepth:
+def chooser(
+    method: Method = "p-eagle", verify: dict[int, float] = FLAT, draft: dict[int, float] = CHEAP
+) -> AdaptiveDepth:
     return AdaptiveDepth(method, 7, Curve(verify), Curve(draft))
 
 
-def taught(chooser: AdaptiveDepth, accepted: list[int], requests: int = 1) -> list[Odds]:
-    odds = [Odds() for _ in range(requests)]
-    for own in odds:
-        for count in accepted * 20:
-            chooser.count(own, 7, count)
-    return odds
+def decode(depths: AdaptiveDepth, sure: list[float], batch: int = 1) -> tuple[int, int]:
+    """Rounds with drafts as sure as that, and right so often; the last depth, and tokens kept."""
+    chance, depth, kept = random.Random(0), 0, 0
+    for _ in range(120):
+        if depth := depths.choose(batch):
+            kept = depths.trim(sure[:depth])
+            right = (chance.random() < p for p in sure[:kept])
+            accepted = next((at for at, hit in enumerate(right) if not hit), kept)
+            depths.calibration.count(sure[:kept], accepted)
+    return depth, kept
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_what_is_accepted_is_drafted(method: Method) -> None:
-    good, bad = (depths(method, FLAT, CHEAP) for _ in range(2))
-    assert good.choose(taught(good, [7, 6, 7])) == [7]
-    assert bad.choose(taught(bad, [0])) == [0]
-    some = depths(method, FLAT, CHEAP)
-    assert 1 <= some.choose(taught(some, [1, 2, 2, 0]))[0] <= 4
+    assert decode(chooser(method), [0.95] * 7) == (7, 7)
+    depth, kept = decode(chooser(method), [0.6] * 7)
+    assert 1 <= kept <= depth
+    assert decode(chooser(method, verify=STEEP), [0.3] * 7)[0] == 0
 
 
-def test_nothing_is_drafted_where_every_row_costs() -> None:
-    loaded = depths("p-eagle", STEEP, CHEAP)
-    assert loaded.choose(taught(loaded, [1, 0, 2], requests=4)) == [0] * 4
+def test_the_fuller_the_machine_the_less_is_verified() -> None:
+    kept = [decode(chooser(verify={1: 0.03, 64: 0.2}), [0.8] * 7, batch)[1] for batch in (1, 8, 48)]
+    assert kept[0] > kept[1] > kept[2]
 
 
 def test_passes_cost_depth_only_where_there_are_passes() -> None:
     slow = {1: 0.006, 64: 0.008}
-    one, many = depths("p-eagle", FLAT, slow), depths("eagle3", FLAT, slow)
-    deep, shallow = (chooser.choose(taught(chooser, [3, 2, 4]))[0] for chooser in (one, many))
+    deep, shallow = (decode(chooser(m, draft=slow), [0.75] * 7)[0] for m in ("p-eagle", "eagle3"))
     assert deep > shallow >= 1
 
 
-def test_hard_requests_draft_less() -> None:
-    chooser = depths("p-eagle", {1: 0.030, 64: 0.120}, CHEAP)
-    easy, hard = Odds(), Odds()
-    for _ in range(40):
-        chooser.count(easy, 7, 6)
-        chooser.count(hard, 7, 0)
-    first, second = chooser.choose([easy, hard])
-    assert first > second
+def test_of_two_requests_the_surer_one_gets_more_rows() -> None:
+    depths = chooser(verify={1: 0.030, 64: 0.300})
+    decode(depths, [0.8] * 7, batch=2)
+    assert depths.trim([0.95] * 7) > depths.trim([0.4] * 7)
+
+
+def test_a_drafter_that_is_too_sure_is_found_out() -> None:
+    depths, sure = chooser(verify=STEEP), [0.95] * 7
+    for _ in range(60):
+        depths.calibration.count(sure, 0)
+    assert depths.calibration(0.95) < 0.2
+    for _ in range(64):
+        depths.trim(sure)
+    assert depths.choose(1) == 0
 
 
 def test_a_small_promise_is_not_enough() -> None:
-    """Within GAIN of plain decoding nothing is drafted."""
-    verify = {1: 1.0, 2: 1.9 / GAIN, 64: 100.0}
-    chooser = depths("p-eagle", verify, {1: 0.0, 64: 0.0})
-    assert chooser.choose(taught(chooser, [1])) == [1]
-    chooser = depths("p-eagle", {1: 1.0, 2: 1.97, 64: 100.0}, {1: 0.0, 64: 0.0})
-    assert chooser.choose(taught(chooser, [1])) == [0]
+    """Two tokens a round for twice the time: nothing is gained, and nothing is drafted."""
+    depths = chooser(verify={1: 1.0, 2: 1.97, 64: 64.0}, draft={1: 0.0, 64: 0.0})
+    depths.worth = 0.0
+    for _ in range(64):
+        depths.trim([0.99])
+    assert depths.choose(1) == 0
 
 
 def test_quiet_rounds_are_probed() -> None:
-    chooser = depths("p-eagle", STEEP, CHEAP)
-    odds = taught(chooser, [0])
-    chosen = [chooser.choose(odds)[0] for _ in range(3 * PROBE)]
-    assert sum(chosen) == 3 and max(chosen) == 1
+    depths = chooser(verify=STEEP)
+    for _ in range(64):
+        depths.trim([0.05] * 7)
+    depths.choose(1)
+    chosen = [depths.choose(1) for _ in range(3 * PROBE[0])]
+    assert sum(depth > 0 for depth in chosen) == 3 and max(chosen) == PROBE[1]
+
+
+def test_calibration_by_hand() -> None:
+    calibration = Calibration()
+    assert calibration(0.35) == pytest.approx(0.35) and calibration(1.0) == pytest.approx(0.95)
+    for _ in range(3000):
+        calibration.count([0.31, 0.72, 0.75], 1)  # the first stood, the second did not
+    assert calibration(0.35) > 0.98 and calibration(0.7) < 0.02, "the third says nothing"
+    assert calibration(0.5) == pytest.approx(0.55)
 
 
 def test_costs_are_refreshed() -> None:
@@ -94,12 +117,3 @@ def test_a_disturbed_measurement_is_mended() -> None:
     taken = iter([1.0] * 3 + [5.0] * 3 + [2.0] * 3 + [3.0] * 3)
     curve = measure(lambda rows: next(taken), 7)
     assert (curve.rows, curve.seconds) == ([1, 2, 4, 7], [1.0, 2.0, 2.0, 3.0])
-
-
-def test_odds_by_hand() -> None:
-    odds = Odds()
-    for accepted in (2, 0, 1):
-        odds.count(3, accepted, 1.0)
-    assert odds.tried == [3, 2, 1] and odds.accepted == [2, 1, 0]
-    chances = odds.chances(3, [0.5] * 3, 2.0)
-    assert chances == pytest.approx([3 / 5, 3 / 5 * 2 / 4, 3 / 5 * 2 / 4 * 1 / 3])
