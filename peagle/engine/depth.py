@@ -1,25 +1,31 @@
-"""How many tokens to draft: as many as pay, at the load of the moment. No torch here.
+"""How many tokens to draft and to verify: as many as pay, at the load of the moment. No torch here.
 
-A round with B requests that verifies R rows takes V(R) seconds and drafting takes D; it yields
-B + Σ p tokens, p being the chance that a draft token and all before it are accepted. The depth k
-that all requests share maximises
+A drafter knows how sure it is: the probability it gives a token is, nearly, the chance that the
+target agrees. Calibrated on what has been verified, it tells of every drafted token the chance p_ij
+that it and all before it stand. With B requests a round that verifies R rows takes V(R) seconds,
+drafting k tokens each D(k); k maximises
 
-    (B + Σᵢ Σ_{j ≤ k} p_ij) / (V(B·(1 + k)) + D(k) + overhead)
+    (B + Σ p_ij of the tokens verified) / (V(R) + D(k) + overhead)
 
-and with that rate r, in tokens a second, a token is worth its row where p_ij ≥ r · dV/dR: requests
-that are hard to predict draft less, P-EAGLE's others more, their depth being free.
+over recent drafts, and with that rate r, in tokens a second, a token is verified where p_ij is at
+least r · dV/dR, what its row costs. So speculation fades out as the machine fills up, from the
+tokens least likely to stand.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from peagle.model.config import Method
 
-FRESH = 0.1  # weight of a new measurement
-PROBE = 32  # rounds without drafts before one is tried: acceptance and load change
-PRIOR = 0.6, 8.0  # a first guess at acceptance, and the draft tokens it counts for
-FORGET = 0.98  # weight a request's earlier rounds keep, a round
+FRESH = 0.1  # weight of a new measurement of seconds
+GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
+PROBE = 32, 3  # rounds without drafts before some are tried, and how deep: things change
+BINS = 10  # of a drafter's confidence
+PRIOR = 8.0  # draft tokens that a bin's own middle counts for
+FORGET = 0.999  # weight a bin's earlier tokens keep, a token
+RECENT = 64  # drafts that stand for the next ones
+UNKNOWN = 0.5  # chance, given the one before, of a token deeper than was drafted
 
 
 class Curve:
@@ -39,47 +45,36 @@ class Curve:
         share = (rows - low) / (high - low)
         return self.seconds[at - 1] * (1 - share) + self.seconds[at] * share
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Bend the curve a little towards a measurement."""
-        factor = 1 + FRESH * (seconds / self(rows) - 1)
-        at = bisect_left(self.rows, rows)
-        for near in {max(0, at - 1), min(at, len(self.rows) - 1)}:
+    def observe(self, passes: Sequence[int], seconds: float) -> None:
+        """Bend the curve a little towards what forwards of so many rows took together."""
+        factor = 1 + FRESH * (seconds / sum(map(self, passes)) - 1)
+        ends = {bisect_left(self.rows, rows) - before for rows in passes for before in (0, 1)}
+        for near in {min(max(at, 0), len(self.rows) - 1) for at in ends}:
             self.seconds[near] *= factor
 
 
-@dataclass(slots=True)
-class Odds:
-    """How often the j-th draft token was accepted, those before it having been."""
+class Calibration:
+    """The chance that a draft token is accepted, given that all before it were, by the probability
+    the drafter gives it."""
 
-    tried: list[float] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.tried = [PRIOR] * BINS
+        self.accepted = [PRIOR * (at + 0.5) / BINS for at in range(BINS)]
 
-    def count(self, drafted: int, accepted: int, forget: float) -> None:
-        """Add a round; all earlier ones count `forget` times what they did."""
-        missing = [0.0] * (drafted - len(self.tried))
-        self.tried, self.accepted = self.tried + missing, self.accepted + missing
-        for position in range(len(self.tried)):
-            self.tried[position] *= forget
-            self.accepted[position] *= forget
-        for position in range(min(drafted, accepted + 1)):
-            self.tried[position] += 1
-            self.accepted[position] += position < accepted
+    def __call__(self, confidence: float) -> float:
+        at = _bin(confidence)
+        return self.accepted[at] / self.tried[at]
 
-    def chances(self, k: int, prior: Sequence[float], weight: float) -> list[float]:
-        """p_1 … p_k, each that of the token and all before it; the prior's shares of the one before
-        count as `weight` tokens."""
-        chance, chances = 1.0, []
-        for position in range(k):
-            tried, accepted = 0.0, 0.0
-            if position < len(self.tried):
-                tried, accepted = self.tried[position], self.accepted[position]
-            chance *= (prior[position] * weight + accepted) / (weight + tried)
-            chances.append(chance)
-        return chances
+    def count(self, confidences: Sequence[float], accepted: int) -> None:
+        """A draft was verified: all tokens up to the first that was refused say something."""
+        for position, confidence in enumerate(confidences[: accepted + 1]):
+            at = _bin(confidence)
+            self.tried[at] = self.tried[at] * FORGET + 1
+            self.accepted[at] = self.accepted[at] * FORGET + (position < accepted)
 
 
 class AdaptiveDepth:
-    """Chooses depths from measured costs and the acceptance seen so far.
+    """Chooses from measured costs and what was accepted so far.
 
     `verify` is the target's curve, `draft` the drafter's; both by rows of one forward.
     """
@@ -87,54 +82,57 @@ class AdaptiveDepth:
     def __init__(self, method: Method, k: int, verify: Curve, draft: Curve) -> None:
         self.method, self.k, self.verify, self.draft = method, k, verify, draft
         self.overhead = 0.0  # seconds of a round outside both models
-        self.everyone = Odds()
+        self.calibration = Calibration()
+        self.worth = 0.0  # least chance of a token that is verified
+        self._recent = deque([self._extended([UNKNOWN])], RECENT)
         self._quiet = 0
-
-    def count(self, own: Odds, drafted: int, accepted: int) -> None:
-        """A round of a request has been verified."""
-        own.count(drafted, accepted, FORGET)
-        self.everyone.count(drafted, accepted, 1 - (1 - FORGET) / 10)
 
     def observe_overhead(self, seconds: float) -> None:
         self.overhead += FRESH * (seconds - self.overhead)
 
-    def choose(self, requests: Sequence[Odds]) -> list[int]:
-        """A depth for each of the requests that decode, 0 to k."""
-        if not requests:
-            return []
-        chances = self._chances(requests)
-        batch, gains, rates = len(requests), [0.0], list[float]()
-        for position in range(self.k):
-            gains.append(gains[-1] + sum(own[position] for own in chances))
-        for k, gain in enumerate(gains):
-            spent = self.verify(batch * (1 + k)) + self._drafting(batch, k, gain) + self.overhead
-            rates.append((batch + gain) / spent)
-        best = max(range(self.k + 1), key=rates.__getitem__)
-        if best == 0:
-            return [self._probe()] * batch
-        self._quiet = 0
-        slope = (self.verify(batch * (1 + best)) - self.verify(batch)) / (batch * best)
-        most = self.k if self.method == "p-eagle" else best
-        worth = rates[best] * slope
-        return [sum(chance >= worth for chance in own[:most]) for own in chances]
+    def choose(self, batch: int) -> int:
+        """How deep to draft for `batch` requests that decode, 0 to k."""
+        if not batch:
+            return 0
+        best = batch / (self.verify(batch) + self.overhead)
+        depth, promised, kept, gain = 0, GAIN * best, 0.0, 0.0
+        for k in range(1, self.k + 1):
+            verified = [draft[k - 1] for draft in self._recent if draft[k - 1] >= self.worth]
+            kept += len(verified) / len(self._recent)
+            gain += sum(verified) / len(self._recent)
+            spent = self.verify(batch * (1 + kept)) + self._drafting(batch, k, gain)
+            rate = batch * (1 + gain) / (spent + self.overhead)
+            if rate > promised:
+                depth, promised, best = k, rate, rate
+        steepness = self.verify(batch * (1 + self.k)) - self.verify(batch)
+        self.worth = best * steepness / (batch * self.k)
+        self._quiet = 0 if depth else (self._quiet + 1) % PROBE[0]
+        return depth or (min(PROBE[1], self.k) if self._quiet == 0 else 0)
 
-    def _chances(self, requests: Sequence[Odds]) -> list[list[float]]:
-        guess, weight = PRIOR
-        so_far = self.everyone.chances(self.k, [guess] * self.k, weight)
-        shares = [p / q for p, q in zip(so_far, [1.0, *so_far], strict=False)]
-        return [own.chances(self.k, shares, weight) for own in requests]
+    def trim(self, confidences: Sequence[float]) -> int:
+        """How many of a draft's tokens to verify."""
+        chance, chances = 1.0, list[float]()
+        for confidence in confidences:
+            chance *= self.calibration(confidence)
+            chances.append(chance)
+        if chances:
+            self._recent.append(self._extended(chances))
+        return sum(chance >= self.worth for chance in chances)
+
+    def _extended(self, chances: list[float]) -> list[float]:
+        """Of k tokens, however many were drafted."""
+        more = range(1, self.k - len(chances) + 1)
+        return chances + [chances[-1] * UNKNOWN**behind for behind in more]
 
     def _drafting(self, batch: int, k: int, gain: float) -> float:
         """Seconds: the new slots, one or more a request, then placeholders or further passes."""
-        if k == 0:
-            return 0.0
         if self.method == "p-eagle":
-            return self.draft(batch * k + gain)
-        return self.draft(batch + gain) + (k - 1) * self.draft(batch)
+            return self.draft(batch * k + batch * gain)
+        return self.draft(batch + batch * gain) + (k - 1) * self.draft(batch)
 
-    def _probe(self) -> int:
-        self._quiet = (self._quiet + 1) % PROBE
-        return int(self._quiet == 0)
+
+def _bin(confidence: float) -> int:
+    return min(BINS - 1, int(confidence * BINS))
 
 
 def measure(run: Callable[[int], float], most: int) -> Curve:
@@ -142,4 +140,8 @@ def measure(run: Callable[[int], float], most: int) -> Curve:
     rows = [1]
     while rows[-1] < most:
         rows.append(min(2 * rows[-1], most))
-    return Curve({count: min(run(count) for _ in range(3)) for count in rows})
+    seconds = {count: min(run(count) for _ in range(3)) for count in rows}
+    # More rows never take less: where they did, what came before was disturbed.
+    for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):
+        seconds[fewer] = min(seconds[fewer], seconds[more])
+    return Curve(seconds)

@@ -34,49 +34,75 @@ class NewSlots(NamedTuple):
         return Span(self.blocks, self.start + len(self.ids) - 1 + behind, 1)
 
 
+class Draft(NamedTuple):
+    """What is proposed for one request."""
+
+    tokens: list[int]  # target ids
+    sure: list[float]  # the probability the drafter gives each, over what it may say there
+
+
 class Depth(NamedTuple):
     """The draft tokens (target ids) of one depth."""
 
     going: list[int]  # which requests draft so deep
     tokens: Tensor  # (len(going),)
+    sure: Tensor  # (len(going),) float32 probabilities
 
 
 @torch.no_grad()
-def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[list[int]]:
-    """The draft tokens (target ids) of each of B requests: as many as its depth; fewer where a
-    grammar allows nothing more that the drafter knows, or the answer ends."""
+def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Draft]:
+    """The draft tokens of each of B requests: as many as its depth; fewer where a grammar allows
+    nothing more that the drafter knows, or the answer ends."""
     features = drafter.project(torch.cat([s.features for s in slots]))
     walks = [new.matcher.walk() if new.matcher and new.depth else None for new in slots]
     run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
-    drafts: list[list[int]] = [[] for _ in slots]
-    for going, tokens in run(drafter, cache, slots, features, walks):
-        for which, token in zip(going, tokens.tolist(), strict=True):
-            drafts[which].append(token)
-    return [walk.undo() if walk else draft for walk, draft in zip(walks, drafts, strict=True)]
+    drafts = [Draft([], []) for _ in slots]
+    for going, tokens, sure in run(drafter, cache, slots, features, walks):
+        for which, token, chance in zip(going, tokens.tolist(), sure.tolist(), strict=True):
+            drafts[which].tokens.append(token)
+            drafts[which].sure.append(chance)
+    for which, walk in enumerate(walks):
+        if walk is not None:
+            through = walk.undo()
+            drafts[which] = Draft(through, drafts[which].sure[: len(through)])
+    return drafts
 
 
-def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> Tensor:
-    """One depth's draft tokens (B,) as target ids from draft logits (B, V): the likeliest, or the
-    likeliest that a grammar allows, with which its walk goes on.
+def passes(drafter: Drafter, slots: list[NewSlots]) -> list[int]:
+    """Rows of each forward that `propose` runs."""
+    new = sum(len(one.ids) for one in slots)
+    if drafter.config.method == "p-eagle":
+        return [new + sum(max(0, one.depth - 1) for one in slots)]
+    depths = range(1, max(one.depth for one in slots))
+    return [new, *(sum(one.depth > depth for one in slots) for depth in depths)]
+
+
+def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> tuple[Tensor, Tensor]:
+    """One depth's draft tokens (B,) as target ids from draft logits (B, V), and their
+    probabilities: the likeliest, or the likeliest that a grammar allows, with which its walk goes
+    on.
 
     A token that is the only one allowed is sure to be accepted, so the drafter need not know it.
     """
-    best = logits.argmax(-1)
-    tokens = best + drafter.d2t[best]
+    logits = logits.float()
+    most, best = logits.max(-1)
+    tokens, sure = best + drafter.d2t[best], (most - logits.logsumexp(-1)).exp()
     going = [(i, walk) for i, walk in enumerate(walks) if walk is not None and not walk.over]
     if not going:
-        return tokens
+        return tokens, sure
     rows = [i for i, _ in going]
     allowed = torch.stack([walk.allowed() for _, walk in going]).to(logits.device)  # (·, V_target)
     known = allowed[:, drafter.target_ids]
-    best = logits[rows].masked_fill(~known, float("-inf")).argmax(-1)
+    masked = logits[rows].masked_fill(~known, float("-inf"))
+    most, best = masked.max(-1)
     some = known.any(-1)
     chosen = torch.where(some, best + drafter.d2t[best], allowed.int().argmax(-1))
     usable = some | (allowed.sum(-1) == 1)
     for (_, walk), token, use in zip(going, chosen.tolist(), usable.tolist(), strict=True):
         walk.step(token) if use else walk.stop()
     tokens[rows] = chosen
-    return tokens
+    sure[rows] = torch.where(some, (most - masked.logsumexp(-1)).exp(), 1.0)
+    return tokens, sure
 
 
 def _parallel(
@@ -104,7 +130,7 @@ def _parallel(
         return []
     logits = drafter.logits(normed[rows]).split([len(some) for some in going])
     return [
-        Depth(some, _choose(drafter, part, [walks[which] for which in some]))
+        Depth(some, *_choose(drafter, part, [walks[which] for which in some]))
         for some, part in zip(going, logits, strict=True)
     ]
 
@@ -125,8 +151,8 @@ def _autoregressive(
     rows, depths = ends[going], list[Depth]()
     while going:
         logits = drafter.logits(out.normed[rows])
-        tokens = _choose(drafter, logits, [walks[which] for which in going])
-        depths.append(Depth(going, tokens))
+        tokens, sure = _choose(drafter, logits, [walks[which] for which in going])
+        depths.append(Depth(going, tokens, sure))
         still = [at for at, which in enumerate(going) if slots[which].depth > len(depths)]
         if not still:
             break

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peagle.engine.blocks import BLOCK, BlockPool
 from peagle.engine.depth import AdaptiveDepth
-from peagle.engine.draft import NewSlots, propose
+from peagle.engine.draft import NewSlots, passes, propose
 from peagle.engine.grammar import Grammars
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import Chunk, Request, RequestFailure, TokenLogprob
@@ -84,17 +84,21 @@ class Engine:
         `finish_reason`."""
         started = time.perf_counter()
         works = self.scheduler.schedule()
+        if not works:
+            return
         decoding = all(work.complete and work.request.computed for work in works)
         rows = sum(work.tokens for work in works)
         ready = time.perf_counter()
         out = self.verify(works)
         self.accept(works, out)
         judged = time.perf_counter()
-        self.draft(works)
+        forwards = self.draft(works)
         drafted = time.perf_counter()
         self._settle(works)
         if self.depths is not None and decoding:
-            self.depths.verify.observe(rows, judged - ready)
+            self.depths.verify.observe([rows], judged - ready)
+            if forwards:
+                self.depths.draft.observe(forwards, drafted - judged)
             self.depths.observe_overhead(ready - started + time.perf_counter() - drafted)
 
     @torch.no_grad()
@@ -146,11 +150,12 @@ class Engine:
                 request.features.append(out.features[begin : begin + kept])
             begin += work.tokens
 
-    def draft(self, works: list[Work]) -> None:
-        """Propose the next tokens of every request that goes on."""
+    def draft(self, works: list[Work]) -> list[int]:
+        """Propose the next tokens of every request that goes on; returns the rows of the drafter's
+        forwards."""
         going = [work.request for work in works if work.request.finish_reason is None]
         if self.drafter is None or not going:
-            return
+            return []
         decoding = [r for r in going if r.computed == len(r.tokens) - 1]
         depths = dict(zip(map(id, decoding), self._depths(decoding), strict=True))
         slots, drafted = list[NewSlots](), list[Request]()
@@ -164,20 +169,19 @@ class Engine:
                 slots.append(new)
                 drafted.append(request)
         if not slots:
-            return
-        for request, draft in zip(
-            drafted, propose(self.drafter, self.drafter_cache, slots), strict=True
-        ):
-            request.draft, request.features, request.slots = draft, [], request.computed
+            return []
+        drafts = propose(self.drafter, self.drafter_cache, slots)
+        for request, (draft, sure) in zip(drafted, drafts, strict=True):
+            keep = len(draft) if self.depths is None else self.depths.trim(sure)
+            request.draft, request.sure = draft[:keep], sure[:keep]
+            request.features, request.slots = [], request.computed
+        return passes(self.drafter, slots)
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
-        depths = [self.settings.k] * len(requests)
-        if self.depths is not None:
-            depths = self.depths.choose([request.odds for request in requests])
+        depth = self.settings.k if self.depths is None else self.depths.choose(len(requests))
         limit = self.target.max_context
-        rooms = [max(0, limit - len(request.tokens)) for request in requests]
-        return [min(depth, room) for depth, room in zip(depths, rooms, strict=True)]
+        return [min(depth, max(0, limit - len(request.tokens))) for request in requests]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""
@@ -196,8 +200,8 @@ class Engine:
         if draft:
             request.stats.count(len(draft), accepted)
             if self.depths is not None:
-                self.depths.count(request.odds, len(draft), accepted)
-        before, request.draft = len(request.tokens), []
+                self.depths.calibration.count(request.sure, accepted)
+        before, request.draft, request.sure = len(request.tokens), [], []
         self._emit(request, [*draft[:accepted], token], accepted, logprobs)
         sampler.commit(request.tokens[before:])
 

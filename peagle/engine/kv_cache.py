@@ -82,6 +82,8 @@ class CachedAttend:
             self._slots = _slots(self.spans, self.cache.size).to(q.device)
         keys.flatten(0, 1).index_copy_(0, self._slots, k)
         values.flatten(0, 1).index_copy_(0, self._slots, v)
+        if len(self.spans) == 1:
+            return self._alone(0, q, keys, values, spec)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         short = self._short if spec.softcap is None and spec.sinks is None else None
         if short is not None:
@@ -100,16 +102,22 @@ class CachedAttend:
         """One span's output (length, N, H)."""
         span, read = self.spans[index], self._reads[index]
         seen = [x[read].flatten(0, 1)[: span.end] for x in (keys, values)]
+        # The rows of a long prompt are enough for the kernel as they are.
+        draft = span.length <= SHORT and spec.softcap is None and spec.sinks is None
         if (spec.window, index) not in self._masks:
             mask = causal_mask(span.start, span.length, spec.window, q.device)
             if self.tiled:
                 mask = tiled_mask(mask, span.length, span.end, q.device)
+            elif draft and mask is not None:
+                mask = _bias(mask, q)[None]
             self._masks[spec.window, index] = mask
         mask = self._masks[spec.window, index]
-        if not self.tiled:
-            return attention(q, seen[0], seen[1], mask, spec)
-        whole = [F.pad(x, (0, 0, 0, 0, 0, -span.end % KEY_BLOCK)) for x in seen]
-        return tiled_attention(q, whole[0], whole[1], mask, spec)
+        if self.tiled:
+            whole = [F.pad(x, (0, 0, 0, 0, 0, -span.end % KEY_BLOCK)) for x in seen]
+            return tiled_attention(q, whole[0], whole[1], mask, spec)
+        if draft:
+            return batched_attention(q[None], seen[0][None], seen[1][None], mask, spec.scale)[0]
+        return attention(q, seen[0], seen[1], mask, spec)
 
 
 class ShortSpans:
@@ -150,10 +158,17 @@ class ShortSpans:
         return batched_attention(queries, seen[0], seen[1], mask, spec.scale)[self._own]
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
-        """What is added to the scores (B, T, S): as such it is made once, not once a layer."""
+        """What is added to the scores (B, T, S)."""
         behind = self._stands[..., None] - torch.arange(self._end)
-        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        return torch.zeros(hidden.shape).masked_fill(hidden, float("-inf")).to(like)
+        visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        return _bias(visible, like)
+
+
+def _bias(visible: Tensor, like: Tensor) -> Tensor:
+    """A mask as what is added to scores: torch makes this of it in every call, and so in every
+    layer."""
+    zeros = torch.zeros(visible.shape, device=visible.device)
+    return zeros.masked_fill(~visible, float("-inf")).to(like)
 
 
 def positions(spans: list[Span], device: torch.device) -> Tensor:

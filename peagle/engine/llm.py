@@ -17,7 +17,6 @@ from peagle.engine.engine import Engine, Settings
 from peagle.engine.grammar import Grammars
 from peagle.engine.memory import kv_tokens
 from peagle.engine.request import Chunk, Completion, Request, RequestFailure, SamplingParams
-from peagle.model.attend import ROW_TILE
 from peagle.model.drafter import Drafter
 from peagle.model.packed import pack
 from peagle.model.source import load_target
@@ -88,7 +87,7 @@ class LLM:
 
     def tap(self) -> None:
         """Have the target work for this head and mode, whoever used the target before."""
-        self.target.row_tile = ROW_TILE if self.deterministic else 1
+        self.target.exact(self.deterministic)
         self.target.tap(() if self.drafter is None else self.drafter.config.feature_layers)
 
     @property

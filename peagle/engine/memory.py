@@ -1,7 +1,6 @@
 """How much memory there is, and how many tokens of KV cache go into it."""
 
-import os
-
+import psutil
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return psutil.virtual_memory().available
 
 
 class _Sizes:

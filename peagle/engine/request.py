@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from peagle.config import InputError, first_line
-from peagle.engine.depth import Odds
 
 FinishReason = Literal["stop", "length", "abort", "error"]  # cancelled; RequestFailure
 CONSTRAINTS = ("json_schema", "regex", "grammar")
@@ -171,12 +170,12 @@ class Request:
     slots: int = 0  # slots the drafter has run and keeps, at most `computed`
     features: list[Any] = field(default_factory=list)  # of tokens slots … computed − 1, (n, F·E)
     draft: list[int] = field(default_factory=list)  # to verify in the next round
+    sure: list[float] = field(default_factory=list)  # probabilities the drafter gave these tokens
     blocks: list[int] = field(default_factory=list)  # of KV cache; the scheduler's, as are:
     known: int = 0  # of them, those that can be found by their content
     content: int = 0  # content id of the last of these
     reused: int = 0  # tokens whose keys were found when the request was admitted
     preempted: int = 0  # times
-    odds: Odds = field(default_factory=Odds)  # of its draft tokens
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, where asked for
     text: Any = None  # TextStream and Sampler: the engine's, from `add` on

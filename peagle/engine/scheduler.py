@@ -140,4 +140,4 @@ class Scheduler:
         self.pool.release(request.blocks)
         request.blocks, request.known, request.content = [], 0, ROOT
         request.computed = request.slots = 0
-        request.draft, request.features = [], []
+        request.draft, request.sure, request.features = [], [], []

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.config import InputError
-from peagle.model.attend import Attend, AttentionSpec, CausalAttend
+from peagle.model.attend import ROW_TILE, Attend, AttentionSpec, CausalAttend
 from peagle.model.packed import pack
 
 ATTENTION = "peagle"  # the name our attention is registered under
@@ -59,7 +59,8 @@ def _attention(  # noqa: PLR0913 (the interface of transformers)
     q, k, v = (x[0].transpose(0, 1)[:tokens] for x in (query, key, value))
     spec = AttentionSpec(scaling, sliding_window, softcap, s_aux)
     out = peagle_step.attend(layer, q, k, v, spec)
-    return F.pad(out, (0, 0, 0, 0, 0, query.shape[2] - tokens))[None], None
+    missing = query.shape[2] - tokens
+    return (F.pad(out, (0, 0, 0, 0, 0, missing)) if missing else out)[None], None
 
 
 class _Passthrough(nn.Module):
@@ -97,7 +98,8 @@ class Target:
         self.decoder = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         self._head = _head_only(model, self.decoder)
-        self.row_tile = 1  # see `LLM(deterministic=True)`
+        self.row_tile = 1  # rows of a forward are padded to a multiple of this
+        self._experts = self.config._experts_implementation
         self._feature_layers: tuple[int, ...] = ()
         self._hooks: list[Any] = []
         self._probe()
@@ -111,6 +113,14 @@ class Target:
     def max_context(self) -> int:
         """Longest sequence, prompt and output, the target was made for."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+
+    def exact(self, on: bool) -> None:
+        """Compute a row in the same way whatever stands beside it: forwards of one tile of rows,
+        and experts, of which each sees a number of rows of its own, a row at a time."""
+        self.row_tile = ROW_TILE if on else 1
+        experts = "batched_mm" if on and self._experts != "eager" else self._experts
+        if self.config._experts_implementation != experts:
+            self.model.set_experts_implementation(experts)
 
     def pack(self) -> "Target":
         """Lay the weights out for inference on a CPU (model/packed.py); returns itself."""

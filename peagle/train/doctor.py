@@ -231,7 +231,7 @@ def _drafted(
         assert features is not None
         with _recorded(drafter.lm_head) as rows:
             slots = NewSlots([0], start, ids[start + 1 : end + 1], features, depths)
-            [draft] = propose(drafter, caches[1], [slots])
+            [(draft, _)] = propose(drafter, caches[1], [slots])
     return draft, torch.cat(rows)
 
 

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 from transformers import GenerationConfig
 
-from peagle.engine.draft import NewSlots
+from peagle.engine.draft import Draft, NewSlots
 from peagle.engine.kv_cache import KVCache
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -25,8 +25,8 @@ class Oracle:
     _rows: dict[int, int] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(3))
 
-    def propose(self, drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[list[int]]:
-        return [self._one(new) for new in slots]
+    def propose(self, drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Draft]:
+        return [Draft(tokens, [1.0] * len(tokens)) for tokens in map(self._one, slots)]
 
     def _one(self, new: NewSlots) -> list[int]:
         k, row = new.depth, new.blocks[0]

@@ -5,8 +5,9 @@ import torch
 from families import FAMILIES, TAPS, WINDOW, Reference, build, random_ids, reference
 from torch import Tensor
 
+from peagle.engine.engine import tiles
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
-from peagle.model.attend import CausalAttend
+from peagle.model.attend import ROW_TILE, CausalAttend
 from peagle.model.target import Target, TargetOutput
 
 LENGTH = 14
@@ -101,3 +102,28 @@ def test_packed_requests_do_not_see_each_other(
         parts = zip(out.hidden.split(lengths), out.features.split(lengths), strict=True)
         for (hidden, features), (_, ref, start, end) in zip(parts, step, strict=True):
             check(target, TargetOutput(hidden, features), ref, slice(start, end))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_rows_depend_on_nothing_beside_them(family: str, dtype: torch.dtype) -> None:
+    """Windows, sinks, caps, and experts that see another number of rows each time."""
+    target = Target(build(FAMILIES[family]()).to(dtype), None, family)
+    target.exact(True)
+    ids = random_ids(40, seed=3)
+
+    def logits(lengths: list[int]) -> Tensor:
+        cache, start, rows = KVCache(5, 8), 0, []
+        for length in lengths:
+            for tile in tiles([Span(range(5), start, length)], ROW_TILE):
+                attend = CachedAttend(cache, tile, tiled=True)
+                part = ids[tile[0].start : tile[-1].end]
+                rows.append(
+                    target.logits(target.forward(part, positions(tile, CPU), attend).hidden)
+                )
+            start += length
+        return torch.cat(rows)
+
+    singly = logits([1] * 40)
+    for lengths in ([40], [3, 9, 8, 1, 7, 12]):
+        assert torch.equal(singly, logits(lengths)), lengths

@@ -94,7 +94,7 @@ def test_training_equals_the_engine(target: Target) -> None:
         start = 0 if anchor == 7 else anchor
         ids = sequence.ids[start + 1 : anchor + 2].tolist()
         slots = NewSlots([0], start, ids, features[start : anchor + 1], DEPTHS)
-        (draft,) = propose(drafter, cache, [slots])
+        ((draft, _),) = propose(drafter, cache, [slots])
         best = [int(trained[anchor, d].argmax()) for d in range(DEPTHS)]
         assert draft == drafter.target_ids[best].tolist()
 

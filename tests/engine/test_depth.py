@@ -1,0 +1,119 @@
+"""Depth follows what rounds cost, how sure the drafter is, and whether it is right to be."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.engine.depth import PROBE, AdaptiveDepth, Calibration, Curve, measure
+from peagle.model.config import Method
+
+FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
+STEEP = {1: 0.010, 8: 0.080, 64: 0.640}  # all rows cost the same
+CHEAP = {1: 0.0005, 64: 0.001}
+
+
+def chooser(
+    method: Method = "p-eagle", verify: dict[int, float] = FLAT, draft: dict[int, float] = CHEAP
+) -> AdaptiveDepth:
+    return AdaptiveDepth(method, 7, Curve(verify), Curve(draft))
+
+
+def decode(depths: AdaptiveDepth, sure: list[float], batch: int = 1) -> tuple[int, int]:
+    """Rounds with drafts as sure as that, and right so often; the last depth, and tokens kept."""
+    chance, depth, kept = random.Random(0), 0, 0
+    for _ in range(120):
+        if depth := depths.choose(batch):
+            kept = depths.trim(sure[:depth])
+            right = (chance.random() < p for p in sure[:kept])
+            accepted = next((at for at, hit in enumerate(right) if not hit), kept)
+            depths.calibration.count(sure[:kept], accepted)
+    return depth, kept
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_what_is_accepted_is_drafted(method: Method) -> None:
+    assert decode(chooser(method), [0.95] * 7) == (7, 7)
+    depth, kept = decode(chooser(method), [0.6] * 7)
+    assert 1 <= kept <= depth
+    assert decode(chooser(method, verify=STEEP), [0.3] * 7)[0] == 0
+
+
+def test_the_fuller_the_machine_the_less_is_verified() -> None:
+    kept = [decode(chooser(verify={1: 0.03, 64: 0.2}), [0.8] * 7, batch)[1] for batch in (1, 8, 48)]
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_passes_cost_depth_only_where_there_are_passes() -> None:
+    slow = {1: 0.006, 64: 0.008}
+    deep, shallow = (decode(chooser(m, draft=slow), [0.75] * 7)[0] for m in ("p-eagle", "eagle3"))
+    assert deep > shallow >= 1
+
+
+def test_of_two_requests_the_surer_one_gets_more_rows() -> None:
+    depths = chooser(verify={1: 0.030, 64: 0.300})
+    decode(depths, [0.8] * 7, batch=2)
+    assert depths.trim([0.95] * 7) > depths.trim([0.4] * 7)
+
+
+def test_a_drafter_that_is_too_sure_is_found_out() -> None:
+    depths, sure = chooser(verify=STEEP), [0.95] * 7
+    for _ in range(60):
+        depths.calibration.count(sure, 0)
+    assert depths.calibration(0.95) < 0.2
+    for _ in range(64):
+        depths.trim(sure)
+    assert depths.choose(1) == 0
+
+
+def test_a_small_promise_is_not_enough() -> None:
+    """Two tokens a round for twice the time: nothing is gained, and nothing is drafted."""
+    depths = chooser(verify={1: 1.0, 2: 1.97, 64: 64.0}, draft={1: 0.0, 64: 0.0})
+    depths.worth = 0.0
+    for _ in range(64):
+        depths.trim([0.99])
+    assert depths.choose(1) == 0
+
+
+def test_quiet_rounds_are_probed() -> None:
+    depths = chooser(verify=STEEP)
+    for _ in range(64):
+        depths.trim([0.05] * 7)
+    depths.choose(1)
+    chosen = [depths.choose(1) for _ in range(3 * PROBE[0])]
+    assert sum(depth > 0 for depth in chosen) == 3 and max(chosen) == PROBE[1]
+
+
+def test_calibration_by_hand() -> None:
+    calibration = Calibration()
+    assert calibration(0.35) == pytest.approx(0.35) and calibration(1.0) == pytest.approx(0.95)
+    for _ in range(3000):
+        calibration.count([0.31, 0.72, 0.75], 1)  # the first stood, the second did not
+    assert calibration(0.35) > 0.98 and calibration(0.7) < 0.02, "the third says nothing"
+    assert calibration(0.5) == pytest.approx(0.55)
+
+
+def test_costs_are_refreshed() -> None:
+    curve = Curve(dict(FLAT))
+    for _ in range(200):
+        curve.observe([4], 0.5)
+    assert curve(4) == pytest.approx(0.5, rel=1e-3)
+    assert curve(64) == FLAT[64]
+    for _ in range(200):
+        curve.observe([1, 1, 1], 0.3)
+    assert 3 * curve(1) == pytest.approx(0.3, rel=1e-3)
+
+
+@given(st.integers(1, 200), st.floats(1e-4, 1.0))
+def test_any_measurement_brings_the_curve_nearer(rows: int, seconds: float) -> None:
+    curve = Curve(dict(FLAT))
+    before = abs(curve(rows) - seconds)
+    curve.observe([rows], seconds)
+    assert abs(curve(rows) - seconds) <= before + 1e-12
+
+
+def test_a_disturbed_measurement_is_mended() -> None:
+    taken = iter([1.0] * 3 + [5.0] * 3 + [2.0] * 3 + [3.0] * 3)
+    curve = measure(lambda rows: next(taken), 7)
+    assert (curve.rows, curve.seconds) == ([1, 2, 4, 7], [1.0, 2.0, 2.0, 3.0])

@@ -1,0 +1,180 @@
+"""Many requests of all kinds, arriving and leaving at random: each gets what it would get alone."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import METHODS
+
+from peagle.config import InputError
+from peagle.engine.engine import Engine
+from peagle.engine.llm import LLM, Run
+from peagle.engine.request import Request, SamplingParams
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+COUNT = 200
+SHARED = [60 + i % 50 for i in range(40)]  # a system prompt that half of them begin with
+KINDS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.9, seed=1),
+    SamplingParams(temperature=1.4, top_p=0.8, min_p=0.02, seed=2),
+    SamplingParams(temperature=0.7, top_k=9, repetition_penalty=1.3, seed=3),
+    SamplingParams(frequency_penalty=1.5, presence_penalty=-0.5),
+    SamplingParams(logit_bias={70: 4.0, 71: -100.0}, stop_token_ids=(80, 81)),
+]
+
+
+def asked() -> list[tuple[list[int], SamplingParams]]:
+    chance, requests = random.Random(7), []
+    for number in range(COUNT):
+        own = [chance.randint(5, 127) for _ in range(chance.randint(1, 24))]
+        prompt = SHARED + own if chance.random() < 0.5 else own
+        params = replace(chance.choice(KINDS), max_tokens=chance.randint(1, 16))
+        if params.seed is not None:
+            params = replace(params, seed=number)
+        requests.append((prompt, params))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(target: Target) -> list[list[int]]:
+    llm = LLM(target, deterministic=True, max_batch=1)
+    return [llm.generate([ids], params)[0].token_ids for ids, params in asked()]
+
+
+def free_blocks(engine: Engine) -> bool:
+    return engine.idle and engine.scheduler.pool.free == engine.scheduler.pool.count
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_under_load(
+    target: Target, drafters: dict[Method, Drafter], alone: list[list[int]], seed: int
+) -> None:
+    method, k = METHODS[seed % 2], (None, 3, 9)[seed]
+    llm = LLM(target, drafters[method], k=k, deterministic=True, max_batch=6, kv_tokens=210)
+    engine, chance = llm.engine, random.Random(seed)
+    arriving = [
+        Request(number, len(ids), list(ids), params) for number, (ids, params) in enumerate(asked())
+    ]
+    everyone, cancelled = list(arriving), 0
+    while arriving or not engine.idle:
+        for _ in range(chance.choice([0, 0, 1, 2, 9])):
+            if arriving:
+                request = arriving.pop(chance.randrange(len(arriving)))
+                engine.prepare(request)
+                engine.add(request)
+        for where in (engine.scheduler.waiting, engine.scheduler.running):
+            if where and chance.random() < 0.02:
+                engine.cancel(chance.choice(list(where)))
+                cancelled += 1
+        engine.step()
+    for request, wanted in zip(everyone, alone, strict=True):
+        if request.finish_reason == "abort":
+            assert request.output == wanted[: len(request.output)]
+        else:
+            assert request.output == wanted, (request.index, request.params)
+    assert free_blocks(engine)
+    assert cancelled > 0 and sum(r.preempted for r in everyone) > 0
+    assert sum(r.reused for r in everyone) > 10 * len(SHARED), "prompts were found in the cache"
+    if k is not None:  # else drafting may not pay on the machine of the test
+        assert sum(sum(r.stats.accepted) for r in everyone) > 50, "drafts were accepted"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
+    target: Target, drafters: dict[Method, Drafter], method: Method
+) -> None:
+    """The head's keys are found with the target's: acceptance is the same to the token."""
+    llm, prompt = LLM(target, drafters[method], k=3), [*SHARED, 9, 17]
+    first, again = (Run(llm, [prompt], SamplingParams(max_tokens=24)) for _ in range(2))
+    for run in (first, again):
+        list(run)
+    assert (first.requests[0].reused, again.requests[0].reused) == (0, 32)
+    one, two = first.completions()[0], again.completions()[0]
+    assert (one.token_ids, one.stats) == (two.token_ids, two.stats)
+    assert sum(one.stats.accepted) > 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_that_was_not_used_catches_up(
+    target: Target, drafters: dict[Method, Drafter], method: Method, monkeypatch
+) -> None:  # noqa: ANN001
+    """Behind a stretch without drafts, drafts are those of a head that has run all along."""
+    params = SamplingParams(max_tokens=30)
+
+    def drafts(quiet: range) -> dict[int, list[int]]:
+        llm, rounds = LLM(target, drafters[method], k=3), 0
+        depth = lambda requests: [0 if rounds in quiet else 3] * len(requests)  # noqa: E731
+        monkeypatch.setattr(llm.engine, "_depths", depth)
+        run, seen = Run(llm, [[70, 71, 72]], params), {}
+        while not run.requests or run.requests[0].finish_reason is None:
+            run.step()
+            rounds += 1
+            if run.requests[0].draft:
+                seen[len(run.requests[0].tokens)] = run.requests[0].draft
+        return seen
+
+    always, later = drafts(range(0)), drafts(range(0, 9))
+    both = always.keys() & later.keys()
+    assert len(both) > 2 and min(later) > min(always) + 5
+    assert all(always[at] == later[at] for at in both)
+
+
+def test_one_that_fails_fails_alone(target: Target, drafters: dict[Method, Drafter]) -> None:
+    """NaN in one request's logits: the others, and those that take its blocks, are as before."""
+    prompts = [[70, 71], [72, 73, 74], [75, 76]]
+    params = SamplingParams(max_tokens=12)
+    wanted = [c.token_ids for c in LLM(target).generate(prompts, params)]
+    llm = LLM(target, drafters["p-eagle"], k=2, max_batch=3, kv_tokens=100)
+    run, logits, calls = Run(llm, prompts, params), target.logits, 0
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        out = logits(hidden)
+        if calls == 2:
+            out[0] = float("nan")
+        return out
+
+    target.logits = broken  # type: ignore[method-assign]
+    try:
+        list(run)
+    finally:
+        target.logits = logits  # type: ignore[method-assign]
+    failed, *fine = run.completions()
+    assert failed.finish_reason == "error" and "NaN" in str(failed.failure)
+    assert [c.token_ids for c in fine] == wanted[1:]
+    assert free_blocks(llm.engine)
+    assert [c.token_ids for c in llm.generate(prompts, params)] == wanted
+
+
+def test_a_stream_that_is_left_is_cancelled(target: Target) -> None:
+    llm = LLM(target, max_batch=2)
+    stream = iter(llm.stream([[70, 71], [72], [73]], SamplingParams(max_tokens=50)))
+    next(stream)
+    stream.close()
+    assert free_blocks(llm.engine)
+
+
+def test_two_runs_share_an_engine(target: Target) -> None:
+    llm, params = LLM(target, max_batch=2), SamplingParams(max_tokens=9)
+    one, two = llm.stream([[70, 71], [72]], params), llm.stream([[73, 74, 75]], params)
+    said: list[list[str]] = [[], []]
+    for run, own in ((one, said[0]), (two, said[1]), (one, said[0])):
+        own += [chunk.text for chunk in run.step()]
+    said[1] += [chunk.text for chunk in two]
+    said[0] += [chunk.text for chunk in one]
+    plain = LLM(target).generate([[70, 71], [72], [73, 74, 75]], params)
+    found = [*one.completions(), *two.completions()]
+    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
+    assert "".join(said[1]) == plain[2].text
+
+
+def test_too_little_cache_is_refused(target: Target) -> None:
+    with pytest.raises(InputError, match="prompt 0 needs 60 tokens of KV cache .* it is 48"):
+        LLM(target, kv_tokens=40).generate([[7] * 50], SamplingParams(max_tokens=10))
+    with pytest.raises(InputError, match="kv_tokens 1000000000000: needs .* GiB.* at most"):
+        LLM(target, kv_tokens=10**12).generate([[7]])
