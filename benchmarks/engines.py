@@ -145,7 +145,7 @@ def our_rows(llm: LLM, weights: str, args: argparse.Namespace, warm_up: list[int
     return rows
 
 
-def transformers_rows(args: argparse.Namespace) -> list[Row]:
+def transformers_rows() -> list[Row]:
     """Plain, and with drafts looked up in the prompt."""
     decode = transformers_decoder(torch.bfloat16)
     look_up = transformers_decoder(torch.bfloat16, LOOKUP)
@@ -293,7 +293,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     # Without the template that the others begin with.
     warm_up = list(llm.tokenizer(questions[-1])["input_ids"])
     rows = [row for weights in llms for row in our_rows(llms[weights], weights, args, warm_up)]
-    rows += transformers_rows(args)
+    rows += transformers_rows()
     for method, head in folders.items():
         save_drafter(Drafter.load(head, llm.target), folder / method, "vllm")
     more, known, left_out = peer_rows(args, folder, warm_up)
