@@ -53,10 +53,12 @@ def whole_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def load(dtype: str, batch: int = 1, *, deterministic: bool = False) -> LLM:
+def load(
+    dtype: str, batch: int = 1, *, deterministic: bool = False, quantize: str | None = None
+) -> LLM:
     """The demo target, without a head as yet."""
     logging.disable_progress_bar()
-    return LLM(TARGET, dtype=dtype, max_batch=batch, deterministic=deterministic)
+    return LLM(TARGET, dtype=dtype, max_batch=batch, deterministic=deterministic, quantize=quantize)
 
 
 def human_eval(limit: int = PROBLEMS) -> list[str]:

@@ -1,13 +1,16 @@
 """Generate from token ids with vLLM, offline and greedily, and report its acceptance counters.
 
     python vllm_generate.py REQUEST.json RESPONSE.json
+    python vllm_generate.py    # a request a line in, a response a line out, until the input ends
 
 A parity oracle and a baseline: it runs in vLLM's own environment and knows nothing of peagle.
 The request is the JSON form of `Request` (target and prompts are required). The response holds
 `token_ids` (a stopping EOS included), `rounds`, `draft_tokens`, `accepted_tokens`,
 `accepted_per_position` (accepted drafts at position i / rounds), `acceptance_length`
 (1 + accepted / rounds; 1.0 without drafts), `seconds` (generation alone, after a warm-up),
-`output_tokens`, `tokens_per_second`, `startup_seconds`, `settings` and `versions`.
+`output_tokens`, `tokens_per_second`, `startup_seconds`, `settings` and `versions`. Of several
+requests the first one says what is started; of the others prompts, max_tokens, ignore_eos and
+concurrency count.
 vLLM counts accepted drafts before it cuts at EOS or at the length limit.
 """
 
@@ -16,6 +19,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +53,9 @@ class Request:
     dtype: str = "float32"  # "float32" or "bfloat16", target and drafter alike
     max_tokens: int = 128  # new tokens a prompt
     ignore_eos: bool = False
-    max_num_seqs: int = 1  # prompts decoded together
+    max_num_seqs: int = 1  # prompts decoded together, at most
+    concurrency: int | None = None  # the same, in this request; None: max_num_seqs
+    prefix_caching: bool = False  # within a request; none finds anything of the one before
     compile: bool = False  # torch.compile (inductor) instead of eager
     max_model_len: int = 1024  # prompt + output + K must fit
 
@@ -99,7 +105,7 @@ def build_llm(request: Request) -> Any:
         max_model_len=request.max_model_len,
         max_num_seqs=request.max_num_seqs,
         enforce_eager=not request.compile,
-        enable_prefix_caching=False,
+        enable_prefix_caching=request.prefix_caching,
         disable_log_stats=False,  # get_metrics() needs them
         seed=0,
     )
@@ -108,18 +114,29 @@ def build_llm(request: Request) -> Any:
 def generate(
     llm: Any, request: Request, prompts: list[list[int]], max_tokens: int
 ) -> list[list[int]]:
-    """Greedy new token ids of each prompt, in order."""
+    """Greedy new token ids of each prompt, in order; `concurrency` prompts at a time."""
     from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
 
     params = SamplingParams(
         temperature=0.0,
         max_tokens=max_tokens,
         ignore_eos=request.ignore_eos,
         detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    inputs = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
-    outputs = llm.generate(inputs, params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    engine, waiting, done = llm.llm_engine, list(enumerate(prompts)), dict[int, list[int]]()
+    running, most = 0, request.concurrency or request.max_num_seqs
+    while waiting or running:
+        while waiting and running < most:
+            index, prompt = waiting.pop(0)
+            engine.add_request(str(index), TokensPrompt(prompt_token_ids=prompt), params)
+            running += 1
+        for output in engine.step():
+            if output.finished:
+                done[int(output.request_id)] = list(output.outputs[0].token_ids)
+                running -= 1
+    return [done[index] for index in range(len(prompts))]
 
 
 def read_counters(llm: Any) -> Counters:
@@ -177,13 +194,11 @@ def settings(request: Request) -> dict[str, Any]:
     }
 
 
-def run(request: Request) -> dict[str, Any]:
-    """Start vLLM, warm it up, generate, and return the response."""
-    started = time.perf_counter()
-    llm = build_llm(request)
+def respond(llm: Any, request: Request, startup_seconds: float) -> dict[str, Any]:
+    """Warm up, generate, and return the response."""
     generate(llm, request, request.prompts[:1], max_tokens=4)
-    before = read_counters(llm)
-    ready = time.perf_counter()
+    llm.reset_prefix_cache()
+    before, ready = read_counters(llm), time.perf_counter()
     token_ids = generate(llm, request, request.prompts, request.max_tokens)
     seconds = time.perf_counter() - ready
     output_tokens = sum(map(len, token_ids))
@@ -193,7 +208,7 @@ def run(request: Request) -> dict[str, Any]:
         "seconds": seconds,
         "output_tokens": output_tokens,
         "tokens_per_second": output_tokens / seconds,
-        "startup_seconds": ready - started,
+        "startup_seconds": startup_seconds,
         "settings": settings(request),
         "versions": {
             "python": platform.python_version(),
@@ -202,13 +217,32 @@ def run(request: Request) -> dict[str, Any]:
     }
 
 
+def responses(requests: Iterable[str]) -> Iterator[str]:
+    """Start vLLM for the first request, a line of JSON, and answer all of them."""
+    llm, startup_seconds = None, 0.0
+    for line in requests:
+        request = Request(**json.loads(line))
+        if llm is None:
+            set_environment()
+            started = time.perf_counter()
+            llm = build_llm(request)
+            startup_seconds = time.perf_counter() - started
+        yield json.dumps(respond(llm, request, startup_seconds)) + "\n"
+
+
 def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit("usage: python vllm_generate.py REQUEST.json RESPONSE.json")
-    request_file, response_file = map(Path, sys.argv[1:])
-    request = Request(**json.loads(request_file.read_text()))
-    set_environment()
-    response_file.write_text(json.dumps(run(request)) + "\n")
+    if len(sys.argv) == 1:
+        # What vLLM and its libraries print must not stand between the responses.
+        with os.fdopen(os.dup(1), "w", buffering=1) as channel:
+            os.dup2(2, 1)
+            for response in responses(sys.stdin):
+                channel.write(response)
+    elif len(sys.argv) == 3:
+        request_file, response_file = map(Path, sys.argv[1:])
+        [response] = responses([request_file.read_text()])
+        response_file.write_text(response)
+    else:
+        sys.exit("usage: python vllm_generate.py [REQUEST.json RESPONSE.json]")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,9 @@ class ShortSpans:
             self._masks[spec.window] = self._mask(spec.window, q)
         queries = q.new_zeros(*self._stands.shape, *q.shape[1:])
         queries[self._own] = q[self.tokens]
-        seen = [x[self._table].flatten(1, 2)[:, : self._end] for x in (keys, values)]
+        # Whole blocks are copied; an index would go through them element by element.
+        taken = [x.index_select(0, self._table.flatten()) for x in (keys, values)]
+        seen = [x.unflatten(0, self._table.shape).flatten(1, 2)[:, : self._end] for x in taken]
         mask = self._masks[spec.window]
         return batched_attention(queries, seen[0], seen[1], mask, spec.scale)[self._own]
 

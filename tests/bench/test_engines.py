@@ -1,0 +1,83 @@
+"""`benchmarks/engines.py`: its processes, its ratios and its goals; the engines are made up."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["prompts"] == []:
+        sys.exit("nothing to do")
+    ids = [prompt * request["max_tokens"] for prompt in request["prompts"]]
+    print(json.dumps({"token_ids": ids, "seconds": 2.0, "acceptance_length": 1.5, "more": 0}))
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("engines")
+
+
+@pytest.fixture
+def row(engines):
+    def make(engine: str, method: str, seconds: list[float], weights="bf16", k=0, c=1):
+        results = [engines.Decoded([[1] * 6], time, 1.0) for time in seconds]
+        return engines.Row(engine, method, k, weights, c, None, results)
+
+    return make
+
+
+def test_a_peer_answers_until_it_fails(engines) -> None:
+    peers = import_module("peers")
+    peer = peers.Peer([sys.executable, "-c", ECHO], {})
+    decode = peer.decoder({"method": "none"})
+    assert decode([[7], [8]], 2) == ([[7, 7], [8, 8]], 2.0, 1.5)
+    assert decode([[9]], 1).token_ids == [[9]]
+    with pytest.raises(peers.PeerFailure, match="nothing to do"):
+        decode([], 1)
+    with pytest.raises(peers.PeerFailure, match="nothing to do"):  # it stays so
+        decode([[9]], 1)
+
+
+def test_ratios_are_taken_within_repeats(engines, row) -> None:
+    # A machine that is slow in the second repeat is slow for both.
+    fast, slow = row("a", "none", [1.0, 9.0, 1.1]), row("b", "none", [2.0, 18.0, 2.2])
+    assert engines.ratio(fast, slow) == pytest.approx(2.0)
+    report = fast.report(slow)
+    assert report["ratio"] == 2.0 and report["same"] == 1
+    assert report["least"] < report["tokens_per_second"] < report["most"]
+
+
+def test_goals_take_the_fastest_row_and_miss_what_is_left_out(engines, row) -> None:
+    rows = [
+        row("peagle", "none", [2.0]),
+        row("peagle", "p-eagle", [1.5], k=3),
+        row("peagle", "p-eagle", [1.0], k="adaptive"),
+        row("peagle", "none", [1.0], c=4),
+        row("peagle", "p-eagle", [1.1], k="adaptive", c=4),
+        row("transformers", "none", [2.6]),
+        row("transformers", "prompt lookup", [0.1], k=3),
+    ]
+    found = {goal["goal"]: (goal["ratio"], goal["met"]) for goal in engines.goals(rows)}
+    assert found == {
+        "P-EAGLE : the target alone": (2.0, True),
+        "P-EAGLE : vLLM's P-EAGLE": (None, None),
+        "the target alone : transformers": (1.3, False),
+        "int4, alone or P-EAGLE : llama.cpp": (None, None),
+        "P-EAGLE adaptive : the target alone, c = 1": (2.0, True),
+        "P-EAGLE adaptive : the target alone, c = 4": (0.909, False),
+    }
+
+
+def test_unequal_work_is_refused(engines, row) -> None:
+    short = row("a", "none", [])
+    short.decode = lambda prompts, max_tokens: engines.Decoded([[1]], 1.0, 1.0)
+    with pytest.raises(SystemExit, match="a bf16 none: not every answer has 2 tokens"):
+        engines.measure([short], [[5]], 2, 1)
