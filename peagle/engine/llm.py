@@ -128,11 +128,7 @@ class LLM:
 
         Raises InputError, which names the prompt by its `number`, for any other.
         """
-        try:
-            ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
-        except UnicodeEncodeError as error:
-            why = f"prompt {number} is no text ({error.reason}): half of a character is missing"
-            raise InputError(why) from error
+        ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise InputError(f"prompt {number} is empty: give at least one token")
         limit, most = self.target.max_context, len(self.target.embedding) - 1

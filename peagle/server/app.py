@@ -35,7 +35,6 @@ from peagle.server.schema import (
 from peagle.server.worker import Worker
 
 Handler = Callable[..., Awaitable[Any]]
-MAX_BODY = 8 * 2**20  # bytes; a prompt of a million token ids fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,11 @@ class Api:
         return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
 
     def _conversation(self, *args: Any) -> list[int]:
-        return self.llm.prompt_ids(conversation_ids(self.llm.tokenizer, *args))
+        ids = conversation_ids(self.llm.tokenizer, *args)
+        try:
+            return self.llm.prompt_ids(ids)
+        except InputError as error:
+            raise InputError(f"messages: {error}") from error
 
     def _requests(self, body: Generation, prompts: list[list[int]]) -> list[EngineRequest]:
         made = list[EngineRequest]()
@@ -149,9 +152,7 @@ def create_app(api: Api) -> FastAPI:
         yield
         await api.worker.stop()
 
-    app = FastAPI(
-        lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MAX_BODY
-    )
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     posts: dict[str, Handler] = {
         "/v1/completions": api.completions,
         "/v1/chat/completions": api.chat,

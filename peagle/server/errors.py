@@ -15,6 +15,8 @@ KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_erro
 KINDS[503] = "service_unavailable_error"
 # What sampling parameters are called here, where that is another name.
 NAMES = {"json_schema": "response_format", "regex": "structured_outputs"}
+ROUTING = ("Not Found", "Method Not Allowed")  # what the framework says of it
+ROUTES = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 NAMES["grammar"] = "structured_outputs"
 FIELDS = {*CompletionBody.model_fields, *ChatBody.model_fields, *REFUSED}
 
@@ -48,14 +50,19 @@ def of_input(error: InputError) -> ApiError:
     return ApiError(400, str(error), param=field if field in FIELDS else None)
 
 
-def respond(_request: Request, error: Exception) -> JSONResponse:
+def respond(request: Request, error: Exception) -> JSONResponse:
     """Any error of a route as a response."""
     if isinstance(error, InputError):
         error = of_input(error)
     elif isinstance(error, RequestValidationError | ValidationError):
         error = _of_body(error)
     if not isinstance(error, HTTPException):
-        return JSONResponse(content(500, "the server failed: see its log"), 500)
+        # The server closes the connection behind it: clients should know.
+        said = content(500, "the server failed: see its log")
+        return JSONResponse(said, 500, {"connection": "close"})
+    if error.detail in ROUTING:
+        why = f"{request.method} {request.url.path}: no such route, there are {ROUTES}"
+        error = ApiError(error.status_code, why)
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     said = content(error.status_code, str(error.detail), param, code)
     return JSONResponse(said, error.status_code, error.headers)

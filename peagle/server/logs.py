@@ -28,4 +28,4 @@ def log_to_stderr() -> None:
     for name in ("peagle", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
+        logger.setLevel(logging.INFO if name == "peagle" else logging.WARNING)

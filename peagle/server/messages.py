@@ -21,8 +21,6 @@ def conversation_ids(
     try:
         said = to_messages({"messages": [_text(i, m) for i, m in enumerate(messages)]})
         return prompt_ids(tokenizer, said, Style(tools or None, template_args))
-    except UnicodeEncodeError as error:
-        raise InputError(f"messages: no text ({error.reason}), send whole characters") from error
     except InputError as error:
         raise InputError(f"messages: {error}") from error
 

@@ -53,6 +53,11 @@ class Body(BaseModel):
     def _given(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise InputError(f"the body has {half}: half of a character, send it whole") from error
         data = {name: value for name, value in data.items() if value is not None}
         for name, (harmless, instead) in REFUSED.items():
             if name in data and name not in cls.model_fields and data[name] not in harmless:

@@ -59,7 +59,7 @@ def _parsed(
 ) -> Spoken:
     try:
         said = tokenizer.parse_response(answer, prefix=prompt)
-    except ValueError:  # an answer that was cut, or is not as the template has it
+    except (ValueError, KeyError):  # an answer that was cut, or is not as the template has it
         return Spoken(text, [])
     calls = [_call_of(call.get("function", call)) for call in said.get("tool_calls") or []]
     return Spoken(said.get("content") or "", [call for call in calls if call is not None])

@@ -172,9 +172,9 @@ class Worker:
                 self.engine.prepare(request)
         except InputError as wrong:
             error = wrong
-        except Exception as wrong:  # nothing has been added: the engine is as it was
+        except Exception:  # nothing has been added: the engine is as it was
             log.exception("a request could not be prepared")
-            error = wrong
+            error = ApiError(500, "the request could not be prepared: see the server's log")
         else:
             for request in job.requests:
                 self.engine.add(request)
