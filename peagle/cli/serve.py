@@ -54,7 +54,7 @@ def serve(
 ) -> None:
     """Serve a target by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /metrics.
 
-    SIGTERM or Ctrl-C lets running requests finish; a second one ends at once.
+    SIGTERM or Ctrl-C lets running requests finish; a second one cancels them.
     """
     try:
         from peagle.server.app import ServerConfig

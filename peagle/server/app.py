@@ -1,6 +1,6 @@
 """The routes: OpenAI's API, vLLM's additions, SageMaker's contract."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
@@ -34,7 +34,7 @@ from peagle.server.schema import (
 )
 from peagle.server.worker import Worker
 
-Handler = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Api:
             return await self.chat(ChatBody.model_validate(body), http)
         return await self.completions(CompletionBody.model_validate(body), http)
 
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         """Ids of a text, or of a conversation up to where its answer begins."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -102,7 +102,7 @@ class Api:
             ids = self.llm.tokenizer(body.prompt, **how)["input_ids"]
         return {"count": len(ids), "max_model_len": self.context, "tokens": ids}
 
-    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+    def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         """The text of ids, special tokens included."""
         self._check_model(body.model)
         most = len(self.llm.target.embedding) - 1

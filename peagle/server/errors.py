@@ -11,13 +11,20 @@ from starlette.exceptions import HTTPException
 from peagle.config import InputError
 from peagle.server.schema import REFUSED, ChatBody, CompletionBody
 
-KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
-KINDS[503] = "service_unavailable_error"
-# What sampling parameters are called here, where that is another name.
-NAMES = {"json_schema": "response_format", "regex": "structured_outputs"}
+KINDS = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
 ROUTING = ("Not Found", "Method Not Allowed")  # what the framework says of it
 ROUTES = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
-NAMES["grammar"] = "structured_outputs"
+# What sampling parameters are called here, where that is another name.
+NAMES = {
+    "json_schema": "response_format",
+    "regex": "structured_outputs",
+    "grammar": "structured_outputs",
+}
 FIELDS = {*CompletionBody.model_fields, *ChatBody.model_fields, *REFUSED}
 
 

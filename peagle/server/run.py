@@ -16,8 +16,8 @@ LAST_WORDS = 10  # seconds that clients have, at the end, to read what was sent
 
 
 class Server(uvicorn.Server):
-    """Told to end, it lets running requests finish and takes no others; told twice, it ends at
-    once. It ends by itself when its engine fails."""
+    """Told to end, it lets running requests finish and takes no others; told twice, it cancels
+    them. It ends by itself when its engine fails."""
 
     def __init__(self, api: Api) -> None:
         config = uvicorn.Config(
@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. (uvicorn's own would close the door at once, and end by the same signal.)"""
         if self.worker.draining:
-            self.should_exit = self.force_exit = True
+            self.worker.cancel_all()
         self.worker.draining = True
 
     async def on_tick(self, counter: int) -> bool:

@@ -76,8 +76,7 @@ class Worker:
 
     async def stop(self) -> None:
         """End the thread; what still runs is cancelled."""
-        for job in self._jobs:
-            self.cancel(job)
+        self.cancel_all()
         self._asked.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -101,6 +100,11 @@ class Worker:
     def cancel(self, job: Job) -> None:
         """End a job's requests as they are."""
         self._asked.put(partial(self._cancel, job))
+
+    def cancel_all(self) -> None:
+        """End all requests as they are. (A signal's handler may call it, too.)"""
+        for job in list(self._jobs):
+            self.cancel(job)
 
     def _check_room(self, count: int) -> None:
         if self.failed:

@@ -113,6 +113,21 @@ def test_draining(serve: Serve, brake: Brake) -> None:
     assert not running.thread.is_alive() and not running.api.worker.failed
 
 
+def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
+    """What runs is cancelled: it has an end, too."""
+    running = serve()
+    stream = iter(running.client().completions.create(**LONG, stream=True))
+    parts = [next(stream)]
+    brake.go.clear()
+    for _ in range(2):
+        running.server.handle_exit(15, None)
+    brake.go.set()
+    parts += stream
+    assert parts[-1].choices[0].finish_reason == "abort"  # type: ignore[comparison-overlap]
+    running.thread.join(30)
+    assert not running.thread.is_alive() and all_free(running)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     """Everybody is told, and the server ends."""
