@@ -110,6 +110,18 @@ def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
     assert json.loads(calls[0].function.arguments) == {"on": "mat"}
 
 
+def test_arguments_of_the_template(serve: Serve) -> None:
+    running = serve()
+    running.api.llm.tokenizer.chat_template = "{{ mood }}" + CHATML
+    counts = []
+    for args in ({}, {"mood": "aaaa"}):
+        body: Any = {"max_tokens": 1, "extra_body": {"chat_template_kwargs": args}}
+        got = running.client().chat.completions.create(model=MODEL, messages=ASKED, **body)
+        assert got.usage is not None
+        counts.append(got.usage.prompt_tokens)
+    assert counts[1] > counts[0]
+
+
 def test_what_looks_like_a_call(llm: LLM) -> None:
     """Text is held back only while it may be a call, and nothing is lost."""
     for text in ("a <tool", "a <b", "<tool_call>no json</tool_call>", "x<tool_call>", "plain"):
