@@ -14,7 +14,7 @@ from peagle.engine.request import Request
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
 from peagle.server.schema import Generation
-from peagle.server.worker import Job, Worker
+from peagle.server.worker import Job, Said, Worker
 
 
 async def answer(
@@ -27,75 +27,74 @@ async def answer(
 ) -> Response:
     """Raises InputError or ApiError for whatever is wrong before the first token."""
     job = await worker.submit(requests, body.n)
-    leaving = asyncio.create_task(_cancel_when_gone(http, worker, job))
     head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
+    call = Call(http, worker, form, job, head)
     if body.stream:
-        events = _events(job, form, head, body)
-        return StreamingResponse(
-            _noted(http, worker, job, leaving, events), media_type="text/event-stream"
-        )
-    try:
-        async for said in job.said():
+        events = call.events(body.stream_options.include_usage)
+        return StreamingResponse(events, media_type="text/event-stream")
+    return JSONResponse(await call.whole())
+
+
+class Call:
+    """A job, and the client who waits for it."""
+
+    def __init__(
+        self, http: HttpRequest, worker: Worker, form: Form, job: Job, head: dict[str, Any]
+    ) -> None:
+        self._http, self._worker, self._form, self._job = http, worker, form, job
+        self._head = head  # what all parts of the response have
+        self._watch = asyncio.create_task(self._cancel_when_gone())
+
+    async def whole(self) -> dict[str, Any]:
+        """The response. Raises ApiError when a request fails."""
+        try:
+            async for _ in self._said():
+                pass
+        finally:
+            self._leave()
+        choices = [self._form.whole(request) for request in self._job.requests]
+        more = {"object": self._form.kind, "choices": choices, "usage": usage(self._job)}
+        return self._head | more
+
+    async def events(self, include_usage: bool) -> AsyncIterator[str]:
+        """The response as server-sent events; a failure is one, too: the status has been sent."""
+        head = self._head | {"object": self._form.part_kind}
+        tail = {"usage": None} if include_usage else {}
+        try:
+            for request in self._job.requests:
+                if opening := self._form.opening(request.index):
+                    yield _event(head | {"choices": [opening]} | tail)
+            async for said in self._said():
+                yield _event(head | {"choices": [self._form.part(said)]} | tail)
+            if include_usage:
+                yield _event(head | {"choices": [], "usage": usage(self._job)})
+        except ApiError as error:
+            yield _event(content(error.status_code, error.detail))
+        finally:
+            self._leave()
+        yield "data: [DONE]\n\n"
+
+    async def _said(self) -> AsyncIterator[Said]:
+        async for said in self._job.said():
             if said.ended is not None and said.ended.failure is not None:
                 raise ApiError(500, said.ended.failure)
-    finally:
-        _leave(http, worker, job, leaving)
-    choices = [form.whole(request) for request in job.requests]
-    whole = head | {"object": form.kind, "choices": choices, "usage": usage(job)}
-    return JSONResponse(whole)
+            yield said
 
+    async def _cancel_when_gone(self) -> None:
+        while (await self._http.receive())["type"] != "http.disconnect":
+            pass
+        self._worker.cancel(self._job)
 
-async def _events(
-    job: Job, form: Form, head: dict[str, Any], body: Generation
-) -> AsyncIterator[str]:
-    """Server-sent events."""
-    head = head | {"object": form.part_kind}
-    tail = {"usage": None} if body.stream_options.include_usage else {}
-    for request in job.requests:
-        if opening := form.opening(request.index):
-            yield _event(head | {"choices": [opening]} | tail)
-    try:
-        async for said in job.said():
-            if said.ended is not None and said.ended.failure is not None:
-                raise ApiError(500, said.ended.failure)
-            yield _event(head | {"choices": [form.part(said)]} | tail)
-    except ApiError as error:  # the status has been sent: this is how clients hear of it
-        yield _event(content(error.status_code, error.detail))
-    else:
-        if body.stream_options.include_usage:
-            yield _event(head | {"choices": [], "usage": usage(job)})
-    yield "data: [DONE]\n\n"
-
-
-async def _noted(
-    http: HttpRequest,
-    worker: Worker,
-    job: Job,
-    leaving: asyncio.Task[None],
-    events: AsyncIterator[str],
-) -> AsyncIterator[str]:
-    try:
-        async for event in events:
-            yield event
-    finally:
-        _leave(http, worker, job, leaving)
-
-
-def _leave(http: HttpRequest, worker: Worker, job: Job, leaving: asyncio.Task[None]) -> None:
-    """A call is over, one way or another: nothing runs on for it; the log says how it went."""
-    leaving.cancel()
-    if job.left:
-        worker.cancel(job)
-        http.scope["note"] |= {"finish_reasons": ["abort"]}
-    else:
-        reasons = [request.finish_reason for request in job.requests]
-        http.scope["note"] |= {"finish_reasons": reasons, "usage": usage(job)}
-
-
-async def _cancel_when_gone(http: HttpRequest, worker: Worker, job: Job) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-    worker.cancel(job)
+    def _leave(self) -> None:
+        """It is over, one way or another: nothing runs on for it; the log says how it went."""
+        self._watch.cancel()
+        note: dict[str, Any] = {"finish_reasons": ["abort"]}
+        if self._job.left:
+            self._worker.cancel(self._job)
+        else:
+            reasons = [request.finish_reason for request in self._job.requests]
+            note = {"finish_reasons": reasons, "usage": usage(self._job)}
+        self._http.scope["note"] |= note
 
 
 def _event(data: dict[str, Any]) -> str:
