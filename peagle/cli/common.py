@@ -1,7 +1,7 @@
 """What several commands share: loading, option types, printing."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -95,6 +95,8 @@ def open_llm(
     quantize: str | None = None,
     force: bool = False,
     chat_template: str | None = None,
+    max_batch: int = 8,
+    kv_tokens: int | None = None,
 ) -> LLM:
     """Target and head as the options ask; the head's record is compared with the chat template
     that is used."""
@@ -110,7 +112,8 @@ def open_llm(
     folder = find_head(path) if path else None  # before the target takes its time to load
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
-        llm = LLM(target, dtype=dtype, device=device, quantize=quantize)
+        room: dict[str, Any] = {"max_batch": max_batch, "kv_tokens": kv_tokens}
+        llm = LLM(target, dtype=dtype, device=device, quantize=quantize, **room)
         use_template(llm.tokenizer, chat_template)
         if folder is None:
             return llm

@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": ("peagle.cli.demo", "The demo target alone, with EAGLE-3 and with P-EAGLE."),
     "generate": ("peagle.cli.generate", "Complete a prompt, streaming."),
     "chat": ("peagle.cli.chat", "Talk to a target."),
+    "serve": ("peagle.cli.serve", "Serve a target by OpenAI's API."),
     "eval": ("peagle.cli.evaluate", "Measure the acceptance of a head on a file of prompts."),
     "train": ("peagle.cli.train", "Train a head for a target."),
     "data": ("peagle.cli.data", "Make training data."),

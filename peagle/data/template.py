@@ -51,10 +51,12 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
         raise InputError(f"{why}: name one with --chat-template FILE, or --chat-template {PLAIN}")
 
 
-def check_template_args(tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any]) -> None:
-    """Raises InputError for an argument that the template would not read."""
+def check_template_args(
+    tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any], field: str = "--chat-template-arg"
+) -> None:
+    """Raises InputError, which names the `field`, for an argument the template would not read."""
     template = tokenizer.get_chat_template()
     taken = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in args:
         if name in taken or name not in template:
-            raise InputError(f"--chat-template-arg {name}: the chat template reads no such name")
+            raise InputError(f"{field} {name}: the chat template reads no such name")

@@ -123,6 +123,34 @@ class LLM:
         method, draft = self.drafter.config.method, draft_curve(self.drafter, most)
         return AdaptiveDepth(method, self.k, self._verify, draft)
 
+    def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
+        """Token ids of a prompt that the target can run.
+
+        Raises InputError, which names the prompt by its `number`, for any other.
+        """
+        ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise InputError(f"prompt {number} is empty: give at least one token")
+        limit, most = self.target.max_context, len(self.target.embedding) - 1
+        if len(ids) >= limit:
+            raise InputError(
+                f"prompt {number} has {len(ids)} tokens; {self.target.name} takes {limit} "
+                "with the answer: shorten it"
+            )
+        if wrong := [token for token in ids if not 0 <= token <= most]:
+            why = f"the target's token ids are 0 to {most}"
+            raise InputError(f"prompt {number} has token {wrong[0]}: {why}")
+        return ids
+
+    def requests(self, ids: list[int], params: SamplingParams, first: int = 0) -> list[Request]:
+        """What the engine is asked for one prompt: a request for each of n answers, numbered from
+        `first`."""
+        most = min(params.max_tokens, self.target.max_context - len(ids))
+        return [
+            Request(first + i, len(ids), list(ids), replace(own, max_tokens=most))
+            for i, own in enumerate(params.copies())
+        ]
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -166,9 +194,8 @@ class Run:
             raise InputError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
         self.requests = list[Request]()
         for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            ids = _prompt_ids(llm, number, prompt)
-            for copy in own.copies():
-                self.requests.append(_request(llm, len(self.requests), ids, copy))
+            ids = llm.prompt_ids(prompt, number)
+            self.requests += llm.requests(ids, own, len(self.requests))
         self.engine, self.seconds, self._begun = llm.engine, 0.0, False
         for request in self.requests:
             self.engine.prepare(request)
@@ -213,21 +240,3 @@ class Run:
                 )
             )
         return done
-
-
-def _prompt_ids(llm: LLM, number: int, prompt: Prompt) -> list[int]:
-    ids = llm.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
-    if not ids:
-        raise InputError(f"prompt {number} is empty: give at least one token")
-    limit = llm.target.max_context
-    if len(ids) >= limit:
-        raise InputError(
-            f"prompt {number} has {len(ids)} tokens; {llm.target.name} takes {limit} "
-            "with the answer: shorten it"
-        )
-    return ids
-
-
-def _request(llm: LLM, index: int, ids: list[int], params: SamplingParams) -> Request:
-    most = min(params.max_tokens, llm.target.max_context - len(ids))
-    return Request(index, len(ids), list(ids), replace(params, max_tokens=most))

@@ -153,3 +153,11 @@ def test_a_broken_target_is_noticed() -> None:
     for params in (SamplingParams(), SamplingParams(temperature=1), SPECIAL[0]):
         with pytest.raises(RequestFailure, match="prompt 0: .*NaN"):
             LLM(target).generate(PROMPTS[:1], params)
+
+
+@pytest.mark.parametrize("token", [-1, 128])
+def test_tokens_that_the_target_does_not_have(target: Target, token: int) -> None:
+    with pytest.raises(InputError) as caught:
+        LLM(target).stream([[5], [5, token]])
+    said = f"prompt 1 has token {token}: the target's token ids are 0 to 127"
+    assert str(caught.value) == said

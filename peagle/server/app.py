@@ -1,0 +1,176 @@
+"""The routes: OpenAI's API, vLLM's additions, SageMaker's contract."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import time
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from peagle.config import InputError
+from peagle.engine.blocks import BLOCK
+from peagle.engine.llm import LLM, Prompt
+from peagle.engine.request import Request as EngineRequest
+from peagle.server.answers import answer
+from peagle.server.errors import ApiError, respond
+from peagle.server.forms import ChatForm, TextForm
+from peagle.server.gate import Gate
+from peagle.server.messages import conversation_ids
+from peagle.server.metrics import Metrics
+from peagle.server.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Generation,
+    TokenizeBody,
+)
+from peagle.server.worker import Worker
+
+Handler = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How a server is reached."""
+
+    model: str  # the name that clients ask for
+    api_key: str | None = None
+    max_queue: int = 256  # requests that may wait
+
+
+class Api:
+    """The handlers, and what they share."""
+
+    def __init__(self, llm: LLM, config: ServerConfig) -> None:
+        self.llm, self.config, self.model, self.created = llm, config, config.model, int(time())
+        engine = llm.engine
+        self.metrics = Metrics(engine, config.model)
+        self.worker = Worker(engine, self.metrics, config.max_queue)
+        room = engine.scheduler.pool.count * BLOCK - engine.settings.k
+        self.context = min(llm.target.max_context, room)  # the longest request there is room for
+
+    async def models(self) -> dict[str, Any]:
+        """What is served."""
+        about = {"id": self.model, "object": "model", "created": self.created}
+        about |= {"owned_by": "peagle", "max_model_len": self.context}
+        return {"object": "list", "data": [about]}
+
+    async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
+        """Continue texts."""
+        self._check_model(body.model)
+        prompts = await run_in_threadpool(self._ids, body.prompts())
+        form = TextForm(self.llm.tokenizer)
+        requests = self._requests(body, prompts)
+        return await answer(http, self.worker, form, body, requests, self.model)
+
+    async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
+        """Answer conversations."""
+        self._check_model(body.model)
+        tools = body.offered()
+        args = body.messages, tools, body.chat_template_kwargs
+        ids = await run_in_threadpool(self._conversation, *args)
+        calls = None if body.parallel_tool_calls else 1
+        form = ChatForm(self.llm.tokenizer, calls if tools else 0)
+        requests = self._requests(body, [ids])
+        return await answer(http, self.worker, form, body, requests, self.model)
+
+    async def invocations(
+        self, body: Annotated[dict[str, Any], Body()], http: HttpRequest
+    ) -> Response:
+        """SageMaker's one route for all."""
+        if "messages" in body:
+            return await self.chat(ChatBody.model_validate(body), http)
+        return await self.completions(CompletionBody.model_validate(body), http)
+
+    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """Ids of a text, or of a conversation up to where its answer begins."""
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InputError("prompt: give either a prompt or messages")
+        if body.messages is not None:
+            ids = conversation_ids(self.llm.tokenizer, body.messages, [], {})
+        else:
+            how = {"add_special_tokens": body.add_special_tokens}
+            ids = self.llm.tokenizer(body.prompt, **how)["input_ids"]
+        return {"count": len(ids), "max_model_len": self.context, "tokens": ids}
+
+    def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        """The text of ids, special tokens included."""
+        self._check_model(body.model)
+        most = len(self.llm.target.embedding) - 1
+        if wrong := [token for token in body.tokens if not 0 <= token <= most]:
+            raise InputError(f"tokens {wrong[0]}: the target's token ids are 0 to {most}")
+        return {"prompt": self.llm.tokenizer.decode(body.tokens)}
+
+    async def health(self) -> JSONResponse:
+        """Whether requests are taken."""
+        worker = self.worker
+        status = "failed" if worker.failed else "draining" if worker.draining else "ok"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+    async def metrics_text(self) -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            why = f"model {name!r}: not served here, there is {self.model!r}"
+            raise ApiError(404, why, param="model", code="model_not_found")
+
+    def _ids(self, prompts: list[Prompt]) -> list[list[int]]:
+        return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
+
+    def _conversation(self, *args: Any) -> list[int]:
+        ids = conversation_ids(self.llm.tokenizer, *args)
+        try:
+            return self.llm.prompt_ids(ids)
+        except InputError as error:
+            raise InputError(f"messages: {error}") from error
+
+    def _requests(self, body: Generation, prompts: list[list[int]]) -> list[EngineRequest]:
+        made = list[EngineRequest]()
+        for ids in prompts:
+            params = body.params(longest=max(1, self.context - len(ids)))
+            made += self.llm.requests(ids, params, len(made))
+        return made
+
+
+def create_app(api: Api) -> FastAPI:
+    """The application; its worker runs from its start to its end."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        api.worker.start()
+        yield
+        await api.worker.stop()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    posts: dict[str, Handler] = {
+        "/v1/completions": api.completions,
+        "/v1/chat/completions": api.chat,
+        "/invocations": api.invocations,
+        "/tokenize": api.tokenize,
+        "/detokenize": api.detokenize,
+    }
+    gets: dict[str, Handler] = {
+        "/v1/models": api.models,
+        "/health": api.health,
+        "/ping": api.health,
+        "/metrics": api.metrics_text,
+    }
+    for path, handler in posts.items():
+        app.post(path, response_model=None)(handler)
+    for path, handler in gets.items():
+        app.get(path, response_model=None)(handler)
+    for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
+        app.add_exception_handler(kind, respond)
+    app.add_middleware(Gate, key=api.config.api_key)
+    return app

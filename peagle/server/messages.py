@@ -1,0 +1,39 @@
+"""Conversations of the API to token ids."""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from peagle.config import InputError
+from peagle.data.chat import Message, Style, prompt_ids, to_messages
+from peagle.data.template import check_template, check_template_args
+
+
+def conversation_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    template_args: dict[str, Any],
+) -> list[int]:
+    """Up to where the answer begins. Raises InputError for what cannot be written."""
+    check_template(tokenizer)
+    check_template_args(tokenizer, template_args, "chat_template_kwargs")
+    try:
+        said = to_messages({"messages": [_text(i, m) for i, m in enumerate(messages)]})
+        return prompt_ids(tokenizer, said, Style(tools or None, template_args))
+    except InputError as error:
+        raise InputError(f"messages: {error}") from error
+
+
+def _text(index: int, message: dict[str, Any]) -> Message:
+    """The message with its parts as one text."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InputError(f"{index}.content has a part of type {kind!r}: only 'text' is read")
+        texts.append(part["text"])
+    return {**message, "content": "".join(texts)}

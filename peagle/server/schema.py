@@ -1,0 +1,242 @@
+"""Bodies of requests: what OpenAI's API and vLLM's additions to it have that we can do.
+
+Fields that are not known here are ignored, for clients send many; those that would change the
+answer and cannot be done are refused by name.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from peagle.config import InputError
+from peagle.engine.request import SamplingParams
+
+STRUCTURED = "use structured_outputs"
+# Field: (values that ask for nothing, what to do instead).
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "echo": ((False,), "prompts are not repeated, leave it out"),
+    "suffix": (("",), "text is only continued, leave it out"),
+    "best_of": ((1,), "answers are not ranked, use n"),
+    "use_beam_search": ((False,), "there is no beam search, leave it out"),
+    "prompt_logprobs": ((), "only answers have log-probabilities, leave it out"),
+    "min_tokens": ((0,), "not supported, leave it out"),
+    "bad_words": (([],), "not supported, use logit_bias"),
+    "allowed_token_ids": (([],), "not supported, use logit_bias"),
+    "logits_processors": (([],), "not supported, leave it out"),
+    "include_stop_str_in_output": ((False,), "stop strings are cut, leave it out"),
+    "skip_special_tokens": ((True,), "special tokens have no text, leave it out"),
+    "truncate_prompt_tokens": ((), "prompts are not cut, shorten them"),
+    "continue_final_message": ((False,), "an answer begins anew, leave it out"),
+    "add_generation_prompt": ((True,), "an answer always follows, leave it out"),
+    "chat_template": ((), "it is chosen when the server starts, leave it out"),
+    "functions": (([],), "deprecated, use tools"),
+    "function_call": (("none", "auto"), "deprecated, use tool_choice"),
+    "modalities": ((["text"],), "answers are text, leave it out"),
+    "audio": ((), "answers are text, leave it out"),
+    "reasoning_effort": ((), "use chat_template_kwargs"),
+    "web_search_options": ((), "there is no web search, leave it out"),
+    "guided_json": ((), STRUCTURED),
+    "guided_regex": ((), STRUCTURED),
+    "guided_choice": ((), STRUCTURED),
+    "guided_grammar": ((), STRUCTURED),
+}
+
+
+class Body(BaseModel):
+    """A body, or a part of one; null is as good as nothing."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise InputError(f"the body has {half}: half of a character, send it whole") from error
+        data = {name: value for name, value in data.items() if value is not None}
+        for name, (harmless, instead) in REFUSED.items():
+            if name in data and name not in cls.model_fields and data[name] not in harmless:
+                shown = repr(data[name])
+                shown = shown if len(shown) <= 60 else shown[:57] + "..."
+                raise InputError(f"{name} {shown}: {instead}")
+        return data
+
+
+class StreamOptions(Body):
+    """What a stream holds besides."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(Body):
+    """A schema, and names that we do not need."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Body):
+    """OpenAI's: which form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    def constraint(self) -> dict[str, Any]:
+        """Fields of SamplingParams."""
+        if self.type == "json_object":
+            return {"json_schema": {"type": "object"}}
+        if self.type == "text":
+            return {}
+        if self.json_schema is None:
+            raise InputError('response_format: a json_schema has {"schema": ...}, give one')
+        return {"json_schema": self.json_schema.schema_}
+
+
+class StructuredOutputs(Body):
+    """vLLM's."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None  # Lark
+
+    def constraint(self) -> dict[str, Any]:
+        """Fields of SamplingParams."""
+        asked = {"json_schema": self.json_, "regex": self.regex, "grammar": self.grammar}
+        given = [(name, value) for name, value in asked.items() if value is not None]
+        if self.choice is not None:
+            given.append(("grammar", "start: " + " | ".join(map(json.dumps, self.choice))))
+        if self.json_object:
+            given.append(("json_schema", {"type": "object"}))
+        if len(given) > 1:
+            raise InputError("structured_outputs: an answer has one form, leave the others out")
+        return dict(given)
+
+
+class Generation(Body):
+    """What completions and conversations have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    response_format: ResponseFormat = ResponseFormat()
+    structured_outputs: StructuredOutputs = StructuredOutputs()
+
+    @property
+    def top(self) -> int | None:
+        """Likely tokens beside each token's own log-probability; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of an answer, at most; None: as many as fit."""
+        return self.max_tokens
+
+    def params(self, longest: int) -> SamplingParams:
+        """As the engine has it. Raises InputError for values that are out of range."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's other way to say all
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=longest if self.longest is None else self.longest,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias or None,
+            logprobs=self.top,
+            n=self.n,
+            **self._constraint(),
+        )
+
+    def _constraint(self) -> dict[str, Any]:
+        form, other = self.response_format.constraint(), self.structured_outputs.constraint()
+        if form and other:
+            raise InputError("response_format and structured_outputs: leave one of them out")
+        return form or other
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16  # OpenAI's default
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each a text, or token ids."""
+        if not self.prompt:
+            raise InputError(f"prompt {self.prompt!r}: is empty, give a text or token ids")
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def offered(self) -> list[dict[str, Any]]:
+        """Tools that the target is told of."""
+        if self.tool_choice not in ("auto", "none"):
+            raise InputError(f"tool_choice {self.tool_choice!r}: must be 'auto' or 'none'")
+        return self.tools if self.tool_choice == "auto" else []
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,82 @@
+"""Tool calls in what a target says.
+
+A tokenizer that knows how its model answers (transformers' `response_template`) parses the answer;
+else calls are looked for as Hermes and Qwen write them: <tool_call>{"name": …}</tool_call>.
+"""
+
+import json
+import re
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from transformers import PreTrainedTokenizerBase
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
+
+
+class Spoken(NamedTuple):
+    """An answer in its parts."""
+
+    text: str
+    calls: list[dict[str, Any]]  # OpenAI's; none: all is text
+
+
+class ToolText:
+    """The text of one answer as it comes: calls, and what may become one, are held back."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._parses = getattr(tokenizer, "response_template", None) is not None
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Text that is no call for certain."""
+        self._held += text
+        if self._parses:
+            return ""
+        at = self._held.find(OPEN)
+        if at < 0:
+            lengths = range(min(len(OPEN) - 1, len(self._held)), 0, -1)
+            keep = next((n for n in lengths if self._held.endswith(OPEN[:n])), 0)
+            at = len(self._held) - keep
+        certain, self._held = self._held[:at], self._held[at:]
+        return certain
+
+    def finish(self, prompt: list[int], answer: list[int]) -> Spoken:
+        """What was held back, once the answer has ended."""
+        if self._parses:
+            return _parsed(self._tokenizer, prompt, answer, self._held)
+        found = [_call(body) for body in CALL.findall(self._held)]
+        calls = [call for call in found if call is not None]
+        if not calls or len(calls) < len(found):
+            return Spoken(self._held, [])  # nothing is lost of what is no call
+        return Spoken(CALL.sub("", self._held).strip(), calls)
+
+
+def _parsed(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: list[int], text: str
+) -> Spoken:
+    try:
+        said = tokenizer.parse_response(answer, prefix=prompt)
+    except (ValueError, KeyError):  # an answer that was cut, or is not as the template has it
+        return Spoken(text, [])
+    calls = [_call_of(call.get("function", call)) for call in said.get("tool_calls") or []]
+    return Spoken(said.get("content") or "", [call for call in calls if call is not None])
+
+
+def _call(body: str) -> dict[str, Any] | None:
+    try:
+        return _call_of(json.loads(body))
+    except ValueError:
+        return None
+
+
+def _call_of(said: Any) -> dict[str, Any] | None:
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        return None
+    arguments = said.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": said["name"], "arguments": arguments}
+    return {"id": f"call-{uuid4().hex}", "type": "function", "function": function}

@@ -1,0 +1,207 @@
+"""The thread that owns the engine, and how the event loop speaks with it.
+
+Everything that the event loop asks goes through one queue, in order; everything that the engine
+says comes back with `call_soon_threadsafe`. While a request runs only the thread touches it; once
+it has ended, only the event loop does.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from peagle.config import InputError
+from peagle.engine.engine import Engine
+from peagle.engine.request import Chunk, Request
+from peagle.server.errors import ApiError
+from peagle.server.metrics import Metrics, Track
+
+log = logging.getLogger(__name__)
+FAILED = "the engine has failed: the server ends, start it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a round has brought of answer `index`; `ended` is its request, once it has."""
+
+    index: int
+    chunks: list[Chunk]
+    ended: Request | None
+
+
+class Job:
+    """The requests of one call: `copies` answers to each of its prompts."""
+
+    def __init__(self, requests: list[Request], copies: int) -> None:
+        self.copies = copies
+        self.tracks = [Track(request) for request in requests]
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.news: asyncio.Queue[Said | None] = asyncio.Queue()  # None: the engine has failed
+        self.left = len(requests)  # that run
+
+    @property
+    def requests(self) -> list[Request]:
+        return [track.request for track in self.tracks]
+
+    async def said(self) -> AsyncIterator[Said]:
+        """Until all requests have ended. Raises ApiError when the engine fails."""
+        ended = 0
+        while ended < len(self.tracks):
+            said = await self.news.get()
+            if said is None:
+                raise ApiError(500, FAILED)
+            ended += said.ended is not None
+            yield said
+
+
+class Worker:
+    """Runs an engine in a thread. Public methods are for the event loop."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, max_queue: int) -> None:
+        self.engine, self.metrics = engine, metrics
+        self.capacity = engine.settings.max_batch + max_queue
+        self.draining, self.failed = False, False
+        self._jobs = set[Job]()  # the event loop's
+        self._running = list[Job]()  # the thread's
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Have the running event loop hear what the engine says."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread; what still runs is cancelled."""
+        self.cancel_all()
+        self._asked.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    @property
+    def open(self) -> int:
+        """Requests that run or wait."""
+        return sum(job.left for job in self._jobs)
+
+    async def submit(self, requests: list[Request], copies: int = 1) -> Job:
+        """Have requests answered, `copies` of each prompt; all or none.
+
+        Raises InputError when one of them can never run, ApiError when there is no room for them.
+        """
+        self._check_room(len(requests))
+        job = Job(requests, copies)
+        self._jobs.add(job)
+        self._asked.put(partial(self._admit, job))
+        await job.admitted
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job's requests as they are."""
+        self._asked.put(partial(self._cancel, job))
+
+    def cancel_all(self) -> None:
+        """End all requests as they are. (A signal's handler may call it, too.)"""
+        for job in list(self._jobs):
+            self.cancel(job)
+
+    def _check_room(self, count: int) -> None:
+        if self.failed:
+            raise ApiError(503, FAILED)
+        if self.draining:
+            raise ApiError(503, "the server ends: ask another one")
+        if count > self.capacity:
+            raise ApiError(
+                400, f"{count} answers at once: at most {self.capacity}, ask for fewer", param="n"
+            )
+        if self.open + count > self.capacity:
+            why = f"{self.open} requests run or wait, at most {self.capacity}: try again"
+            raise ApiError(429, why, headers={"retry-after": "1"})
+
+    # ---- called by the thread, in the event loop
+
+    def _tell_admitted(self, job: Job, error: Exception | None) -> None:
+        if error is not None:
+            self._jobs.discard(job)
+        if not job.admitted.done():
+            job.admitted.set_result(None) if error is None else job.admitted.set_exception(error)
+
+    def _tell(self, news: list[tuple[Job, Said]]) -> None:
+        for job, said in news:
+            job.news.put_nowait(said)
+            job.left -= said.ended is not None
+            if not job.left:
+                self._jobs.discard(job)
+
+    def _tell_failed(self) -> None:
+        for job in self._jobs:
+            job.news.put_nowait(None)
+            if not job.admitted.done():
+                job.admitted.set_exception(ApiError(500, FAILED))
+        self._jobs.clear()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                if not self.engine.idle:
+                    self.engine.step()
+                self._report()
+        except Exception:
+            # The engine is in a state that nobody knows: nothing may go on with it.
+            self.failed = True
+            log.exception("the engine failed")
+            self._loop.call_soon_threadsafe(self._tell_failed)
+
+    def _take(self) -> bool:
+        """Do what was asked for, waiting for it while there is nothing else to do; False at the
+        end."""
+        wait = self.engine.idle
+        while True:
+            try:
+                asked = self._asked.get(block=wait)
+            except queue.Empty:
+                return True
+            if asked is None:
+                return False
+            asked()
+            wait = False
+
+    def _admit(self, job: Job) -> None:
+        error: Exception | None = None
+        try:
+            for request in job.requests:
+                self.engine.prepare(request)
+        except InputError as wrong:
+            error = wrong
+        except Exception:  # nothing has been added: the engine is as it was
+            log.exception("a request could not be prepared")
+            error = ApiError(500, "the request could not be prepared: see the server's log")
+        else:
+            for request in job.requests:
+                self.engine.add(request)
+            self._running.append(job)
+        self._loop.call_soon_threadsafe(self._tell_admitted, job, error)
+
+    def _cancel(self, job: Job) -> None:
+        for request in job.requests if job in self._running else ():
+            self.engine.cancel(request)
+
+    def _report(self) -> None:
+        news = list[tuple[Job, Said]]()
+        for job in self._running:
+            for track in job.tracks:
+                request = track.request
+                if track.ended:
+                    continue
+                self.metrics.observe(track)
+                track.ended = request.finish_reason is not None
+                if request.said or track.ended:
+                    said = Said(request.index, request.said, request if track.ended else None)
+                    news.append((job, said))
+                    request.said = []
+        self._running = [job for job in self._running if not all(t.ended for t in job.tracks)]
+        if news:
+            self._loop.call_soon_threadsafe(self._tell, news)

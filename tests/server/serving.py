@@ -1,0 +1,55 @@
+"""A server in a thread of this process, on a free port, and ways to ask it."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx2
+from openai import OpenAI
+from tiny import make_target
+
+from peagle.engine.llm import LLM
+from peagle.model.drafter import Drafter
+from peagle.server.app import Api, ServerConfig
+from peagle.server.run import Server, bind
+
+MODEL = "tiny"
+
+
+@dataclass
+class Running:
+    """A server, and ways to ask it."""
+
+    api: Api
+    server: Server
+    thread: threading.Thread
+    url: str
+
+    def client(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    def http(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=30)
+
+    def stop(self) -> None:
+        self.api.worker.draining = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+def make_llm(drafter: Drafter | None, max_batch: int = 4, kv_tokens: int = 1024) -> LLM:
+    """Deterministic, so that what is said does not depend on the company."""
+    how = {"max_batch": max_batch, "kv_tokens": kv_tokens, "deterministic": True}
+    return LLM(make_target(), drafter, k=None if drafter is None else 3, **how)
+
+
+def start(llm: LLM, **config: object) -> Running:
+    listening = bind("127.0.0.1", 0)
+    api = Api(llm, ServerConfig(MODEL, **config))  # type: ignore[arg-type]
+    server = Server(api)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    return Running(api, server, thread, f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+
+Serve = Callable[..., Running]

@@ -1,0 +1,156 @@
+"""/v1/chat/completions: the chat template, streams, tool calls."""
+
+import json
+from typing import Any
+
+import pytest
+from serving import MODEL, Running, Serve
+from tiny import CHATML, make_tokenizer
+
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+from peagle.server.tools import Spoken, ToolText
+
+ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
+TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "sit", "arguments": {"on": "mat"}}\n</tool_call>'
+
+
+def alone(llm: LLM, **params: Any) -> str:
+    return llm.generate([prompt_ids(llm.tokenizer, ASKED)], SamplingParams(**params))[0].text
+
+
+def test_the_engines_text(running: Running, llm: LLM) -> None:
+    got = running.client().chat.completions.create(
+        model=MODEL, messages=ASKED, temperature=0, max_completion_tokens=30
+    )
+    [choice] = got.choices
+    assert choice.message.content == alone(llm, max_tokens=30)
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+
+
+def test_an_answer_may_fill_the_context(running: Running, llm: LLM) -> None:
+    """Without max_tokens."""
+    got = running.client().chat.completions.create(
+        model=MODEL, messages=ASKED, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert got.usage is not None and got.usage.total_tokens == 256
+
+
+def test_parts_of_text(running: Running, llm: LLM) -> None:
+    parts: Any = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
+    got = running.client().chat.completions.create(
+        model=MODEL,
+        messages=[ASKED[0], {"role": "user", "content": parts}],
+        temperature=0,
+        max_tokens=9,
+    )
+    assert got.choices[0].message.content == alone(llm, max_tokens=9)
+
+
+def test_streamed(running: Running, llm: LLM) -> None:
+    wanted = [alone(llm, max_tokens=12, temperature=1.0, seed=seed) for seed in (4, 5)]
+    texts, ends, roles = ["", ""], list[Any](), list[Any]()
+    for part in running.client().chat.completions.create(
+        model=MODEL, messages=ASKED, n=2, seed=4, max_tokens=12, stream=True
+    ):
+        assert part.usage is None
+        for choice in part.choices:
+            texts[choice.index] += choice.delta.content or ""
+            roles += [choice.delta.role] if choice.delta.role else []
+            ends += [choice.finish_reason] if choice.finish_reason else []
+    assert texts == wanted
+    assert roles == ["assistant"] * 2 and len(ends) == 2
+
+
+def test_logprobs(running: Running, llm: LLM) -> None:
+    got = running.client().chat.completions.create(
+        model=MODEL, messages=ASKED, temperature=0, max_tokens=6, logprobs=True, top_logprobs=2
+    )
+    shown = got.choices[0].logprobs
+    assert shown is not None and shown.content is not None and len(shown.content) == 6
+    assert "".join(entry.token for entry in shown.content) == got.choices[0].message.content
+    for entry in shown.content:
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
+        assert entry.bytes is not None and bytes(entry.bytes).decode() == entry.token
+
+
+def test_json_schema(running: Running) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a"]}}}
+    got = running.client().chat.completions.create(
+        model=MODEL, messages=ASKED, response_format=form, max_tokens=20
+    )
+    assert json.loads(got.choices[0].message.content or "") == "a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
+    """The template is told of tools; the answer is made to be a call."""
+    running = serve()
+    tokenizer = running.api.llm.tokenizer
+    tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML
+    grammar = {"structured_outputs": {"choice": ["ok " + CALL]}}
+    got: Any = running.client().chat.completions.create(
+        model=MODEL, messages=ASKED, tools=[TOOL], extra_body=grammar, stream=stream
+    )
+    if stream:
+        choices = [part.choices[0] for part in got]
+        said = "".join(choice.delta.content or "" for choice in choices)
+        [calls] = [choice.delta.tool_calls for choice in choices if choice.delta.tool_calls]
+        assert calls[0].index == 0
+        end = choices[-1].finish_reason
+    else:
+        choice = got.choices[0]
+        said, calls, end = choice.message.content, choice.message.tool_calls, choice.finish_reason
+        with_tool = got.usage.prompt_tokens
+        assert with_tool > len(prompt_ids(tokenizer, ASKED)), "the template has seen the tool"
+    assert (said.strip(), end) == ("ok", "tool_calls")
+    assert calls[0].function.name == "sit"
+    assert json.loads(calls[0].function.arguments) == {"on": "mat"}
+
+
+def test_arguments_of_the_template(serve: Serve) -> None:
+    running = serve()
+    running.api.llm.tokenizer.chat_template = "{{ mood }}" + CHATML
+    counts = []
+    for args in ({}, {"mood": "aaaa"}):
+        body: Any = {"max_tokens": 1, "extra_body": {"chat_template_kwargs": args}}
+        got = running.client().chat.completions.create(model=MODEL, messages=ASKED, **body)
+        assert got.usage is not None
+        counts.append(got.usage.prompt_tokens)
+    assert counts[1] > counts[0]
+
+
+def test_what_looks_like_a_call(llm: LLM) -> None:
+    """Text is held back only while it may be a call, and nothing is lost."""
+    for text in ("a <tool", "a <b", "<tool_call>no json</tool_call>", "x<tool_call>", "plain"):
+        own = ToolText(llm.tokenizer)
+        certain = "".join(map(own.push, text))
+        rest = own.finish([], [])
+        assert (certain + rest.text, rest.calls) == (text, [])
+    own = ToolText(llm.tokenizer)
+    assert own.push("a < b") == "a < b"
+    assert own.push("<tool_") == ""
+    assert own.push("kit>") == "<tool_kit>"
+    own.push(CALL + CALL)
+    assert [call["function"]["name"] for call in own.finish([], []).calls] == ["sit", "sit"]
+
+
+def test_a_tokenizer_that_parses() -> None:
+    """What it cannot parse, an answer that was cut, is text."""
+    tokenizer = make_tokenizer()
+    call = {"open": "[CALL]", "close": "[END]", "content": "json", "repeats": True}
+    call["transform"] = {"type": "function", "function": "{content}"}
+    fields = {"content": {"close": ["<|im_end|>", "[CALL]"]}, "tool_calls": call}
+    opening = "<|im_start|>assistant\n"
+    tokenizer.response_template = {"start_anchor": opening, "fields": fields}
+
+    def said(text: str) -> Spoken:
+        own, ids = ToolText(tokenizer), tokenizer(text)["input_ids"]
+        assert own.push(text) == ""
+        return own.finish(tokenizer(opening)["input_ids"], ids)
+
+    text, calls = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
+    assert (text, [call["function"]["name"] for call in calls]) == ("ok", ["sit"])
+    assert said('ok[CALL]{"name": "s') == ('ok[CALL]{"name": "s', [])

@@ -1,0 +1,204 @@
+"""Whatever is wrong is told in OpenAI's form, by field, value and what to do."""
+
+from typing import Any
+
+import openai
+import pytest
+from serving import MODEL, Running, Serve, make_llm, start
+
+from peagle.engine.engine import Engine
+from peagle.engine.request import Request, RequestFailure
+from peagle.server.gate import MAX_BODY
+
+USER = {"role": "user", "content": "a"}
+LONG = [70] * 256
+
+# (body, field, what the message says)
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": "hot"}, "temperature", "temperature 'hot': "),
+    ({"temperature": -1}, "temperature", "temperature -1.0: must be 0 (greedy) or more"),
+    ({"top_p": 0}, "top_p", "top_p 0.0: must be above 0 and at most 1"),
+    ({"top_k": -5}, "top_k", "top_k -5: must be 0 (all) or more"),
+    ({"n": 0}, "n", "n 0: "),
+    ({"n": 2, "temperature": 0}, "n", "n 2: greedy answers are all the same"),
+    ({"n": 100}, "n", "100 answers at once: at most 12"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens 0: must be at least 1"),
+    ({"seed": 2**70}, "seed", "seed "),
+    ({"stop": ""}, "stop", "stop '': "),
+    ({"logit_bias": {"500": 1}}, "logit_bias", "logit_bias 500: the target's token ids are 0 to"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias {5: 101.0}: must be -100 to 100"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids -1: "),
+    ({"presence_penalty": 3}, "presence_penalty", "presence_penalty 3.0: must be -2 to 2"),
+    ({"logprobs": 21}, "logprobs", "logprobs 21: "),
+    ({"response_format": {"type": "xml"}}, "response_format", "response_format.type 'xml': "),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "give one"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs", "regex '(': "),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "one form"),
+    ({"echo": True}, "echo", "echo True: prompts are not repeated"),
+    ({"best_of": 4}, "best_of", "best_of 4: answers are not ranked, use n"),
+    ({"suffix": "b"}, "suffix", "suffix 'b': "),
+    ({"prompt": ""}, "prompt", "is empty"),
+    ({"prompt": []}, "prompt", "is empty"),
+    ({"prompt": [[]]}, "prompt", "prompt 0 is empty"),
+    ({"prompt": [500]}, "prompt", "prompt 0 has token 500: the target's token ids are 0 to 127"),
+    ({"prompt": ["a", LONG]}, "prompt", ""),
+    ({"prompt": LONG}, "prompt", "prompt 0 has 256 tokens; tiny-0 takes 256 with the answer"),
+]
+BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "messages []: "),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages", "turn with role 'x'"),
+    ({"messages": [{"role": "user"}]}, "messages", "a text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages",
+        "messages: 0.content has a part of type 'image_url'",
+    ),
+    (
+        {"tool_choice": "required"},
+        "tool_choice",
+        "tool_choice 'required': must be 'auto' or 'none'",
+    ),
+    ({"top_logprobs": 99}, "top_logprobs", "top_logprobs 99: "),
+    ({"functions": [{}]}, "functions", "functions [{}]: deprecated, use tools"),
+    ({"chat_template": "x"}, "chat_template", "it is chosen when the server starts"),
+    (
+        {"chat_template_kwargs": {"tokenize": True}},
+        "chat_template_kwargs",
+        "chat_template_kwargs tokenize: the chat template reads no such name",
+    ),
+    ({"messages": [{"role": "user", "content": "a " * 300}]}, "messages", "takes 256"),
+]
+
+
+@pytest.fixture(scope="module")
+def small(drafter: Any) -> Any:
+    started = start(make_llm(drafter), max_queue=8)
+    yield started
+    started.stop()
+
+
+def refused(running: Running, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    with running.http() as http:
+        answer = http.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(("body", "field", "said"), BAD, ids=[str(list(b[0])[0]) for b in BAD])
+def test_bad_completions(small: Running, body: Any, field: str, said: str) -> None:
+    error = refused(small, "/v1/completions", {"prompt": "a", "max_tokens": 4} | body)
+    assert (error["param"], error["type"]) == (field, "invalid_request_error")
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize(("body", "field", "said"), BAD_CHATS)
+def test_bad_chats(small: Running, body: Any, field: str, said: str) -> None:
+    error = refused(small, "/v1/chat/completions", {"messages": [USER], "max_tokens": 4} | body)
+    assert error["param"] == field and said in error["message"]
+
+
+def test_nothing_runs_on(small: Running) -> None:
+    """Of what was refused, in part or whole."""
+    scheduler = small.api.llm.engine.scheduler
+    assert small.api.worker.open == 0 and small.api.llm.engine.idle
+    assert scheduler.pool.free == scheduler.pool.count
+
+
+@pytest.mark.parametrize("harmless", [{"echo": False}, {"best_of": 1}, {"suffix": None}])
+def test_what_asks_for_nothing_is_no_error(running: Running, harmless: dict[str, Any]) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "user": "me", "temperature": None} | harmless
+    with running.http() as http:
+        assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_bodies_that_are_none(running: Running) -> None:
+    with running.http() as http:
+        for content, said in (
+            ("{", "the body is not JSON"),
+            ("[]", "the body must be a JSON object"),
+            ("", "the body must be a JSON object"),
+            ('{"prompt": "\\ud800"}', "half of a character"),
+            ('{"prompt": "a", "top_p": NaN}', "top_p nan"),
+        ):
+            for path in ("/v1/completions", "/invocations"):
+                json_type = {"content-type": "application/json"}
+                answer = http.post(path, content=content, headers=json_type)
+                assert answer.status_code == 400, content
+                assert said in answer.json()["error"]["message"]
+        form = http.post("/v1/completions", content='{"prompt": "a"}')
+        assert "content-type application/json" in form.json()["error"]["message"]
+
+
+def test_routes_that_are_not(running: Running) -> None:
+    with running.http() as http:
+        for answer, status in ((http.get("/nope"), 404), (http.get("/v1/completions"), 405)):
+            assert answer.status_code == status
+            assert "no such route, there are" in answer.json()["error"]["message"]
+
+
+def test_another_model(running: Running) -> None:
+    with pytest.raises(openai.NotFoundError, match=f"'gpt-9': not served here, there is '{MODEL}'"):
+        running.client().completions.create(model="gpt-9", prompt="a")
+
+
+def test_too_large(running: Running) -> None:
+    error = refused(running, "/v1/completions", {"prompt": "a" * MAX_BODY}, 413)
+    assert str(MAX_BODY) in error["message"]
+
+    def chunks() -> Any:
+        for _ in range(MAX_BODY // 2**20 + 1):
+            yield b"a" * 2**20
+
+    with running.http() as http:  # without a content-length
+        json_type = {"content-type": "application/json"}
+        assert http.post("/tokenize", content=chunks(), headers=json_type).status_code == 413
+
+
+def test_keys(serve: Serve) -> None:
+    running = serve(api_key="schlüssel")
+    for key in ("wrong", ""):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        with running.http() as http:
+            for path in ("/v1/models", "/metrics", "/nope"):
+                answer = http.get(path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert http.get("/health").status_code == http.get("/ping").status_code == 200
+    with running.http() as http:
+        right = {"authorization": "Bearer schlüssel".encode()}
+        assert http.get("/v1/models", headers=right).status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        running.client("other").completions.create(model=MODEL, prompt="a")
+
+
+def test_no_browser_is_let_in(running: Running) -> None:
+    with running.http() as http:
+        asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+        answer = http.options("/v1/completions", headers=asked)
+        assert answer.status_code == 405
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_fails_alone(
+    running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    judge = Engine._judge
+
+    def failing(self: Engine, request: Request, *rest: Any) -> None:
+        if request.params.top_k == 77:
+            raise RequestFailure("the logits are no numbers")
+        judge(self, request, *rest)
+
+    monkeypatch.setattr(Engine, "_judge", failing)
+    client = running.client()
+    with pytest.raises(openai.APIError, match="the logits are no numbers") as raised:
+        list(
+            client.completions.create(
+                model=MODEL, prompt="a", extra_body={"top_k": 77}, stream=stream
+            )
+        )
+    assert isinstance(raised.value, openai.InternalServerError) != stream
+    assert client.completions.create(model=MODEL, prompt="a").choices

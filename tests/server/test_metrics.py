@@ -1,0 +1,90 @@
+"""/metrics after known requests: vLLM's names, and numbers that add up."""
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving import MODEL, Running, Serve
+
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams, Stats
+
+
+def read(running: Running) -> dict[tuple[str, str], float]:
+    """(name, the label besides the model's) → value."""
+    with running.http() as http:
+        text = http.get("/metrics").text
+    values = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == MODEL
+            [extra] = [v for k, v in sample.labels.items() if k != "model_name"] or [""]
+            values[sample.name, extra] = sample.value
+    return values
+
+
+def test_known_requests(serve: Serve, llm: LLM) -> None:
+    running, prompt = serve(), [60 + i for i in range(40)]
+    before = read(running)
+    assert not any(before[name, extra] for name, extra in before if not name.endswith("_created"))
+    params = SamplingParams(max_tokens=30)
+    answers = [llm.generate([p], params)[0] for p in (prompt, prompt, [90])]
+    client = running.client()
+    for given in (prompt, prompt, [90]):
+        client.completions.create(model=MODEL, prompt=given, max_tokens=30, temperature=0)
+    client.completions.create(model=MODEL, prompt="a", max_tokens=1, temperature=0)
+    values = {name: value for (name, extra), value in read(running).items() if not extra}
+    drafting = Stats()
+    for answer in answers:
+        drafting.add(answer.stats)
+    tokens = sum(len(answer.token_ids) for answer in answers) + 1
+    wanted: dict[str, Any] = {
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0,
+        "prefix_cache_queries_total": 82,
+        "prefix_cache_hits_total": 32,
+        "prompt_tokens_total": 82,
+        "generation_tokens_total": tokens,
+        "num_preemptions_total": 0,
+        "time_to_first_token_seconds_count": 4,
+        "e2e_request_latency_seconds_count": 4,
+        "request_time_per_output_token_seconds_count": 3,
+        "spec_decode_num_drafts_total": drafting.rounds,
+        "spec_decode_num_draft_tokens_total": drafting.drafted,
+        "spec_decode_num_accepted_tokens_total": sum(drafting.accepted),
+    }
+    assert {name: values[f"vllm:{name}"] for name in wanted} == wanted
+    assert sum(drafting.accepted) > 0
+    # A round says one token and those accepted; the first of each request is no interval.
+    assert values["vllm:inter_token_latency_seconds_count"] < tokens - 4
+    assert values["vllm:e2e_request_latency_seconds_sum"] > 0
+    all_of_them = read(running)
+    reasons = {r: all_of_them["vllm:request_success_total", r] for r in ("stop", "length")}
+    ends = [answer.finish_reason for answer in answers] + ["length"]
+    assert reasons == {r: ends.count(r) for r in reasons}  # type: ignore[comparison-overlap]
+    places = [
+        all_of_them["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(3)
+    ]
+    assert places == drafting.accepted + [0] * (3 - len(drafting.accepted))
+
+
+def test_preempted(serve: Serve) -> None:
+    """Where memory is short the newest wait; both numbers show it, and everything is finished."""
+    running = serve(max_batch=4, kv_tokens=112)
+    got = running.client().completions.create(
+        model=MODEL,
+        prompt=[[60 + i, 61, 62] for i in range(4)],
+        max_tokens=40,
+        extra_body={"ignore_eos": True},
+    )
+    assert got.usage is not None and got.usage.completion_tokens == 160
+    values = read(running)
+    assert values["vllm:num_preemptions_total", ""] > 0
+    assert values["vllm:prompt_tokens_total", ""] == 12
+    assert values["vllm:generation_tokens_total", ""] == 160
+
+
+@pytest.mark.parametrize("name", ["vllm:spec_decode_num_drafts_total", "vllm:prompt_tokens_total"])
+def test_names_are_there_from_the_start(running: Running, name: str) -> None:
+    assert (name, "") in read(running)

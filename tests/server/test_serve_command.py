@@ -1,0 +1,158 @@
+"""`peagle serve` as a process: its options, its log, its end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIConnectionError, OpenAI
+from tiny import make_target
+
+from peagle.cli.main import main
+from peagle.config import InputError
+from peagle.server.run import bind, check_host
+
+BROKEN = """
+import peagle.engine.engine, sys
+from peagle.cli.main import main
+def step(engine): raise RuntimeError("out of something")
+peagle.engine.engine.Engine.step = step
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, target = tmp_path_factory.mktemp("target"), make_target(context=2048)
+    assert target.tokenizer is not None
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Process:
+    """A server, what it logs, and a client."""
+
+    def __init__(self, *args: object) -> None:
+        quiet = os.environ | {"PEAGLE_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, args)], stderr=subprocess.PIPE, text=True, env=quiet
+        )
+        assert self.process.stderr is not None
+        self.lines: list[dict[str, Any]] = []
+        while not self.lines:
+            line = self.process.stderr.readline()
+            assert line, "it has ended"
+            if line.startswith("{"):
+                self.lines.append(json.loads(line))
+        url = f"http://127.0.0.1:{self.lines[0]['port']}/v1"
+        self.client = OpenAI(base_url=url, api_key="secret", max_retries=0)
+
+    def end(self) -> int:
+        _, rest = self.process.communicate(timeout=60)
+        self.lines += [json.loads(line) for line in rest.splitlines()]
+        return self.process.returncode
+
+
+@contextmanager
+def served(*args: object) -> Iterator[Process]:
+    process = Process(*args)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+
+
+def test_told_to_end(folder: Path) -> None:
+    """SIGTERM in the middle of an answer: it is finished, and the process ends well."""
+    options = ("--port", 0, "--no-speculation", "--served-model-name", "me", "--kv-tokens", 4096)
+    with served("-m", "peagle", "serve", folder, *options) as server:
+        stream = iter(
+            server.client.completions.create(
+                model="me",
+                prompt="the cat sat",
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+        )
+        first = next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        parts = [first, *stream]
+        assert parts[-1].choices[0].finish_reason == "length"
+        assert server.end() == 0
+        with pytest.raises(APIConnectionError):
+            server.client.models.list()
+    start, request = server.lines
+    assert (start["message"], start["model"], start["context"]) == ("serving", "me", 2048)
+    assert (request["path"], request["status"]) == ("/v1/completions", 200)
+    assert request["finish_reasons"] == ["length"]
+    assert request["usage"]["completion_tokens"] == 400
+    assert "cat" not in json.dumps(server.lines), "nobody's words are in the log"
+
+
+def test_an_engine_that_fails(folder: Path) -> None:
+    """Requests get an error, and the process does not end well."""
+    with served("-c", BROKEN, "serve", folder, "--port", 0, "--no-speculation") as server:
+        with pytest.raises(Exception, match="the engine has failed"):
+            server.client.completions.create(model=str(folder), prompt="the cat sat")
+        assert server.end() == 1
+    [failure] = [line for line in server.lines if line["level"] == "error"]
+    assert failure["message"] == "the engine failed"
+    assert "RuntimeError: out of something" in failure["error"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", ""])
+def test_others_need_a_key(host: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"--host {host}: others can reach it")):
+        check_host(host, None, allow_no_key=False)
+    check_host(host, "key", allow_no_key=False)
+    check_host(host, None, allow_no_key=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    check_host(host, None, allow_no_key=False)
+
+
+def test_bad_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    monkeypatch.delenv("PEAGLE_API_KEY", raising=False)
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        for args, said in (
+            (("--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key KEY"),
+            (("--api-key", ""), "--api-key '': is empty"),
+            (("--port", port), f"--host 127.0.0.1 --port {port}: "),
+            (("--port", 70000), "--host 127.0.0.1 --port 70000: "),
+            (("--host", "192.0.2.1", "--allow-no-key"), "choose another --host"),
+            (("--port", 0, "--max-queue", -1), "--max-queue -1: must be at least 0"),
+            (("--port", 0, "--max-batch", 0), "max_batch 0: must be at least 1"),
+            (("--port", 0, "--kv-tokens", 0), "kv_tokens 0: must be at least 1"),
+        ):
+            monkeypatch.setattr("sys.argv", ["peagle", "serve", str(folder), *map(str, args)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            error = capsys.readouterr().err
+            assert ended.value.code == 2 and len(error.splitlines()) == 1, error
+            assert said in error
+
+
+def test_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("peagle.server", "fastapi"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setattr("sys.argv", ["peagle", "serve", "anything"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "fastapi is not installed, pip install 'peagle[serve]'" in capsys.readouterr().err

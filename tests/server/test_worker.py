@@ -1,0 +1,197 @@
+"""Leaving, crowding, ending, failing: nothing hangs, and nothing is kept of who has gone."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from serving import MODEL, Running, Serve
+
+from peagle.engine.engine import Engine
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
+LONG["extra_body"] = {"ignore_eos": True}
+BODY = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
+
+
+def until(true: Any) -> None:
+    """Wait for what another thread brings about."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, "it has not come about"
+        time.sleep(0.01)
+
+
+def all_free(running: Running) -> bool:
+    engine = running.api.llm.engine
+    pool = engine.scheduler.pool
+    return running.api.worker.open == 0 and engine.idle and pool.free == pool.count
+
+
+class Brake:
+    """Stops the engine between rounds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, step = threading.Event(), Engine.step
+        self.go.set()
+
+        def braked(engine: Engine) -> None:
+            self.go.wait(30)
+            step(engine)
+
+        monkeypatch.setattr(Engine, "step", braked)
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
+    made = Brake(monkeypatch)
+    yield made
+    made.go.set()
+
+
+def test_who_leaves_frees_everything(serve: Serve, brake: Brake) -> None:
+    """A stream closed in its middle, and a request that gives up waiting."""
+    running = serve()
+    stream = running.client().completions.create(**LONG, stream=True, n=1)
+    next(iter(stream))
+    brake.go.clear()
+    assert running.api.worker.open == 1
+    stream.close()
+    with running.http() as http, pytest.raises(httpx2.ReadTimeout):
+        http.post("/v1/completions", json=BODY | {"n": 3, "top_k": 3}, timeout=0.3)
+    brake.go.set()
+    until(lambda: all_free(running))
+    metrics = running.http().get("/metrics").text
+    assert 'finished_reason="length",model_name="tiny"} 0.0' in metrics
+    assert 'finished_reason="abort",model_name="tiny"} 4.0' in metrics
+
+
+def test_a_full_queue(serve: Serve, brake: Brake) -> None:
+    """One may run and two wait; the fourth is told to come again, and those before it finish."""
+    running = serve(max_batch=1, max_queue=2)
+    brake.go.clear()
+    texts: list[str] = []
+
+    def ask() -> None:
+        got = running.client().completions.create(model=MODEL, prompt="a", max_tokens=3)
+        texts.append(got.choices[0].text)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: running.api.worker.open == 3)
+    with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as told:
+        running.client().completions.create(model=MODEL, prompt="a")
+    assert told.value.response.headers["retry-after"] == "1"
+    brake.go.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(texts) == 3
+    until(lambda: all_free(running))
+
+
+def test_draining(serve: Serve, brake: Brake) -> None:
+    """What runs is finished, what comes is sent away, and then the server has ended."""
+    running = serve()
+    stream = iter(running.client().completions.create(**LONG, stream=True))
+    parts = [next(stream)]
+    brake.go.clear()
+    running.server.handle_exit(15, None)
+    with pytest.raises(openai.APIStatusError, match="the server ends") as told:
+        running.client().completions.create(model=MODEL, prompt="a")
+    assert told.value.status_code == 503
+    with running.http() as http:
+        health = http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    brake.go.set()
+    parts += stream
+    assert parts[-1].choices[0].finish_reason == "length"
+    running.thread.join(30)
+    assert not running.thread.is_alive() and not running.api.worker.failed
+
+
+def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
+    """What runs is cancelled: it has an end, too."""
+    running = serve()
+    stream = iter(running.client().completions.create(**LONG, stream=True))
+    parts = [next(stream)]
+    brake.go.clear()
+    for _ in range(2):
+        running.server.handle_exit(15, None)
+    brake.go.set()
+    parts += stream
+    assert parts[-1].choices[0].finish_reason == "abort"  # type: ignore[comparison-overlap]
+    running.thread.join(30)
+    assert not running.thread.is_alive() and all_free(running)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """Everybody is told, and the server ends."""
+    running = serve()
+    ticking, on_tick = threading.Event(), running.server.on_tick
+
+    async def late(counter: int) -> bool:
+        return ticking.is_set() and await on_tick(counter)
+
+    monkeypatch.setattr(running.server, "on_tick", late)
+
+    def broken(engine: Engine) -> None:
+        raise RuntimeError("out of something")
+
+    monkeypatch.setattr(running.api.llm.engine, "step", broken.__get__(running.api.llm.engine))
+    client = running.client()
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        list(client.completions.create(model=MODEL, prompt="a", n=2, stream=stream))
+    with running.http() as http:
+        health = http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "failed"})
+        assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+    ticking.set()
+    running.thread.join(30)
+    assert not running.thread.is_alive() and running.api.worker.failed
+
+
+def test_a_request_that_cannot_be_prepared(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Engine.prepare
+
+    def picky(engine: Engine, request: Any) -> None:
+        if request.params.top_k == 78:
+            raise RuntimeError("a bug")
+        prepare(engine, request)
+
+    monkeypatch.setattr(Engine, "prepare", picky)
+    client = running.client()
+    with pytest.raises(openai.InternalServerError):
+        client.completions.create(model=MODEL, prompt="a", extra_body={"top_k": 78})
+    assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).choices
+    assert running.api.worker.open == 0
+
+
+def test_many_at_once(running: Running) -> None:
+    """Each gets its own answer, as if alone."""
+    prompts = [f"the cat sat on mat {i}" * (i + 1) for i in range(12)]
+    client = running.client()
+
+    def ask(prompt: str, stream: bool) -> str:
+        got: Any = client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=9, seed=1, stream=stream
+        )
+        return "".join(part.choices[0].text for part in (got if stream else [got]))
+
+    alone = [ask(prompt, False) for prompt in prompts]
+    together: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: together.update({i: ask(prompts[i], i % 2 == 0)}))
+        for i in range(len(prompts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [together[i] for i in range(len(prompts))] == alone
