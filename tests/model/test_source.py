@@ -53,7 +53,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 def catalog_of(monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     entry = Entry(PackagedGGUF("tiny==1", MEMBER, sha256), heads={})
-    monkeypatch.setattr("peagle.model.source.CATALOG", {"tiny": entry})
+    monkeypatch.setattr("peagle.model.source.load_catalog", lambda: {"tiny": entry})
 
 
 def refused(name: str | Path, match: str, **options: str) -> None:
