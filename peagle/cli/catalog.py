@@ -12,7 +12,7 @@ from rich.text import Text
 
 from peagle.catalog import Entry, find_entry, load_catalog
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 CatalogOption = Annotated[
     Path | None,
     typer.Option("--catalog", metavar="FILE", help="Entries of yours. Default: $PEAGLE_CATALOG."),

@@ -18,7 +18,7 @@ WAITING = 5  # requests in the queue of each replica above which another one is 
 KINDS = "deployment,service,hpa,secret,pvc"
 HEAD_OF_DRY_RUN = """\
 # The Secret {name}, with a generated key under `api-key`,
-# is made by `peagle deploy` when it is not there; before a `kubectl apply` of this make it yourself.
+# is made by `peagle deploy` when it is not there; before `kubectl apply` of this make it yourself.
 # A Secret hf-token with the key `token` is used, when there is one, for gated models.
 # The autoscaler reads vllm_num_requests_waiting of each pod: give prometheus-adapter a rule that
 # names vllm:num_requests_waiting so.

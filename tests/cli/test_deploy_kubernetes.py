@@ -40,7 +40,9 @@ def test_nothing_is_started_without_a_yes(no_kubectl: None, refused) -> None:
 
 
 def test_bad_input(no_kubectl: None, refused) -> None:
-    assert "choose kubernetes" in refused("deploy", "gpt-oss-120b", "--to", "moon")
+    assert "choose local, kubernetes, sagemaker" in refused(
+        "deploy", "gpt-oss-120b", "--to", "moon"
+    )
     assert "did you mean gpt-oss-120b" in refused("deploy", "gpt-os-120b", *TO)
     assert "--image is missing" in refused("deploy", "smollm2-135m", *TO, "--dry-run")
 

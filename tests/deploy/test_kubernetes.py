@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_validate import validate
 from stand_ins import Kubectl, entry
 
 from peagle.catalog import find_entry, load_catalog
@@ -12,7 +13,6 @@ from peagle.deploy import kubernetes
 from peagle.deploy.kubernetes import Cluster
 from peagle.deploy.spec import DeployFailed, Spec, make_spec
 
-validate = pytest.importorskip("kubernetes_validate").validate
 VERSIONS = ("1.27", "1.32", "1.37")
 
 
