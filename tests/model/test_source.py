@@ -208,6 +208,16 @@ def test_packaged_gguf_with_another_hash(
     assert files(cache) == []
 
 
+def test_a_catalog_name_stands_for_a_hub_id() -> None:
+    assert locate("qwen3-8b") == ("Qwen/Qwen3-8B", None)
+
+
+def test_a_catalog_name_may_have_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("owner/name@v1", heads={})
+    monkeypatch.setattr("peagle.model.source.load_catalog", lambda: {"mine": entry})
+    assert locate("mine") == ("owner/name", "v1")
+
+
 def test_pip_fails(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog_of(monkeypatch, "0" * 64)
     failed = subprocess.CompletedProcess([], 1, "", "looking\nERROR: No matching distribution\n")
