@@ -23,6 +23,7 @@ HEAD_OF_DRY_RUN = """\
 # The autoscaler reads vllm_num_requests_waiting of each pod: give prometheus-adapter a rule that
 # names vllm:num_requests_waiting so.
 """
+NATIVE = "# Prometheus must bring the API key to /metrics of our server, as every client.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def manifests(spec: Spec, cluster: Cluster) -> list[dict[str, Any]]:
 
 def dry_run(spec: Spec, cluster: Cluster) -> str:
     """What would be applied, as YAML."""
-    head = HEAD_OF_DRY_RUN.format(name=_key_name(spec))
+    head = HEAD_OF_DRY_RUN.format(name=_key_name(spec)) + NATIVE * (spec.engine == "native")
     return head + yaml.safe_dump_all(manifests(spec, cluster), sort_keys=False)
 
 
@@ -68,7 +69,8 @@ def apply(spec: Spec, cluster: Cluster) -> str:
 
 def status(resource: str, cluster: Cluster) -> str:
     """Deployment, autoscaler and pods as kubectl lists them."""
-    return _kubectl(cluster, "get", "deployment,hpa,pod", "-l", _selector(resource))
+    found = _kubectl(cluster, "get", "deployment,hpa,pod", "-l", _selector(resource))
+    return found or _nothing(resource, cluster)
 
 
 def logs(resource: str, cluster: Cluster, lines: int) -> str:
@@ -78,7 +80,12 @@ def logs(resource: str, cluster: Cluster, lines: int) -> str:
 
 def delete(resource: str, cluster: Cluster) -> str:
     """Remove everything that `apply` makes, the volume with the weights and the key as well."""
-    return _kubectl(cluster, "delete", KINDS, "-l", _selector(resource))
+    deleted = _kubectl(cluster, "delete", KINDS, "-l", _selector(resource))
+    return deleted or _nothing(resource, cluster)
+
+
+def _nothing(resource: str, cluster: Cluster) -> str:
+    return f"nothing called {resource} in namespace {cluster.namespace}\n"
 
 
 def _kubectl(cluster: Cluster, *arguments: str, given: str | None = None) -> str:

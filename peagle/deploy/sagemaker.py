@@ -20,7 +20,7 @@ from peagle.deploy.spec import DeployFailed, Spec
 IMAGE = "763104351884.dkr.ecr.{region}.amazonaws.com/vllm:server-sagemaker-cuda-v1"
 GPU_AMI = "al2-ami-sagemaker-inference-gpu-3-1"  # the drivers that image wants
 VARIANT = "all"
-SCALING = "application-autoscaling"
+SCALING, REGISTER = "application-autoscaling", "register_scalable_target"
 CONCURRENT = 8.0  # requests on each instance at a time above which another one is started
 STARTUP_SECONDS = 3600  # for download and compilation; SageMaker's own limit
 WAIT_SECONDS = 30
@@ -122,8 +122,10 @@ def deploy(spec: Spec, account: Account, say: Callable[[str], None]) -> str:
         _wait(client, endpoint)
         for each in scaling:
             _call(_client(each.service, account.region), each)
+            if endpoint in made and each.operation == REGISTER:
+                made.append(each)
     except DeployFailed as error:
-        left = _delete_all(client, made)
+        left = _delete_all(account.region, made)
         raise DeployFailed(f"{error}; {left}") from error
     return str(endpoint.parameters["EndpointName"])
 
@@ -214,7 +216,7 @@ def _scaling(spec: Spec, account: Account) -> list[Request]:
         },
     }
     return [
-        Request(SCALING, "register_scalable_target", {**variant, **limits}),
+        Request(SCALING, REGISTER, {**variant, **limits}),
         Request(SCALING, "put_scaling_policy", {**variant, **policy}),
     ]
 
@@ -265,14 +267,14 @@ def _wait(client: Any, endpoint: Request) -> None:
         raise DeployFailed(f"endpoint {name} did not come into service: {why}") from error
 
 
-def _delete_all(client: Any, made: list[Request]) -> str:
+def _delete_all(region: str, made: list[Request]) -> str:
     """Undo, newest first; says what was deleted and what could not be."""
     if not made:
         return "nothing had been made"
     deleted, left = [], []
     for each in reversed(made):
         try:
-            _call(client, _deletion(each))
+            _call(_client(each.service, region), _deletion(each))
             deleted.append(_name(each))
         except DeployFailed as error:
             left.append(f"{_name(each)} ({error})")
@@ -281,6 +283,9 @@ def _delete_all(client: Any, made: list[Request]) -> str:
 
 
 def _deletion(made: Request) -> Request:
+    if made.operation == REGISTER:
+        variant = {name: made.parameters[name] for name in _variant("")}
+        return Request(SCALING, "deregister_scalable_target", variant)
     kind = made.operation.removeprefix("create_")
     key = next(iter(made.parameters))
     return Request("sagemaker", f"delete_{kind}", {key: made.parameters[key]})
@@ -288,6 +293,8 @@ def _deletion(made: Request) -> Request:
 
 def _name(made: Request) -> str:
     """As people say: "model peagle-x-0123"."""
+    if made.operation == REGISTER:
+        return f"scaling of {made.parameters['ResourceId']}"
     kind = made.operation.removeprefix("create_").replace("_", " ")
     return f"{kind} {next(iter(made.parameters.values()))}"
 

@@ -127,6 +127,12 @@ def test_a_refusal_of_kubectl(kubectl: Kubectl) -> None:
         kubernetes.apply(spec(), Cluster())
 
 
+def test_nothing_there(kubectl: Kubectl) -> None:
+    kubectl.answer(delete=(0, "", "No resources found"))
+    for verb in (kubernetes.status, kubernetes.delete):
+        assert verb("peagle-mine", Cluster()) == "nothing called peagle-mine in namespace default\n"
+
+
 def test_delete_takes_what_carries_the_label_and_nothing_else(kubectl: Kubectl) -> None:
     kubernetes.delete("peagle-mine", Cluster())
     [(arguments, _)] = kubectl.calls

@@ -194,6 +194,17 @@ def test_what_was_made_is_deleted_on_a_failure(aws: Stage) -> None:
     assert aws.there() == {"models": [], "configs": [], "endpoints": []}
 
 
+def test_scaling_that_is_refused_takes_all_with_it(aws: Stage) -> None:
+    why = "me is not authorized to perform: application-autoscaling:PutScalingPolicy on x"
+    aws.instead["put_scaling_policy"] = refusing("PutScalingPolicy", "AccessDeniedException", why)
+    gone = "deleted scaling of endpoint/peagle-mine/variant/all, endpoint peagle-mine, "
+    with pytest.raises(DeployFailed, match=f"application-autoscaling:PutScalingPolicy.*{gone}"):
+        deploy(spec(), account(max_replicas=2))
+    assert aws.there() == {"models": [], "configs": [], "endpoints": []}
+    scaling = boto3.client("application-autoscaling", region_name=REGION)
+    assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+
+
 def test_what_was_there_before_stays_on_a_failure(aws: Stage) -> None:
     deploy(spec())
     before = aws.there()
