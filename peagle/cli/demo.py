@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
-from peagle.catalog import CATALOG, head_path
+from peagle.catalog import find_entry, head_path
 from peagle.cli.common import DtypeOption, QuantizeOption, progress_bar, screen
 from peagle.cli.generate import console
 from peagle.config import InputError
@@ -38,7 +38,7 @@ def demo(
         if folder is None:
             why = "run the demo from a clone of the repository"
             raise InputError(f"the {method} head of {TARGET} is not here: {why}")
-        heads[method] = folder, CATALOG[TARGET].heads[method].k
+        heads[method] = folder, find_entry(TARGET).heads[method].k
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         llm = LLM(TARGET, dtype=dtype, quantize=quantize, max_batch=1, deterministic=True)

@@ -26,6 +26,8 @@ COMMANDS = {
     "plan": ("peagle.cli.plan", "Memory, disk and hours that training a head will take."),
     "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators dialect."),
     "doctor": ("peagle.cli.doctor", "Check a head beside its target; name what differs."),
+    "catalog": ("peagle.cli.catalog", "Models known by name, and the heads made for them."),
+    "deploy": ("peagle.cli.deploy", "Serve a model here, on Kubernetes or on SageMaker."),
     "push": ("peagle.cli.push", "Upload a head to the Hugging Face hub."),
 }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
-from peagle.catalog import CATALOG
+from peagle.catalog import load_catalog
 from peagle.config import InputError, first_line
 from peagle.model.checkpoint import read_config, read_tensors
 from peagle.model.config import DrafterConfig
@@ -154,7 +154,7 @@ def model_card(config: DrafterConfig, repo_id: str) -> ModelCard:
         how=how,
         target=base or Path(trained).name,  # not where somebody keeps it
         served=base or "TARGET",
-        local=trained if trained in CATALOG else base or "TARGET",
+        local=trained if trained in load_catalog() else base or "TARGET",
         speculative=speculative,
         measured=_measured(config.provenance.acceptance),
     )
@@ -162,7 +162,8 @@ def model_card(config: DrafterConfig, repo_id: str) -> ModelCard:
 
 def _hub_id(target: str) -> str | None:
     """The hub repository of a target's name; None for folders, files and packages."""
-    known = CATALOG[target].target if target in CATALOG else target
+    entry = load_catalog().get(target)
+    known = entry.target if entry else target
     if not isinstance(known, str) or Path(known).expanduser().exists():
         return None
     hub_id = known.partition("@")[0]

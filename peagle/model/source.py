@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
-from peagle.catalog import CATALOG, PackagedGGUF
+from peagle.catalog import PackagedGGUF, load_catalog
 from peagle.config import InputError, cache_dir, first_line
 from peagle.model.quantized import check_quantize, quantize_layers
 from peagle.model.target import Target
@@ -63,9 +63,12 @@ def check_device(device: str) -> None:
 
 def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache."""
-    entry = CATALOG.get(name)
-    if entry is not None and isinstance(entry.target, PackagedGGUF):
-        return str(_packaged_gguf(entry.target)), None
+    entries = load_catalog()
+    if name in entries:
+        target = entries[name].target
+        if isinstance(target, PackagedGGUF):
+            return str(_packaged_gguf(target)), None
+        name = target
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -77,7 +80,7 @@ def locate(name: str) -> tuple[str, str | None]:
         return str(path), None
     hub_id, _, revision = name.partition("@")
     if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        known = ", ".join(sorted(CATALOG))
+        known = ", ".join(sorted(entries))
         raise InputError(
             f"unknown model {name!r}: give a folder, a .gguf file, a hub id "
             f"(owner/name[@revision]) or a catalog name ({known})"

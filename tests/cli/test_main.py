@@ -53,4 +53,6 @@ def test_every_command_explains_its_options(command: str) -> None:
     shown = invoke(*command.split(), "--help").stdout
     assert f"Usage: root {command} [OPTIONS]" in shown
     assert ("HumanEval" in shown) == (command == "demo")
-    assert ("{target}" in shown) == (command not in ("demo", "data", "export", "push"))
+    assert ("{target}" in shown) == (
+        command not in ("demo", "data", "export", "push", "catalog", "deploy")
+    )

@@ -53,7 +53,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 def catalog_of(monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     entry = Entry(PackagedGGUF("tiny==1", MEMBER, sha256), heads={})
-    monkeypatch.setattr("peagle.model.source.CATALOG", {"tiny": entry})
+    monkeypatch.setattr("peagle.model.source.load_catalog", lambda: {"tiny": entry})
 
 
 def refused(name: str | Path, match: str, **options: str) -> None:
@@ -206,6 +206,16 @@ def test_packaged_gguf_with_another_hash(
     catalog_of(monkeypatch, "0" * 64)
     refused("tiny", f"tiny==1: sha256 of {MEMBER} is {wheel}, not 0000")
     assert files(cache) == []
+
+
+def test_a_catalog_name_stands_for_a_hub_id() -> None:
+    assert locate("qwen3-8b") == ("Qwen/Qwen3-8B", None)
+
+
+def test_a_catalog_name_may_have_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("owner/name@v1", heads={})
+    monkeypatch.setattr("peagle.model.source.load_catalog", lambda: {"mine": entry})
+    assert locate("mine") == ("owner/name", "v1")
 
 
 def test_pip_fails(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from peagle import LLM, SamplingParams
 from peagle.bench.side_by_side import compare, identical, load_contenders
 from peagle.bench.ties import differences
-from peagle.catalog import CATALOG, head_path
+from peagle.catalog import find_entry, head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.request import Stats
@@ -52,7 +52,7 @@ def test_greedy_tokens_are_the_targets_own(method: str) -> None:
     params, ids = SamplingParams(max_tokens=48), prompts(4)
     llm = LLM(target("float32"))
     plain = llm.generate(ids, params)
-    llm.use(HEADS[method], CATALOG[TARGET].heads[method].k)
+    llm.use(HEADS[method], find_entry(TARGET).heads[method].k)
     drafted = llm.generate(ids, params)
     outputs = [[answer.token_ids for answer in answers] for answers in (plain, drafted)]
     found = differences(llm.target, ids, *outputs)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from peagle.catalog import CATALOG, head_path
+from peagle.catalog import find_entry, head_path
 from peagle.model.source import load_target
 from peagle.train.doctor import examine
 
 TARGET = "smollm2-135m"
 
 
-@pytest.mark.parametrize("method", CATALOG[TARGET].heads)
+@pytest.mark.parametrize("method", find_entry(TARGET).heads)
 def test_shipped_heads_are_healthy(method: str) -> None:
     head = head_path(TARGET, method)
     assert head is not None

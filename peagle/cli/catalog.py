@@ -1,0 +1,108 @@
+"""`peagle catalog`: models known by name, their heads, and how well these draft."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peagle.catalog import Entry, find_entry, load_catalog
+
+app = typer.Typer(add_completion=False)
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option("--catalog", metavar="FILE", help="Entries of yours. Default: $PEAGLE_CATALOG."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def catalog(context: typer.Context, file: CatalogOption = None, as_json: Json = False) -> None:
+    """List the models known by name and the heads made for them."""
+    if context.invoked_subcommand is not None:
+        context.obj = file, as_json
+        return
+    entries = load_catalog(file)
+    if as_json:
+        typer.echo(json.dumps([record(name, entry) for name, entry in entries.items()]))
+        return
+    table = Table()
+    for column in ("name", "target", "head", "K", "acceptance length", "run by us"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for name, entry in entries.items():
+        run = "yes" if entry.verified else "no"
+        target = entry.target if isinstance(entry.target, str) else entry.target.package
+        for number, (method, head) in enumerate(entry.heads.items()):
+            first = (name, target) if number == 0 else ("", "")
+            best = [row for row in head.acceptance if row.k == head.k][:2]
+            lengths = ", ".join(f"{row.dataset} {row.length:.2f}" for row in best)
+            who = f"{method}: {head.hub or (head.folder and head.folder.name)}"
+            table.add_row(*map(Text, (*first, who, str(head.k), lengths, run)))
+        if not entry.heads:
+            table.add_row(*map(Text, (name, target, "none yet", "", "", run)))
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A catalog name.", show_default=False)],
+    file: CatalogOption = None,
+    as_json: Json = False,
+) -> None:
+    """Everything recorded of one model."""
+    file_before, json_before = context.obj
+    entry = find_entry(name, file or file_before)
+    if as_json or json_before:
+        typer.echo(json.dumps(record(name, entry)))
+        return
+    typer.echo(f"{name}: {entry.target_name}")
+    facts = {
+        "licence": entry.licence,
+        "run by this project": "yes" if entry.verified else "no",
+        "least vLLM": entry.min_vllm,
+        "hardware": entry.hardware,
+        "vLLM flags": " ".join(f"{flag}={value}" for flag, value in entry.vllm_flags.items()),
+        "note": entry.note,
+    }
+    for what, value in facts.items():
+        if value:
+            typer.echo(f"  {what}: {value}")
+    for method, head in entry.heads.items():
+        here = head.place or f"{head.folder} (not here: heads are in the repository)"
+        typer.echo(f"  {method} head: {here}, K = {head.k}, licence {head.licence or 'unknown'}")
+        for row in head.acceptance:
+            what = f"{row.dataset}, K = {row.k}: {row.length:.2f}"
+            typer.echo(f"    acceptance length, {what} ({row.source})")
+
+
+def record(name: str, entry: Entry) -> dict[str, Any]:
+    """An entry as JSON has it: the fields of catalog.yaml, and its name."""
+    target = entry.target if isinstance(entry.target, str) else asdict(entry.target)
+    heads = {
+        method: {
+            "k": head.k,
+            "folder": str(head.folder) if head.folder else None,
+            "hub": head.hub,
+            "licence": head.licence,
+            "acceptance": [asdict(row) for row in head.acceptance],
+        }
+        for method, head in entry.heads.items()
+    }
+    return {
+        "name": name,
+        "target": target,
+        "heads": heads,
+        "licence": entry.licence,
+        "min_vllm": entry.min_vllm,
+        "hardware": entry.hardware,
+        "gpus": entry.gpus,
+        "vllm_flags": dict(entry.vllm_flags),
+        "vllm_env": dict(entry.vllm_env),
+        "verified": entry.verified,
+        "note": entry.note,
+    }

@@ -1,0 +1,69 @@
+"""`peagle catalog`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from runner import invoke, printed
+
+from peagle.catalog import load_catalog
+
+MINE = {"mine": {"target": "owner/model", "heads": {}, "gpus": 2}}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(MINE))
+    return file
+
+
+def test_the_table_names_every_entry() -> None:
+    shown = invoke("catalog").stdout
+    for name in load_catalog():
+        assert name in shown
+
+
+def test_json_is_read_back_as_a_catalog(tmp_path: Path) -> None:
+    """What `--json` prints are the fields of catalog.yaml."""
+    rows = printed("catalog")
+    assert [row["name"] for row in rows] == list(load_catalog())
+    for row in rows:
+        assert printed("catalog", "show", row["name"]) == row
+    given = {row.pop("name"): _given(row) for row in rows}
+    file = tmp_path / "copy.yaml"
+    file.write_text(yaml.safe_dump(given))
+    assert load_catalog(file) == load_catalog()
+
+
+def _given(value: object) -> object:
+    """Without what is null."""
+    if isinstance(value, dict):
+        return {key: _given(each) for key, each in value.items() if each is not None}
+    return [_given(each) for each in value] if isinstance(value, list) else value
+
+
+def test_show_says_where_a_figure_is_from() -> None:
+    shown = invoke("catalog", "show", "gpt-oss-20b").stdout
+    assert "HumanEval, K = 7: 3.94 (published: vLLM blog, 2026-03-13)" in shown
+    assert "run by this project: no" in shown
+
+
+def test_entries_of_the_users(mine: Path) -> None:
+    assert "owner/model" in invoke("catalog", "--catalog", mine).stdout
+    assert "none yet" in invoke("catalog", "--catalog", mine).stdout
+    assert printed("catalog", "show", "mine", "--catalog", mine)["gpus"] == 2
+    assert printed("catalog", "--catalog", mine, "show", "mine")["gpus"] == 2
+
+
+def test_an_unknown_name(refused) -> None:
+    line = refused("catalog", "show", "gpt-oss-12b")
+    assert line == "peagle: 'gpt-oss-12b' is not in the catalog: did you mean gpt-oss-120b?"
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys; from peagle.cli.main import main; sys.argv = ['peagle', 'catalog']\n"
+    code += "try: main()\nfinally: assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,107 @@
+"""How a catalog entry is served."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import entry
+
+from peagle.catalog import Head, find_entry, load_catalog
+from peagle.config import InputError
+from peagle.deploy.spec import make_spec, new_key, resource_name
+
+
+def options(command: list[str]) -> dict[str, str]:
+    """Option → value of a command line; a bare one has none."""
+    found, names = {}, [at for at, word in enumerate(command) if word.startswith("--")]
+    for at in names:
+        value = command[at + 1] if at + 1 < len(command) else "--"
+        found[command[at]] = "" if value.startswith("--") else value
+    return found
+
+
+def test_vllm_gets_the_flags_of_the_catalog_and_the_head() -> None:
+    command = make_spec("gpt-oss-20b", find_entry("gpt-oss-20b"), None, remote=True).command(
+        "::", 1
+    )
+    assert command[:3] == ["vllm", "serve", "openai/gpt-oss-20b"]
+    given = options(command)
+    assert json.loads(given["--speculative-config"]) == {
+        "method": "eagle3",
+        "model": "amazon/GPT-OSS-20B-P-EAGLE",
+        "num_speculative_tokens": 7,
+        "parallel_drafting": True,
+    }
+    assert given["--kv-cache-dtype"] == "fp8" and given["--max-model-len"] == "32768"
+    assert given["--async-scheduling"] == "" and given["--no-enable-prefix-caching"] == ""
+    assert given["--served-model-name"] == "gpt-oss-20b"
+    assert "--tensor-parallel-size" not in given
+
+
+def test_eagle3_heads_draft_one_after_another() -> None:
+    heads = {"eagle3": Head(k=3, hub="owner/head")}
+    spec = make_spec("mine", entry(heads=heads, gpus=4), "vllm", remote=True)
+    assert spec.speculative is not None and "parallel_drafting" not in spec.speculative
+    assert options(spec.command("::", 1))["--tensor-parallel-size"] == "4"
+
+
+def test_without_a_head_nothing_is_drafted() -> None:
+    spec = make_spec("gemma-4-31b", find_entry("gemma-4-31b"), None, remote=True)
+    assert spec.speculative is None and "--speculative-config" not in spec.command("::", 1)
+
+
+def test_the_demo_target_is_served_by_our_engine_which_knows_its_head() -> None:
+    for remote in (False, True):
+        spec = make_spec("smollm2-135m", find_entry("smollm2-135m"), None, remote=remote)
+        assert (spec.engine, spec.gpus, spec.key_variable) == ("native", 0, "PEAGLE_API_KEY")
+        assert spec.command("::", 1)[:4] == ["peagle", "serve", "smollm2-135m", "--host"]
+
+
+def test_our_engine_is_told_the_head() -> None:
+    given = options(make_spec("mine", entry(), None, remote=False).command("::", 1))
+    assert given["--head"] == "owner/head" and given["--device"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "why"),
+    [
+        ("qwen3-8b", "vlm", "--engine 'vlm': choose native or vllm"),
+        ("smollm2-135m", "vllm", "smollm2-135m is a GGUF file in a wheel: use --engine native"),
+    ],
+)
+def test_refusals(name: str, engine: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        make_spec(name, find_entry(name), engine, remote=True)
+
+
+def test_several_gpus_are_vllms() -> None:
+    with pytest.raises(InputError, match="mine takes 2 GPUs: use --engine vllm"):
+        make_spec("mine", entry(gpus=2), "native", remote=True)
+
+
+def test_a_head_in_a_folder_goes_nowhere_else(tmp_path: Path) -> None:
+    mine = entry(heads={"p-eagle": Head(k=3, folder=tmp_path / "head")})
+    with pytest.raises(InputError, match="upload it with `peagle push`"):
+        make_spec("mine", mine, None, remote=True)
+    with pytest.raises(InputError, match=f"is not here: no folder {tmp_path / 'head'}"):
+        make_spec("mine", mine, None, remote=False)
+    (tmp_path / "head").mkdir()
+    spec = make_spec("mine", mine, "vllm", remote=False)
+    assert spec.speculative is not None and spec.speculative["model"] == str(tmp_path / "head")
+
+
+def test_resources_have_names_that_dns_takes() -> None:
+    assert resource_name("Qwen3.5_Coder") == "peagle-qwen3-5-coder"
+    assert len(resource_name("x" * 80)) == 47
+    assert len({resource_name(name) for name in load_catalog()}) == len(load_catalog())
+
+
+def test_keys_differ() -> None:
+    assert new_key() != new_key() and len(new_key()) > 40
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys, peagle.cli.deploy; assert not {'torch', 'boto3'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
