@@ -161,7 +161,8 @@ class Engine:
         slots, drafted = list[NewSlots](), list[Request]()
         for request in going:
             depth, behind = depths.get(id(request), 0), request.computed - request.slots
-            if depth or id(request) not in depths or behind >= LAG:
+            # Prompts at once, whether drafting pays or not: only then can others find them.
+            if depth or behind >= LAG or request.slots < request.prompt_length:
                 ids = request.tokens[request.slots + 1 : request.computed + 1]
                 features = torch.cat(request.features)
                 matcher = request.sampler.matcher

@@ -98,6 +98,17 @@ def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
     assert sum(one.stats.accepted) > 3
 
 
+def test_prompts_are_found_where_nothing_is_drafted(
+    target: Target, drafters: dict[Method, Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(target, drafters["p-eagle"], k=3)
+    monkeypatch.setattr(llm.engine, "_depths", lambda requests: [0] * len(requests))
+    for reused in (0, 32):
+        run = Run(llm, [[*SHARED, 9]], SamplingParams(max_tokens=5))
+        list(run)
+        assert run.requests[0].reused == reused and run.requests[0].stats.rounds == 0
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_that_was_not_used_catches_up(
     target: Target, drafters: dict[Method, Drafter], method: Method, monkeypatch
