@@ -179,7 +179,9 @@ def test_use_switches_heads(target: Target, drafters: dict[Method, Drafter]) -> 
     plain = outcome(llm.generate(PROMPTS, params))
     for method, drafter in drafters.items():
         llm.use(drafter)
-        assert (llm.method, llm.k) == (method, drafter.config.depths)
+        assert (llm.method, llm.k, llm.adaptive) == (method, drafter.config.depths, True)
+        assert outcome(llm.generate(PROMPTS, params)) == plain
+        llm.use(drafter, llm.k)
         done = llm.generate(PROMPTS, params)
         assert outcome(done) == plain and total(done).rounds > 0
     llm.use(None)

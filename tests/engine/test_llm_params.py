@@ -94,7 +94,8 @@ def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) ->
     run = Run(llm, PROMPTS[:2], params)
     chunks, done = list(run), run.completions()
     assert len(done) == 4 and len({tuple(c.token_ids) for c in done}) > (3 if seed else 1)
-    assert {chunk.index for chunk in chunks} == {0, 1, 2, 3}
+    said = {i for i, answer in enumerate(done) if answer.text}
+    assert {chunk.index for chunk in chunks} == said
     if seed is not None:
         for i, answer in enumerate(done):
             prompt, own = (PROMPTS[0], seed + i) if i < 3 else (PROMPTS[1], seed)
