@@ -194,6 +194,11 @@ class Request:
         """What the next rounds run: the tokens not yet run, then the draft."""
         return self.tokens[self.computed :] + self.draft
 
+    @property
+    def left(self) -> int:
+        """How many tokens are pending."""
+        return len(self.tokens) - self.computed + len(self.draft)
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -20,7 +20,7 @@ class Work(NamedTuple):
     @property
     def complete(self) -> bool:
         """Nothing is left pending: the round decides the request's next token."""
-        return self.tokens == len(self.request.pending)
+        return self.tokens == self.request.left
 
 
 class Scheduler:
@@ -54,10 +54,10 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """The next round. Its requests own the blocks for all that the round writes."""
         room, works = self.budget, list[Work]()
-        for request in [r for r in self.running if len(r.pending) <= self.reach + 1]:
-            if request in self.running and self._extend(request, len(request.pending)):
-                works.append(Work(request, len(request.pending)))
-                room -= len(request.pending)
+        for request in [r for r in self.running if r.left <= self.reach + 1]:
+            if request in self.running and self._extend(request, request.left):
+                works.append(Work(request, request.left))
+                room -= request.left
         deciding = {id(work.request) for work in works}
         for request in [r for r in self.running if id(r) not in deciding]:
             room -= self._chunk(request, room, works)
@@ -76,8 +76,6 @@ class Scheduler:
         size = self.pool.size
         for end in range((request.known + 1) * size, seen + 1, size):
             block, tokens = request.blocks[request.known], request.tokens[end - size : end + 1]
-            if len(tokens) <= size:
-                break
             request.content = self.pool.remember(block, request.content, tokens)
             request.known += 1
 
@@ -91,7 +89,7 @@ class Scheduler:
 
     def _chunk(self, request: Request, room: int, works: list[Work]) -> int:
         """Schedule as much of a prompt as there is room for; returns how much."""
-        count = min(len(request.pending), room)
+        count = min(request.left, room)
         missing = self._missing(request, count)
         if count < 1 or missing > self.pool.free:
             return 0
