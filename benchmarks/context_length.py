@@ -69,7 +69,8 @@ def conversations(llm: LLM, questions: list[str], args: argparse.Namespace) -> l
     params = SamplingParams(max_tokens=args.history_tokens)
     while min(len(ids(llm, h, "")) for h in histories) < max(args.lengths):
         turn = len(histories[0]) // 2
-        asks = questions[turn * args.prompts :][: args.prompts]
+        first = turn * args.prompts  # they come round again when all were asked
+        asks = [questions[(first + i) % len(questions)] for i in range(args.prompts)]
         prompts = [ids(llm, h, ask) for h, ask in zip(histories, asks, strict=True)]
         answers = decode(llm, prompts, params, f"earlier turn {turn + 1}")
         for history, ask, answer in zip(histories, asks, answers, strict=True):

@@ -22,7 +22,7 @@ def verify_curve(target: Target, most: int) -> Curve:
         ids = torch.zeros(tile, dtype=torch.int64, device=target.device)
         for _ in range(-(-rows // tile)):
             attend = CachedAttend(cache, spans(tile), tiled=target.row_tile > 1)
-            target.logits(target.forward(ids, ids, attend).hidden).argmax(-1).tolist()
+            target.logits(target.forward(ids, ids, attend).hidden).max(-1).indices.tolist()
 
     return measure(_timed(run), most)
 

@@ -21,20 +21,33 @@ class LossChunk(NamedTuple):
     target_logits: Tensor  # (R, V)
 
 
-def divergence(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> Tensor:
-    """Per-row loss (R,) of draft logits (R, V) against target logits (R, V), at least in float32.
+class Divergence(NamedTuple):
+    """Of R rows, in float32 at least."""
+
+    each: Tensor  # (R,)
+    gradient: Tensor  # (R, V) of the sum, by the draft logits
+
+
+def divergence(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> Divergence:
+    """Of draft logits (R, V) from target logits (R, V).
 
     "kl" is KL(target ‖ draft), the target renormalised over the draft vocabulary; "cross-entropy"
-    takes the target's most likely draft token as a hard label.
+    takes the target's most likely draft token as a hard label. Written out with its gradient,
+    softmax(draft) − target's distribution: autograd reads and writes (R, V) twice as often.
     """
     precise = torch.promote_types(draft_logits.dtype, torch.float32)
-    draft, target = draft_logits.to(precise), target_logits.to(precise)
+    draft, target = draft_logits.to(precise), target_logits
+    normaliser = draft.logsumexp(-1, keepdim=True)
+    gradient = (draft - normaliser).exp_()
     if loss == "cross-entropy":
-        return F.cross_entropy(draft, target.argmax(-1), reduction="none")
-    # Σ p (log p − log q) = p·t − lse(t) − p·z + lse(z): no log-softmax of z is kept for backward.
+        best = target.max(-1, keepdim=True).indices
+        gradient.scatter_add_(-1, best, gradient.new_full(best.shape, -1))
+        return Divergence((normaliser - draft.gather(-1, best))[:, 0], gradient)
+    # Σ p (log p − log q) = p·t − lse(t) − p·z + lse(z)
+    target = target.to(precise)
     p = target.softmax(-1)
-    cross = draft.logsumexp(-1) - torch.linalg.vecdot(p, draft)
-    return cross + torch.linalg.vecdot(p, target) - target.logsumexp(-1)
+    each = torch.linalg.vecdot(p, target) - torch.linalg.vecdot(p, draft)
+    return Divergence(each - target.logsumexp(-1) + normaliser[:, 0], gradient.sub_(p))
 
 
 class ChunkedDivergence(torch.autograd.Function):
@@ -57,17 +70,18 @@ class ChunkedDivergence(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32))
         total, best = total.to(weight.device), [torch.empty(0, dtype=torch.int64).to(weight.device)]
         for_normed, for_weight = torch.zeros_like(normed), torch.zeros_like(weight)
-        head = weight.detach().requires_grad_()
+        kind = weight.device.type
+        work = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        head = weight.to(work)
         for rows, target_logits in chunks:
-            with torch.enable_grad():
-                part = normed[rows].detach().requires_grad_()
-                logits = F.linear(part, head) * scale
-                summed = divergence(logits, target_logits, loss).sum()
-            part_grad, head_grad = torch.autograd.grad(summed, (part, head))
-            for_normed[rows] = part_grad
-            for_weight += head_grad
-            total += summed.detach()
-            best.append(logits.detach().argmax(-1))
+            part = normed[rows].to(work)
+            logits = F.linear(part, head) * scale
+            found = divergence(logits, target_logits, loss)
+            gradient = found.gradient.to(work) * scale
+            for_normed[rows] = (gradient @ head).to(normed.dtype)
+            for_weight += gradient.T @ part
+            total += found.each.sum()
+            best.append(logits.max(-1).indices)  # several times faster than argmax on a CPU
         ctx.save_for_backward(for_normed, for_weight)
         ids = torch.cat(best)
         ctx.mark_non_differentiable(ids)

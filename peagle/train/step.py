@@ -88,7 +88,7 @@ class Trainee(nn.Module):
             for rows, places in zip(chosen.split(LOSS_ROWS), at.split(LOSS_ROWS), strict=True):
                 unique, index = places.unique_consecutive(return_inverse=True)
                 full = self.target.logits(hidden[unique])
-                wanted.append(full.argmax(-1)[index])
+                wanted.append(full.max(-1).indices[index])
                 yield LossChunk(rows, full[:, drafter.target_ids][index])
 
         scale = drafter.config.logit_scale
