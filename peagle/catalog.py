@@ -6,7 +6,7 @@ Entries are in catalog.yaml and in files of the same form that users name; see t
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -110,6 +110,34 @@ def head_path(target: str, method: str) -> Path | None:
     entry = load_catalog().get(target)
     head = entry.heads.get(method) if entry else None
     return head.folder if head and head.folder and head.place else None
+
+
+def record(name: str, entry: Entry) -> dict[str, Any]:
+    """An entry as JSON has it: the fields of catalog.yaml, and its name."""
+    target = entry.target if isinstance(entry.target, str) else asdict(entry.target)
+    heads = {
+        method: {
+            "k": head.k,
+            "folder": str(head.folder) if head.folder else None,
+            "hub": head.hub,
+            "licence": head.licence,
+            "acceptance": [asdict(row) for row in head.acceptance],
+        }
+        for method, head in entry.heads.items()
+    }
+    return {
+        "name": name,
+        "target": target,
+        "heads": heads,
+        "licence": entry.licence,
+        "min_vllm": entry.min_vllm,
+        "hardware": entry.hardware,
+        "gpus": entry.gpus,
+        "vllm_flags": dict(entry.vllm_flags),
+        "vllm_env": dict(entry.vllm_env),
+        "verified": entry.verified,
+        "note": entry.note,
+    }
 
 
 def _read(file: Path) -> dict[str, Entry]:

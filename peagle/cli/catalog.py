@@ -1,16 +1,15 @@
 """`peagle catalog`: models known by name, their heads, and how well these draft."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle.catalog import Entry, find_entry, load_catalog
+from peagle.catalog import find_entry, load_catalog, record
 
 app = typer.Typer(add_completion=False)
 CatalogOption = Annotated[
@@ -78,31 +77,3 @@ def show(
         for row in head.acceptance:
             what = f"{row.dataset}, K = {row.k}: {row.length:.2f}"
             typer.echo(f"    acceptance length, {what} ({row.source})")
-
-
-def record(name: str, entry: Entry) -> dict[str, Any]:
-    """An entry as JSON has it: the fields of catalog.yaml, and its name."""
-    target = entry.target if isinstance(entry.target, str) else asdict(entry.target)
-    heads = {
-        method: {
-            "k": head.k,
-            "folder": str(head.folder) if head.folder else None,
-            "hub": head.hub,
-            "licence": head.licence,
-            "acceptance": [asdict(row) for row in head.acceptance],
-        }
-        for method, head in entry.heads.items()
-    }
-    return {
-        "name": name,
-        "target": target,
-        "heads": heads,
-        "licence": entry.licence,
-        "min_vllm": entry.min_vllm,
-        "hardware": entry.hardware,
-        "gpus": entry.gpus,
-        "vllm_flags": dict(entry.vllm_flags),
-        "vllm_env": dict(entry.vllm_env),
-        "verified": entry.verified,
-        "note": entry.note,
-    }

@@ -55,6 +55,7 @@ class Engine:
         self.scheduler = Scheduler(pool, settings.max_batch, budget, reach=settings.k)
         self.target_cache, self.drafter_cache = (KVCache(pool.count, BLOCK) for _ in range(2))
         self._grammars, self._ends = grammars, end_tokens(target)
+        self.chosen = 0  # draft tokens that were thought to pay, when last asked
 
     def prepare(self, request: Request) -> None:
         """Make ready what a request needs. Raises InputError when it can never run."""
@@ -180,9 +181,10 @@ class Engine:
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
-        depth = self.settings.k if self.depths is None else self.depths.choose(len(requests))
+        if batch := len(requests):
+            self.chosen = self.settings.k if self.depths is None else self.depths.choose(batch)
         limit = self.target.max_context
-        return [min(depth, max(0, limit - len(request.tokens))) for request in requests]
+        return [min(self.chosen, max(0, limit - len(request.tokens))) for request in requests]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""
@@ -231,7 +233,8 @@ class Engine:
             if request.finish_reason:
                 text += request.text.finish()
             if text or logprob is not None:
-                request.said.append(Chunk(request.index, text, position < accepted, logprob))
+                place = position + 1 if position < accepted else 0
+                request.said.append(Chunk(request.index, text, place, logprob))
             if request.finish_reason:
                 break
 

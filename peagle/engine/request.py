@@ -215,10 +215,20 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of streamed text of answer `index`; `drafted` when an accepted draft wrote it.
-    Where log-probabilities are asked for there is one chunk a token, be its text empty."""
+    """A piece of streamed text of answer `index`. Where log-probabilities are asked for there is
+    one chunk a token, be its text empty."""
 
     index: int
     text: str
-    drafted: bool
+    place: int  # in the draft, from 1; 0: the target's own token
     logprob: TokenLogprob | None = None
+
+    @property
+    def drafted(self) -> bool:
+        """An accepted draft token wrote it."""
+        return self.place > 0
+
+
+def pieces(chunks: list[Chunk]) -> list[dict[str, Any]]:
+    """Text as it was said, each with its place in the draft that wrote it; 0: in none."""
+    return [{"text": chunk.text, "place": chunk.place} for chunk in chunks]

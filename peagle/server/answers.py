@@ -10,10 +10,10 @@ from uuid import uuid4
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from peagle.engine.request import Request
+from peagle.engine.request import Request, pieces
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
-from peagle.server.schema import Generation
+from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import Job, Said, Worker
 
 
@@ -30,7 +30,7 @@ async def answer(
     head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
     call = Call(http, worker, form, job, head)
     if body.stream:
-        events = call.events(body.stream_options.include_usage)
+        events = call.events(body.stream_options)
         return StreamingResponse(events, media_type="text/event-stream")
     return JSONResponse(await call.whole())
 
@@ -56,20 +56,25 @@ class Call:
         more = {"object": self._form.kind, "choices": choices, "usage": usage(self._job)}
         return self._head | more
 
-    async def events(self, include_usage: bool) -> AsyncIterator[str]:
+    async def events(self, options: StreamOptions) -> AsyncIterator[str]:
         """The response as server-sent events; a failure is one, too: the status has been sent."""
         head = self._head | {"object": self._form.part_kind}
-        tail = {"usage": None} if include_usage else {}
+        tail = {"usage": None} if options.include_usage else {}
         try:
             for request in self._job.requests:
                 if opening := self._form.opening(request.index):
-                    yield _event(head | {"choices": [opening]} | tail)
+                    yield event(head | {"choices": [opening]} | tail)
             async for said in self._said():
-                yield _event(head | {"choices": [self._form.part(said)]} | tail)
-            if include_usage:
-                yield _event(head | {"choices": [], "usage": usage(self._job)})
+                part = self._form.part(said)
+                if options.peagle_drafts:
+                    part["peagle_drafts"] = said.drafting._asdict() | {
+                        "pieces": pieces(said.chunks)
+                    }
+                yield event(head | {"choices": [part]} | tail)
+            if options.include_usage:
+                yield event(head | {"choices": [], "usage": usage(self._job)})
         except ApiError as error:
-            yield _event(content(error.status_code, error.detail))
+            yield event(content(error.status_code, error.detail))
         finally:
             self._leave()
         yield "data: [DONE]\n\n"
@@ -97,7 +102,8 @@ class Call:
         self._http.scope["note"] |= note
 
 
-def _event(data: dict[str, Any]) -> str:
+def event(data: dict[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 

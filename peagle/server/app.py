@@ -20,6 +20,7 @@ from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM, Prompt
 from peagle.engine.request import Request as EngineRequest
 from peagle.server.answers import answer
+from peagle.server.console import Console, add_pages
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
 from peagle.server.gate import Gate
@@ -172,5 +173,6 @@ def create_app(api: Api) -> FastAPI:
         app.get(path, response_model=None)(handler)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
-    app.add_middleware(Gate, key=api.config.api_key)
+    Console(api.llm, api.worker, api.config.api_key).add_routes(app)
+    app.add_middleware(Gate, key=api.config.api_key, pages=add_pages(app))
     return app

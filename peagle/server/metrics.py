@@ -42,12 +42,13 @@ class Metrics:
         self._families = dict[str, Counter]()
         scheduler, pool = engine.scheduler, engine.scheduler.pool
         gauges = {
-            "num_requests_running": lambda: len(scheduler.running),
-            "num_requests_waiting": lambda: len(scheduler.waiting),
-            "kv_cache_usage_perc": lambda: 1 - pool.free / pool.count,
+            "vllm:num_requests_running": lambda: len(scheduler.running),
+            "vllm:num_requests_waiting": lambda: len(scheduler.waiting),
+            "vllm:kv_cache_usage_perc": lambda: 1 - pool.free / pool.count,
+            "peagle:spec_decode_chosen_k": lambda: engine.chosen,  # vLLM's K never changes
         }
         for name, read in gauges.items():
-            gauge = Gauge(f"vllm:{name}", "Now.", ["model_name"], registry=self.registry)
+            gauge = Gauge(name, "Now.", ["model_name"], registry=self.registry)
             gauge.labels(model).set_function(read)
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found.")

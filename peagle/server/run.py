@@ -1,6 +1,5 @@
 """A server from its first request to its last."""
 
-import ipaddress
 import logging
 import socket
 from types import FrameType
@@ -10,6 +9,7 @@ import uvicorn
 from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.server.app import Api, ServerConfig, create_app
+from peagle.server.gate import loopback
 
 log = logging.getLogger(__name__)
 LAST_WORDS = 10  # seconds that clients have, at the end, to read what was sent
@@ -44,7 +44,7 @@ def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
     """Raises InputError for an address that others reach, where nobody needs a key."""
     if api_key == "":
         raise InputError("--api-key '': is empty, give a key or leave it out")
-    if api_key is None and not allow_no_key and not _loopback(host):
+    if api_key is None and not allow_no_key and not loopback(host):
         why = "others can reach it, give --api-key KEY (or --allow-no-key)"
         raise InputError(f"--host {host}: {why}")
 
@@ -74,10 +74,3 @@ def serve(llm: LLM, config: ServerConfig, listening: socket.socket) -> bool:
     log.info("serving", extra={"fields": where | drafting})
     server.run(sockets=[listening])
     return not api.worker.failed
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name: nobody knows where it leads

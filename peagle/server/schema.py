@@ -71,6 +71,7 @@ class StreamOptions(Body):
     """What a stream holds besides."""
 
     include_usage: bool = False
+    peagle_drafts: bool = False  # which text was drafted, and at which place of its draft
 
 
 class JsonSchema(Body):

@@ -9,9 +9,10 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 from peagle.config import InputError
 from peagle.engine.engine import Engine
@@ -20,7 +21,16 @@ from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, Track
 
 log = logging.getLogger(__name__)
+Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
+
+
+class Drafting(NamedTuple):
+    """How an answer fares, from its beginning."""
+
+    tokens: int
+    rounds: int  # with drafts
+    accepted: int  # draft tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,15 @@ class Said:
     index: int
     chunks: list[Chunk]
     ended: Request | None
+    drafting: Drafting
+
+
+class Visit:
+    """Steps of somebody else's, for the thread to run while the engine has nothing to do."""
+
+    def __init__(self, steps: Generator[Event, None, None]) -> None:
+        self.steps = steps
+        self.news: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
 
 
 class Job:
@@ -64,8 +83,11 @@ class Worker:
         self.engine, self.metrics = engine, metrics
         self.capacity = engine.settings.max_batch + max_queue
         self.draining, self.failed = False, False
-        self._jobs = set[Job]()  # the event loop's
-        self._running = list[Job]()  # the thread's
+        self._jobs = set[Job]()  # the event loop's, as is:
+        self._guest: Visit | None = None
+        self._running = list[Job]()  # the thread's, as are:
+        self._visit: Visit | None = None
+        self._held = list[Job]()  # until the visit is over
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -82,8 +104,8 @@ class Worker:
 
     @property
     def open(self) -> int:
-        """Requests that run or wait."""
-        return sum(job.left for job in self._jobs)
+        """Requests that run or wait, and a visit."""
+        return sum(job.left for job in self._jobs) + (self._guest is not None)
 
     async def submit(self, requests: list[Request], copies: int = 1) -> Job:
         """Have requests answered, `copies` of each prompt; all or none.
@@ -101,10 +123,35 @@ class Worker:
         """End a job's requests as they are."""
         self._asked.put(partial(self._cancel, job))
 
+    def visit(self, steps: Generator[Event, None, None]) -> AsyncIterator[Event]:
+        """Have `steps` run once what is asked for so far has been answered; requests that come
+        until their end wait for it. Left early, the steps are closed. One visit at a time.
+
+        Raises ApiError when there is no room for one; what it returns raises one for a step that
+        fails.
+        """
+        self._check_room(1)
+        if self._guest is not None:
+            raise ApiError(429, "a race is on: try again", headers={"retry-after": "5"})
+        visit = self._guest = Visit(steps)
+        self._asked.put(partial(self._receive, visit))
+        return self._heard(visit)
+
+    async def _heard(self, visit: Visit) -> AsyncIterator[Event]:
+        try:
+            while (told := await visit.news.get()) is not None:
+                if isinstance(told, ApiError):
+                    raise told
+                yield told
+        finally:
+            self._asked.put(partial(self._dismiss, visit))
+
     def cancel_all(self) -> None:
         """End all requests as they are. (A signal's handler may call it, too.)"""
         for job in list(self._jobs):
             self.cancel(job)
+        if self._guest is not None:
+            self._asked.put(partial(self._dismiss, self._guest))
 
     def _check_room(self, count: int) -> None:
         if self.failed:
@@ -140,6 +187,13 @@ class Worker:
             if not job.admitted.done():
                 job.admitted.set_exception(ApiError(500, FAILED))
         self._jobs.clear()
+        if self._guest is not None:
+            self._tell_guest(self._guest, ApiError(500, FAILED))
+
+    def _tell_guest(self, visit: Visit, told: Event | ApiError | None) -> None:
+        visit.news.put_nowait(told)
+        if not isinstance(told, dict) and visit is self._guest:
+            self._guest = None
 
     # ---- the thread
 
@@ -148,6 +202,8 @@ class Worker:
             while self._take():
                 if not self.engine.idle:
                     self.engine.step()
+                elif self._visit is not None:
+                    self._step(self._visit)
                 self._report()
         except Exception:
             # The engine is in a state that nobody knows: nothing may go on with it.
@@ -158,7 +214,7 @@ class Worker:
     def _take(self) -> bool:
         """Do what was asked for, waiting for it while there is nothing else to do; False at the
         end."""
-        wait = self.engine.idle
+        wait = self.engine.idle and self._visit is None
         while True:
             try:
                 asked = self._asked.get(block=wait)
@@ -170,6 +226,9 @@ class Worker:
             wait = False
 
     def _admit(self, job: Job) -> None:
+        if self._visit is not None:
+            self._held.append(job)
+            return
         error: Exception | None = None
         try:
             for request in job.requests:
@@ -186,8 +245,38 @@ class Worker:
         self._loop.call_soon_threadsafe(self._tell_admitted, job, error)
 
     def _cancel(self, job: Job) -> None:
+        if job in self._held:
+            self._held.remove(job)
+            gone = ApiError(503, "the server ends: ask another one")
+            self._loop.call_soon_threadsafe(self._tell_admitted, job, gone)
         for request in job.requests if job in self._running else ():
             self.engine.cancel(request)
+
+    def _receive(self, visit: Visit) -> None:
+        self._visit = visit
+
+    def _step(self, visit: Visit) -> None:
+        told: Event | ApiError | None = None
+        try:
+            told = next(visit.steps, None)
+        except InputError as wrong:
+            told = ApiError(400, str(wrong))
+        except Exception:  # the steps have put back what they used
+            log.exception("a visit failed")
+            told = ApiError(500, "it failed: see the server's log")
+        if isinstance(told, dict):
+            self._loop.call_soon_threadsafe(self._tell_guest, visit, told)
+        else:
+            self._dismiss(visit, told)
+
+    def _dismiss(self, visit: Visit, told: ApiError | None = None) -> None:
+        if visit is not self._visit:
+            return  # it has ended
+        visit.steps.close()
+        self._visit, held, self._held = None, self._held, []
+        for job in held:
+            self._admit(job)
+        self._loop.call_soon_threadsafe(self._tell_guest, visit, told)
 
     def _report(self) -> None:
         news = list[tuple[Job, Said]]()
@@ -199,8 +288,9 @@ class Worker:
                 self.metrics.observe(track)
                 track.ended = request.finish_reason is not None
                 if request.said or track.ended:
-                    said = Said(request.index, request.said, request if track.ended else None)
-                    news.append((job, said))
+                    ended, stats = request if track.ended else None, request.stats
+                    fares = Drafting(len(request.output), stats.rounds, sum(stats.accepted))
+                    news.append((job, Said(request.index, request.said, ended, fares)))
                     request.said = []
         self._running = [job for job in self._running if not all(t.ended for t in job.tracks)]
         if news:

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Running, Serve, make_llm, start
-from tiny import make_target, own_answers
+import yaml
+from serving import Brake, Running, Serve, make_llm, start
+from tiny import METHODS, make_drafter, make_target, own_answers
 
 from peagle.engine.llm import LLM
+from peagle.model.checkpoint import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.train.start import HeadSpec, new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
@@ -47,6 +49,25 @@ def serve(drafter: Drafter) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="session")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalog in which the tiny target has a head of each method."""
+    target, folder = make_target(), tmp_path_factory.mktemp("catalog")
+    for method in METHODS:
+        save_drafter(make_drafter(target, method), folder / method)
+    heads = {method: {"folder": method, "k": 3} for method in METHODS}
+    entry = {"target": "owner/tiny", "heads": heads, "note": "<b>of random weights</b>"}
+    (folder / "catalog.yaml").write_text(yaml.safe_dump({target.name: entry}))
+    return folder / "catalog.yaml"
+
+
+@pytest.fixture(scope="session")
 def llm(drafter: Drafter) -> LLM:
     """The same target and head, asked directly."""
     return make_llm(drafter)
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
+    made = Brake(monkeypatch)
+    yield made
+    made.go.set()

@@ -1,13 +1,17 @@
 """A server in a thread of this process, on a free port, and ways to ask it."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
+import pytest
 from openai import OpenAI
 from tiny import make_target
 
+from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.model.drafter import Drafter
 from peagle.server.app import Api, ServerConfig
@@ -50,6 +54,34 @@ def start(llm: LLM, **config: object) -> Running:
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     return Running(api, server, thread, f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+
+def until(true: Any) -> None:
+    """Wait for what another thread brings about."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, "it has not come about"
+        time.sleep(0.01)
+
+
+def all_free(running: Running) -> bool:
+    engine = running.api.llm.engine
+    pool = engine.scheduler.pool
+    return running.api.worker.open == 0 and engine.idle and pool.free == pool.count
+
+
+class Brake:
+    """Stops the engine between rounds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, step = threading.Event(), Engine.step
+        self.go.set()
+
+        def braked(engine: Engine) -> None:
+            self.go.wait(30)
+            step(engine)
+
+        monkeypatch.setattr(Engine, "step", braked)
 
 
 Serve = Callable[..., Running]

@@ -1,55 +1,18 @@
 """Leaving, crowding, ending, failing: nothing hangs, and nothing is kept of who has gone."""
 
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from serving import MODEL, Running, Serve
+from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
 LONG["extra_body"] = {"ignore_eos": True}
 BODY = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
-
-
-def until(true: Any) -> None:
-    """Wait for what another thread brings about."""
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end, "it has not come about"
-        time.sleep(0.01)
-
-
-def all_free(running: Running) -> bool:
-    engine = running.api.llm.engine
-    pool = engine.scheduler.pool
-    return running.api.worker.open == 0 and engine.idle and pool.free == pool.count
-
-
-class Brake:
-    """Stops the engine between rounds."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go, step = threading.Event(), Engine.step
-        self.go.set()
-
-        def braked(engine: Engine) -> None:
-            self.go.wait(30)
-            step(engine)
-
-        monkeypatch.setattr(Engine, "step", braked)
-
-
-@pytest.fixture
-def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
-    made = Brake(monkeypatch)
-    yield made
-    made.go.set()
 
 
 def test_who_leaves_frees_everything(serve: Serve, brake: Brake) -> None:

@@ -1,0 +1,189 @@
+"""The console at /: a page, and what it asks for besides OpenAI's API."""
+
+import asyncio
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response, StreamingResponse
+from pydantic import Field
+
+from peagle.catalog import find_entry, load_catalog, record
+from peagle.engine.llm import LLM
+from peagle.server.answers import event
+from peagle.server.errors import ApiError, content
+from peagle.server.gate import loopback
+from peagle.server.messages import conversation_ids
+from peagle.server.race import MOST_TOKENS, Races
+from peagle.server.schema import Body
+from peagle.server.worker import Worker
+
+PYTHON = (sys.executable, "-m")
+FOLDER = Path(__file__).with_name("ui")
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# The page runs its own files only, and text can become markup nowhere (trusted types).
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+class RaceBody(Body):
+    """POST /peagle/race."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 96
+
+
+class DeployBody(Body):
+    """POST /peagle/deploy."""
+
+    name: str
+
+
+def pages() -> dict[str, Callable[[], Response]]:
+    """The page's files by their paths, read once: no path of a request is ever opened."""
+
+    def page(file: Path) -> Callable[[], Response]:
+        body, kind = file.read_bytes(), KINDS[file.suffix]
+        return lambda: Response(body, media_type=kind, headers=HEADERS)
+
+    files = {f"/ui/{file.name}": page(file) for file in sorted(FOLDER.iterdir())}
+    return {"/": files.pop("/ui/index.html"), **files}
+
+
+def add_pages(app: FastAPI) -> list[str]:
+    """Serve the page's files; returns their paths. They hold no secret, and need no key."""
+    found = pages()
+    for path, handler in found.items():
+        app.get(path, response_model=None, include_in_schema=False)(handler)
+    return list(found)
+
+
+class Console:
+    """What the page can do that clients of OpenAI's API cannot."""
+
+    def __init__(self, llm: LLM, worker: Worker, key: str | None) -> None:
+        self._llm, self._worker, self._key = llm, worker, key
+        self._races, self._deploying = Races(llm), False
+
+    def add_routes(self, app: FastAPI) -> None:
+        """They are the page's own and may change: no document describes them."""
+        own: dict[str, Any] = {"response_model": None, "include_in_schema": False}
+        app.get("/peagle/console", **own)(self.about)
+        app.get("/peagle/catalog", **own)(self.catalog)
+        app.post("/peagle/race", **own)(self.race)
+        app.post("/peagle/deploy", **own)(self.deploy)
+
+    def about(self, http: HttpRequest) -> dict[str, Any]:
+        """What is served, what can race, and whether this client may deploy."""
+        llm = self._llm
+        lanes = [{"method": lane.method, "k": lane.k} for lane in self._races.lanes()]
+        about = {"method": llm.method, "k": llm.k, "adaptive": llm.adaptive, "lanes": lanes}
+        return about | {"most_tokens": MOST_TOKENS, "deploys": self._trusted(http)}
+
+    def catalog(self) -> list[dict[str, Any]]:
+        """All entries, each with the command that deploys it here."""
+        rows = [record(name, entry) for name, entry in load_catalog().items()]
+        for row in rows:
+            row["command"] = shlex.join(_command(row["name"]))
+            for head in row["heads"].values():
+                head["folder"] = head["folder"] and Path(head["folder"]).name
+        return rows
+
+    async def race(self, body: RaceBody) -> Response:
+        """Events of a race. Others wait until it is over; it is over when its client leaves."""
+        ids = await run_in_threadpool(self._ids, body)
+        steps = self._races.steps(ids, body.max_tokens)
+        return _stream(self._worker.visit(steps))
+
+    def _ids(self, body: RaceBody) -> list[int]:
+        return self._llm.prompt_ids(conversation_ids(self._llm.tokenizer, body.messages, [], {}))
+
+    async def deploy(self, body: DeployBody, http: HttpRequest) -> Response:
+        """Run the command, and say what it says. A client that leaves interrupts it."""
+        self._check_origin(http)
+        find_entry(body.name)
+        return _stream(self._deployment(_command(body.name)))
+
+    async def _deployment(self, command: list[str]) -> AsyncIterator[dict[str, Any]]:
+        if self._deploying:
+            raise ApiError(409, "a deployment is on: wait for its end")
+        self._deploying = True
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *PYTHON, *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                assert process.stdout is not None
+                async for line in process.stdout:
+                    yield {"line": line.decode(errors="replace").rstrip("\n")}
+                yield {"exit_code": await process.wait()}
+            finally:
+                if process.returncode is None:
+                    process.send_signal(signal.SIGINT)  # it takes back what it began
+        finally:
+            self._deploying = False
+
+    def _trusted(self, http: HttpRequest) -> bool:
+        """With a key the gate has asked for it; without, only this machine's own clients are, that
+        call it by such a name (a foreign name may have been made to lead here)."""
+        if self._key is not None:
+            return True
+        name = urlsplit(f"//{http.headers.get('host', '')}").hostname or ""
+        return http.client is not None and loopback(http.client.host) and loopback(name)
+
+    def _check_origin(self, http: HttpRequest) -> None:
+        """Raises ApiError for whatever another site could have a browser send."""
+        if not self._trusted(http):
+            why = "without an API key only this machine may deploy: start the server with --api-key"
+            raise ApiError(403, why)
+        kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, f"content-type {kind!r}: must be application/json")
+        host, origin = http.headers.get("host", ""), http.headers.get("origin", "")
+        site = http.headers.get("sec-fetch-site", "same-origin")
+        if not host or urlsplit(origin).netloc != host or site != "same-origin":
+            raise ApiError(403, f"origin {origin!r}: only the console at this address may deploy")
+
+
+def _command(name: str) -> list[str]:
+    """8000, deploy's own choice of a port, is most likely this server's."""
+    return ["peagle", "deploy", name, "--to", "local", "--yes", "--port", "0"]
+
+
+def _stream(told: AsyncIterator[dict[str, Any]]) -> Response:
+    async def events() -> AsyncIterator[str]:
+        try:
+            async for each in told:
+                yield event(each)
+        except ApiError as error:
+            yield event(content(error.status_code, error.detail))
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")

@@ -1,0 +1,150 @@
+// A conversation, streamed; who wrote what is said by the server's own field `peagle_drafts`.
+// Other servers do not have it: there the acceptance length is read from /metrics.
+
+import { stream } from "./api.js";
+import { $, appendPieces, el, seconds, tint } from "./dom.js";
+import { acceptanceLength, snapshot } from "./metrics.js";
+
+const EXAMPLES = [
+  "Write a Python function that reverses a list.",
+  "Explain in three sentences why the sky is blue.",
+  "List the days of the week as JSON.",
+];
+
+let model, own; // own: the server is ours, and says what was drafted
+let messages = [];
+let running = null; // AbortController of the answer that comes
+
+export function startChat(name, isOwn) {
+  [model, own] = [name, isOwn];
+  for (const text of EXAMPLES) {
+    const choose = () => { $("question").value = text; grow(); $("composer").requestSubmit(); };
+    $("chat-examples").append(el("button", { type: "button", class: "chip", click: choose }, text));
+  }
+  $("composer").addEventListener("submit", submit);
+  $("question").addEventListener("input", grow);
+  $("question").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    $("composer").requestSubmit();
+  });
+  $("new-chat").addEventListener("click", reset);
+}
+
+function reset() {
+  running?.abort();
+  messages = [];
+  $("log").replaceChildren($("log").firstElementChild);
+  $("welcome").hidden = false;
+  for (const id of ["al", "rate", "ttft", "tokens"]) $(id).textContent = "–";
+  $("legend").hidden = true;
+  $("question").focus();
+}
+
+async function submit(event) {
+  event.preventDefault();
+  if (running) return running.abort();
+  const text = $("question").value.trim();
+  if (!text) return;
+  $("question").value = "";
+  grow();
+  $("welcome").hidden = true;
+  const asked = { role: "user", content: text };
+  say("You", "user").append(text);
+  const body = say(model, "assistant");
+  running = new AbortController();
+  $("send").textContent = "Stop";
+  $("log").setAttribute("aria-busy", "true"); // told whole, once it has been said
+  try {
+    const content = await answer([...messages, asked], body);
+    messages.push(asked, { role: "assistant", content });
+  } catch (error) {
+    if (error.name !== "AbortError") body.append(el("p", { class: "error", role: "alert" }, error.message));
+  }
+  body.classList.remove("coming");
+  $("log").removeAttribute("aria-busy");
+  $("send").textContent = "Send";
+  running = null;
+}
+
+function say(who, role) {
+  const body = el("div", { class: role === "user" ? "said" : "said coming" });
+  $("log").append(el("article", { class: `message ${role}` }, el("h3", {}, who), body));
+  $("log").scrollTop = $("log").scrollHeight;
+  return body;
+}
+
+async function answer(conversation, body) {
+  const meter = new Meter(own ? null : await snapshot().catch(() => null));
+  const options = { include_usage: true, ...(own ? { peagle_drafts: true } : { continuous_usage_stats: true }) };
+  const asked = {
+    model, messages: conversation, stream: true, stream_options: options,
+    temperature: Number($("temperature").value), max_tokens: Number($("max-tokens").value),
+  };
+  let content = "";
+  for await (const event of stream("v1/chat/completions", asked, running.signal)) {
+    const choice = event.choices[0];
+    const text = choice?.delta?.content ?? "";
+    const drafts = choice?.peagle_drafts;
+    const near = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
+    content += text;
+    appendPieces(body, drafts?.pieces ?? [{ text, place: 0 }]);
+    if (near) $("log").scrollTop = $("log").scrollHeight;
+    meter.observe(text, drafts, event.usage);
+  }
+  await meter.end();
+  return content;
+}
+
+// What the aside shows of one answer.
+class Meter {
+  constructor(before) {
+    this.before = before; // of /metrics, where the stream does not say what was drafted
+    this.started = performance.now();
+    this.first = this.last = null;
+    this.tokens = this.head = 0; // head: tokens that came with the first text
+    this.places = [];
+    for (const id of ["al", "rate", "ttft", "tokens"]) $(id).textContent = "–";
+    $("legend").hidden = true;
+  }
+
+  observe(text, drafts, usage) {
+    this.tokens = drafts?.tokens ?? usage?.completion_tokens ?? this.tokens + (text ? 1 : 0);
+    if (text) this.last = performance.now();
+    if (text && this.first === null) {
+      [this.first, this.head] = [this.last, this.tokens];
+      $("ttft").textContent = seconds((this.first - this.started) / 1000);
+    }
+    for (const { text, place } of drafts?.pieces ?? []) {
+      if (text) this.places[place] = (this.places[place] ?? 0) + 1;
+    }
+    if (drafts?.rounds) $("al").textContent = (1 + drafts.accepted / drafts.rounds).toFixed(2);
+    if (drafts) this.legend();
+    $("tokens").textContent = this.tokens;
+    const spent = (this.last - this.first) / 1000;
+    if (spent > 0) $("rate").textContent = ((this.tokens - this.head) / spent).toFixed(1);
+  }
+
+  legend() {
+    const total = this.places.reduce((sum, count) => sum + (count ?? 0), 0);
+    const rows = Array.from(this.places, (count, place) => {
+      const share = `${Math.round((100 * (count ?? 0)) / total)} %`;
+      const name = place ? `Draft token ${place}` : "The model itself";
+      const swatch = el("span", { class: place ? `swatch ${tint(place)}` : "swatch" });
+      return el("li", {}, swatch, el("span", {}, name), el("span", { class: "share" }, share));
+    });
+    $("legend").hidden = !total;
+    $("legend-rows").replaceChildren(...rows);
+  }
+
+  async end() {
+    if (!this.before) return;
+    const length = acceptanceLength(this.before, await snapshot());
+    if (length !== undefined) $("al").textContent = length.toFixed(2);
+  }
+}
+
+function grow() {
+  const area = $("question");
+  area.rows = Math.min(6, area.value.split("\n").length);
+}

@@ -1,0 +1,39 @@
+// The page is built of elements and text nodes: no text is ever read as markup.
+
+export const $ = (id) => document.getElementById(id);
+
+export function el(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value !== undefined && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+export const TINTS = 7; // places with a tint of their own
+
+export const tint = (place) => `p${Math.min(place, TINTS)}`;
+
+// Text of an answer, tinted where a draft wrote it.
+export function appendPieces(node, pieces) {
+  for (const { text, place } of pieces) {
+    if (!text) continue;
+    const last = node.lastChild;
+    if (place) node.append(el("span", { class: `token ${tint(place)}`, title: `draft token ${place}` }, text));
+    else if (last?.nodeType === Node.TEXT_NODE) last.appendData(text);
+    else node.append(text);
+  }
+}
+
+export const METHODS = { none: "Target alone", eagle3: "EAGLE-3", "p-eagle": "P-EAGLE" };
+
+export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);

@@ -1,0 +1,67 @@
+// Tabs, and what the server is.
+
+import { askJson } from "./api.js";
+import { startCatalog } from "./catalog.js";
+import { startCharts } from "./charts.js";
+import { startChat } from "./chat.js";
+import { $, METHODS, el } from "./dom.js";
+import { startRace } from "./race.js";
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function show(name) {
+  const chosen = tabs.find((tab) => tab.getAttribute("aria-controls") === name) ?? tabs[0];
+  for (const tab of tabs) {
+    const selected = tab === chosen;
+    tab.setAttribute("aria-selected", String(selected));
+    tab.tabIndex = selected ? 0 : -1;
+    $(tab.getAttribute("aria-controls")).hidden = !selected;
+  }
+}
+
+for (const [at, tab] of tabs.entries()) {
+  tab.addEventListener("click", () => { location.hash = tab.getAttribute("aria-controls"); });
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = tabs[(at + step + tabs.length) % tabs.length];
+    next.focus();
+    next.click();
+  });
+}
+addEventListener("hashchange", () => show(location.hash.slice(1)));
+show(location.hash.slice(1));
+
+function drafting({ method, k, adaptive }) {
+  if (method === "none") return "no head";
+  return `${METHODS[method]}, K ${adaptive ? "up to " : "= "}${k}`;
+}
+
+const unavailable = (what) => el("p", { class: "notice" }, `${what} is part of peagle's own engine; this server is another one.`);
+
+try {
+  const [{ id, owned_by: owner }] = (await askJson("v1/models")).data;
+  const own = owner === "peagle";
+  for (const node of document.querySelectorAll(".model-name")) node.textContent = id;
+  document.title = `${id} · peagle`;
+  let served = id;
+  startChat(id, own);
+  if (own) {
+    const about = await askJson("peagle/console");
+    served = `${id} · ${drafting(about)}`;
+    if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers alone.";
+    startRace();
+    startCatalog(about.deploys).catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));
+  } else {
+    $("welcome-about").textContent = "This server does not say which tokens were drafted: nothing is tinted.";
+    $("race-form").replaceWith(unavailable("The race"));
+    $("entries").append(unavailable("The catalog"));
+  }
+  startCharts((answers) => {
+    $("dot").classList.toggle("on", answers);
+    const state = answers ? served : `${id} · not reachable`;
+    if ($("served").textContent !== state) $("served").textContent = state;
+  });
+} catch (error) {
+  $("served").textContent = error.message;
+}

@@ -1,0 +1,40 @@
+// /metrics, in the text format of Prometheus, by the names of vLLM.
+
+import { ask } from "./api.js";
+
+const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
+const SPEC = "vllm:spec_decode_num_";
+
+export async function snapshot() {
+  const text = await (await ask("metrics")).text();
+  const sums = new Map();
+  const positions = [];
+  for (const line of text.split("\n")) {
+    const found = LINE.exec(line);
+    if (!found) continue;
+    const [, name, labels, value] = found;
+    sums.set(name, (sums.get(name) ?? 0) + Number(value));
+    const position = /position="(\d+)"/.exec(labels ?? "");
+    if (position && name === `${SPEC}accepted_tokens_per_pos_total`) {
+      positions[position[1]] = (positions[position[1]] ?? 0) + Number(value);
+    }
+  }
+  const sum = (name) => sums.get(name) ?? 0;
+  return {
+    at: performance.now() / 1000,
+    generated: sum("vllm:generation_tokens_total"),
+    running: sum("vllm:num_requests_running"),
+    waiting: sum("vllm:num_requests_waiting"),
+    rounds: sum(`${SPEC}drafts_total`),
+    drafted: sum(`${SPEC}draft_tokens_total`),
+    accepted: sum(`${SPEC}accepted_tokens_total`),
+    positions,
+    chosen: sums.get("peagle:spec_decode_chosen_k"), // undefined: K is fixed
+  };
+}
+
+// Acceptance length between two snapshots; undefined where nothing was drafted.
+export function acceptanceLength(before, after) {
+  const rounds = after.rounds - before.rounds;
+  return rounds > 0 ? 1 + (after.accepted - before.accepted) / rounds : undefined;
+}

@@ -1,0 +1,141 @@
+// None, EAGLE-3 and P-EAGLE on one prompt: measured one after the other, replayed together.
+
+import { stream } from "./api.js";
+import { $, METHODS, appendPieces, el, seconds } from "./dom.js";
+
+let lanes = [];
+let wanted = 0; // tokens
+let running = null; // AbortController of the race
+let replaying = 0; // requestAnimationFrame's number
+
+export function startRace() {
+  $("race-form").addEventListener("submit", submit);
+  $("replay").addEventListener("click", replay);
+}
+
+async function submit(event) {
+  event.preventDefault();
+  if (running) return running.abort();
+  cancelAnimationFrame(replaying);
+  running = new AbortController();
+  $("race-start").textContent = "Stop";
+  $("replay").hidden = $("verdict").hidden = true;
+  $("lanes").replaceChildren();
+  $("race-status").textContent = "Waiting for the engine";
+  lanes = [];
+  wanted = Number($("race-tokens").value);
+  try {
+    await measure();
+    $("race-status").textContent = "";
+    $("replay").hidden = false;
+    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) replay();
+  } catch (error) {
+    $("race-status").textContent = error.name === "AbortError" ? "Stopped" : error.message;
+  }
+  $("race-start").textContent = "Start the race";
+  running = null;
+}
+
+async function measure() {
+  const messages = [{ role: "user", content: $("race-prompt").value }];
+  let verdict = null;
+  for await (const event of stream("peagle/race", { messages, max_tokens: wanted }, running.signal)) {
+    if (event.lanes) {
+      lanes = event.lanes.map((lane) => new Lane(lane));
+      $("lanes").replaceChildren(...lanes.map((lane) => lane.node));
+    } else if (event.lane !== undefined) {
+      const lane = lanes[event.lane];
+      $("race-status").textContent = `Measuring ${lane.name}`;
+      if (event.result) lane.finish(event.result, lanes[0]);
+      else lane.record(event);
+    } else {
+      verdict = event;
+    }
+  }
+  if (!verdict) throw new Error("The race was cut short");
+  judge(verdict);
+}
+
+function judge({ identical, same_tokens: same }) {
+  const fastest = lanes.reduce((best, lane) => (lane.speed > best.speed ? lane : best));
+  for (const lane of lanes) {
+    lane.node.classList.toggle("fastest", lane === fastest && lanes.length > 1);
+    lane.bar.value = lane.speed / fastest.speed;
+  }
+  const verdict = $("verdict");
+  verdict.hidden = lanes.length < 2;
+  verdict.dataset.identical = identical;
+  verdict.textContent = identical
+    ? `Identical: all ${same} token ids are the same in every lane.`
+    : `The first ${same} token ids are the same; then the methods differ, where rounding decided a near tie.`;
+}
+
+function replay() {
+  cancelAnimationFrame(replaying);
+  for (const lane of lanes) lane.rewind();
+  const longest = Math.max(...lanes.map((lane) => lane.result.seconds));
+  const began = performance.now();
+  const frame = () => {
+    const at = (performance.now() - began) / 1000;
+    for (const lane of lanes) lane.play(at);
+    $("race-status").textContent = at < longest ? `Replay ${at.toFixed(1)} s` : "";
+    if (at < longest) replaying = requestAnimationFrame(frame);
+  };
+  frame();
+}
+
+class Lane {
+  constructor({ method, k }) {
+    this.name = METHODS[method];
+    this.rounds = [];
+    this.shown = 0;
+    this.result = null;
+    this.text = el("div", { class: "lane-text", tabindex: 0, role: "group", "aria-label": `Answer of ${this.name}` });
+    this.rate = el("p", { class: "lane-rate" }, "–");
+    this.facts = el("p", { class: "lane-facts" });
+    this.progress = el("progress", { max: wanted, value: 0, "aria-label": `Tokens of ${this.name}` });
+    this.bar = el("meter", { min: 0, max: 1, value: 0, "aria-label": `Speed of ${this.name}` });
+    const title = el("h3", {}, this.name, k ? el("span", { class: "k" }, `K = ${k}`) : "");
+    this.node = el("article", { class: "card lane" }, title, this.rate, this.bar, this.facts, this.progress, this.text);
+  }
+
+  get speed() {
+    return this.result.tokens_per_second;
+  }
+
+  record(round) {
+    this.rounds.push(round);
+    this.show(this.rounds.length);
+  }
+
+  finish(result, base) {
+    this.result = result;
+    this.progress.max = this.progress.value = result.tokens;
+    const ratio = el("span", { class: "ratio" }, `${(this.speed / base.speed).toFixed(2)} ×`);
+    this.rate.replaceChildren(el("strong", {}, this.speed.toFixed(1)), " tok/s ", ratio);
+    const length = `acceptance length ${result.acceptance_length.toFixed(2)}`;
+    const first = `first token ${seconds(result.first_token_seconds)}`;
+    this.facts.textContent = `${length} · ${first} · ${seconds(result.seconds)} in all`;
+  }
+
+  rewind() {
+    this.shown = 0;
+    this.text.replaceChildren();
+    this.node.classList.remove("done");
+  }
+
+  play(at) {
+    let end = this.shown;
+    while (end < this.rounds.length && this.rounds[end].at <= at) end += 1;
+    this.show(end);
+    this.node.classList.toggle("done", end === this.rounds.length);
+  }
+
+  show(end) {
+    if (end === this.shown) return;
+    for (const round of this.rounds.slice(this.shown, end)) appendPieces(this.text, round.pieces);
+    this.shown = end;
+    this.progress.value = this.rounds[end - 1].tokens;
+    this.text.scrollTop = this.text.scrollHeight;
+  }
+}

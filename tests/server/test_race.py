@@ -1,0 +1,177 @@
+"""Races: the same tokens in every lane, and a server that goes on as if there had been none."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from serving import MODEL, Brake, Running, Serve, all_free, until
+from test_console import streamed
+from test_metrics import read
+
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+
+RACE = {"messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 24}
+
+
+@pytest.fixture(autouse=True)
+def known(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEAGLE_CATALOG", str(catalog))
+
+
+def race(running: Running, **more: Any) -> list[dict[str, Any]]:
+    with running.http() as http:
+        return streamed(http.post("/peagle/race", json=RACE | more))
+
+
+def test_three_lanes(serve: Serve, llm: LLM) -> None:
+    running = serve()
+    first, *rounds, verdict = race(running)
+    assert [lane["method"] for lane in first["lanes"]] == ["none", "eagle3", "p-eagle"]
+    assert [lane["k"] for lane in first["lanes"]] == [0, 3, 3]
+    with running.http() as http:
+        ids = http.post("/tokenize", json={"messages": RACE["messages"]}).json()["tokens"]
+    wanted = llm.generate([ids], SamplingParams(max_tokens=24))[0]
+    assert verdict == {"identical": True, "same_tokens": len(wanted.token_ids)}
+    for lane in range(3):
+        own = [event for event in rounds if event["lane"] == lane]
+        result = own.pop()["result"]
+        times = [event["at"] for event in own]
+        assert times == sorted(times) and times[-1] == result["seconds"]
+        text = "".join(piece["text"] for event in own for piece in event["pieces"])
+        assert text == wanted.text and own[-1]["tokens"] == result["tokens"]
+        places = {piece["place"] for event in own for piece in event["pieces"]}
+        assert (result["acceptance_length"] > 1) == (max(places) > 0)
+
+
+def test_nothing_is_left_of_it(serve: Serve, llm: LLM) -> None:
+    """The engine, its cache, its target's taps and mode, and every number at /metrics."""
+    running = serve()
+    client, target = running.client(), running.api.llm.target
+    asked: dict[str, Any] = {"model": MODEL, "prompt": [60 + i for i in range(40)], "max_tokens": 9}
+    asked |= {"temperature": 0}
+    before_text = client.completions.create(**asked).choices[0].text
+    engine, before = running.api.llm.engine, read(running)
+    state = (target._feature_layers, target.row_tile, target.config._experts_implementation)
+    assert race(running)[-1]["identical"]
+    after = (target._feature_layers, target.row_tile, target.config._experts_implementation)
+    assert running.api.llm.engine is engine is running.api.worker.engine and after == state
+    assert read(running) == before and all_free(running)
+    again = client.completions.create(**asked)
+    assert again.choices[0].text == before_text
+    assert again.usage is not None and again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == 32, "the prefix is still known"
+
+
+@pytest.mark.parametrize("method", ["none", "p-eagle"])
+def test_fewer_lanes(serve: Serve, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """A target that no catalog knows races with what is served, or alone."""
+    monkeypatch.delenv("PEAGLE_CATALOG")
+    running = serve()
+    if method == "none":
+        running.api.llm.use(None)
+    first, *_, verdict = race(running)
+    methods = [lane["method"] for lane in first["lanes"]]
+    assert methods == (["none"] if method == "none" else ["none", "p-eagle"])
+    assert verdict["identical"]
+
+
+def test_others_wait(serve: Serve, brake: Brake) -> None:
+    """What was asked before is finished first; what comes meanwhile is answered afterwards."""
+    running, order = serve(), list[str]()
+
+    def ask(name: str, call: Any) -> threading.Thread:
+        def run() -> None:
+            call()
+            order.append(name)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    short: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 5}
+    create = running.client().completions.create
+    brake.go.clear()
+    threads = [ask("first", lambda: create(**short))]
+    until(lambda: running.api.worker.open == 1)
+    threads.append(ask("race", lambda: race(running)))
+    until(lambda: running.api.worker.open == 2)
+    with running.http() as http:
+        second = http.post("/peagle/race", json=RACE)
+        assert second.status_code == 429 and "a race is on" in second.text
+    threads.append(ask("last", lambda: create(**short)))
+    until(lambda: running.api.worker.open == 3)
+    brake.go.set()
+    for thread in threads:
+        thread.join(60)
+    assert order[0] == "first" and set(order) == {"first", "race", "last"}
+    assert order.index("race") < order.index("last")
+
+
+def test_leaving_ends_it(serve: Serve, brake: Brake) -> None:
+    running = serve()
+    taps = running.api.llm.target._feature_layers
+    brake.go.clear()
+    with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
+        assert "lanes" in next(response.iter_lines())
+    brake.go.set()
+    until(lambda: running.api.worker._visit is None and running.api.worker.open == 0)
+    assert running.api.llm.target._feature_layers == taps
+    assert running.client().completions.create(model=MODEL, prompt="a", max_tokens=3).choices
+
+
+def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
+    """The race is cut short, who waited for it is sent away, and the server ends."""
+    running, told = serve(), list[Any]()
+
+    def wait() -> None:
+        try:
+            running.client().completions.create(model=MODEL, prompt="a", max_tokens=3)
+        except openai.APIStatusError as error:
+            told.append(error.status_code)
+
+    brake.go.clear()
+    with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
+        lines = response.iter_lines()
+        assert "lanes" in next(lines)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        until(lambda: running.api.worker.open == 2)
+        for _ in range(2):
+            running.server.handle_exit(15, None)
+        brake.go.set()
+        assert "[DONE]" in "".join(lines)
+    waiting.join(30)
+    running.thread.join(30)
+    assert told == [503] and not running.thread.is_alive() and not running.api.worker.failed
+
+
+def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is told; the server goes on."""
+    running = serve()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("peagle.server.race._run", broken)
+        events = race(running)
+    assert events[-1]["error"]["message"] == "it failed: see the server's log"
+    assert race(running)[-1]["identical"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"max_tokens": 257}, "max_tokens 257: "),
+        ({"max_tokens": 0}, "max_tokens 0: "),
+        ({"messages": []}, "messages []: "),
+        ({"messages": [{"role": "user", "content": "a " * 300}]}, "shorten"),
+    ],
+)
+def test_refused(running: Running, more: dict[str, Any], said: str) -> None:
+    with running.http() as http:
+        got = http.post("/peagle/race", json=RACE | more)
+    assert got.status_code == 400 and said in got.text
