@@ -17,12 +17,13 @@ VLLM_PIP := $(VLLM_BIN)/python -m pip install --disable-pip-version-check -c con
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm lint clean
+.PHONY: help demo test test-vllm test-browser chromium lint clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
 	@echo 'make test       set up, lint, run the tests'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
+	@echo 'make test-browser  drive the console in Chromium'
 	@echo 'make lint       ruff, mypy, import-linter'
 	@echo 'make clean      remove caches and build products (environments and results stay)'
 
@@ -30,10 +31,20 @@ demo: .venv/.installed
 	$(BIN)/peagle demo
 
 test: lint
-	$(PYTEST) -n $(JOBS) -m 'not vllm' tests
+	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' tests
 
 test-vllm: .venv/.installed .venv-vllm/.installed
 	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(BIN)/pytest -m vllm tests
+
+test-browser: .venv/.installed chromium
+	$(PYTEST) -rs -m browser tests/server/browser
+
+# Debian's own, where it is missing and may be installed; else the tests are skipped and say so.
+chromium:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium \
+	    || echo 'chromium could not be installed'; \
+	fi
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -77,10 +77,12 @@ class Lines extends Chart {
     const values = rows.flat().filter((value) => value !== undefined);
     const top = ceiling(Math.max(0, ...values));
     const x = (at) => WIDTH - ((kept.length - 1 - at) * (WIDTH - LEFT)) / (KEPT - 1);
-    const lines = rows.map((row, index) => {
+    const lines = rows.flatMap((row, index) => {
       const points = row.flatMap((value, at) => (value === undefined ? [] : [[x(at), this.y(value, top)]]));
       const d = points.map(([px, py], at) => `${at ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`).join("");
-      return svg("path", { d, class: `line s${index}` });
+      const line = svg("path", { d, class: `line s${index}` });
+      if (rows.length > 1 || !points.length) return [line];
+      return [svg("path", { d: `${d}V${HEIGHT - BOTTOM}H${points[0][0].toFixed(1)}Z`, class: "area" }), line];
     });
     this.plot.replaceChildren(...this.grid(top, String), ...times(), ...lines);
     const latest = rows.map((row) => row.findLast((value) => value !== undefined));

@@ -20,7 +20,11 @@ function show(name) {
 }
 
 for (const [at, tab] of tabs.entries()) {
-  tab.addEventListener("click", () => { location.hash = tab.getAttribute("aria-controls"); });
+  tab.addEventListener("click", () => {
+    const name = tab.getAttribute("aria-controls");
+    history.replaceState(null, "", `#${name}`); // to go there would take the focus away
+    show(name);
+  });
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

@@ -67,7 +67,7 @@ function judge({ identical, same_tokens: same }) {
   verdict.dataset.identical = identical;
   verdict.textContent = identical
     ? `Identical: all ${same} token ids are the same in every lane.`
-    : `The first ${same} token ids are the same; then the methods differ, where rounding decided a near tie.`;
+    : `Not identical: only the first ${same} token ids are the same in every lane.`;
 }
 
 function replay() {
@@ -113,7 +113,7 @@ class Lane {
     this.progress.max = this.progress.value = result.tokens;
     const ratio = el("span", { class: "ratio" }, `${(this.speed / base.speed).toFixed(2)} ×`);
     this.rate.replaceChildren(el("strong", {}, this.speed.toFixed(1)), " tok/s ", ratio);
-    const length = `acceptance length ${result.acceptance_length.toFixed(2)}`;
+    const length = `AL ${result.acceptance_length.toFixed(2)}`;
     const first = `first token ${seconds(result.first_token_seconds)}`;
     this.facts.textContent = `${length} · ${first} · ${seconds(result.seconds)} in all`;
   }

@@ -1,0 +1,258 @@
+"""The console in a browser: real clicks against a real server of the tiny target."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from like_vllm import WORDS, LikeVllm
+from serving import MODEL, Running, Serve, until
+
+from peagle.server import console
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Any]
+Shot = Callable[[Any, str], None]
+USED = "button, input, select, textarea, meter, progress, [role=log]"
+TABS = ("Chat", "Race", "Live", "Catalog")
+
+
+def tab(page: Any, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def ask(page: Any, text: str, tokens: int = 40) -> str:
+    """Send a message by the keyboard, and wait for its answer."""
+    tab(page, "Chat")
+    page.get_by_label("Tokens").and_(page.locator("#max-tokens")).fill(str(tokens))
+    before = page.locator(".message.assistant").count()
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+    answer = page.locator(".message.assistant .said").nth(before)
+    answer.wait_for()
+    page.locator("#log:not([aria-busy])").wait_for()
+    return str(answer.text_content())
+
+
+def test_chat(served: Running, opened: Open, shot: Shot) -> None:
+    """Tokens appear, those a draft wrote are tinted by their place, and the numbers are the
+    stream's."""
+    page = opened(served.url)
+    page.get_by_text(f"{MODEL} · P-EAGLE, K = 3").wait_for()
+    shot(page, "welcome")
+    said = ask(page, "the cat sat on the mat")
+    got = served.client().chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "the cat sat on the mat"}],
+        max_tokens=40,
+        temperature=0,
+    )
+    assert said == got.choices[0].message.content
+    tinted = page.locator(".message.assistant .token")
+    classes = {c.split()[-1] for c in tinted.evaluate_all("all => all.map(t => t.className)")}
+    assert "p1" in classes <= {"p1", "p2", "p3"}
+    assert tinted.first.get_attribute("title") == "draft token 1"
+    colours = [
+        page.locator(f".message.assistant .{c}").first.evaluate(
+            "t => getComputedStyle(t).backgroundColor"
+        )
+        for c in sorted(classes)
+    ]
+    assert len(set(colours)) == len(classes) and "rgba(0, 0, 0, 0)" not in colours
+    assert float(page.locator("#al").inner_text()) > 1
+    assert float(page.locator("#rate").inner_text()) > 0
+    assert page.locator("#ttft").inner_text().endswith("s")
+    assert got.usage is not None
+    assert page.locator("#tokens").inner_text() == str(got.usage.completion_tokens)
+    assert page.locator("#legend-rows li").count() == 1 + len(classes)
+    shot(page, "chat")
+    # The conversation goes on, and can begin anew.
+    ask(page, "<img src=x onerror=alert(1)>")
+    assert page.locator(".message").count() == 4 and page.locator(".message img").count() == 0
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".message").count() == 0
+
+
+def test_stop(served: Running, opened: Open) -> None:
+    """The button that sends also stops; what was said stays, and the server is free."""
+    page = opened(served.url)
+    page.locator("#max-tokens").fill("200")
+    page.get_by_label("Message").fill("a")
+    page.locator("#send").click()
+    page.locator(".message.assistant .said:not(:empty)").wait_for()
+    page.locator("#send").click()
+    page.locator("#log:not([aria-busy])").wait_for()
+    assert page.locator(".error").is_visible() is False
+    assert ask(page, "the cat")
+
+
+def test_errors_are_told(
+    served: Running, opened: Open, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = opened(served.url)
+    page.get_by_label("Message").fill("word " * 300)
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").get_by_text("shorten it").wait_for()
+    complaints[:] = [c for c in complaints if "status of 400" not in c]
+
+
+def test_race(served: Running, opened: Open, shot: Shot) -> None:
+    """Three lanes, the same ids, replayed at their speeds; it can be replayed, and stopped."""
+    page = opened(f"{served.url}/#race")
+    page.locator("#race-tokens").select_option("48")
+    page.get_by_label("Prompt").fill("the cat sat on the mat")
+    page.get_by_role("button", name="Start the race").click()
+    page.get_by_text(re.compile(r"^Identical: all \d+ token ids")).wait_for()
+    lanes = page.locator(".lane")
+    names = lanes.locator("h3").all_inner_texts()
+    assert [name.split("\n")[0].strip()[:7] for name in names] == ["Target ", "EAGLE-3", "P-EAGLE"]
+    page.get_by_role("button", name="Replay").click()
+    page.locator(".lane.done").nth(2).wait_for()
+    texts = lanes.locator(".lane-text").all_text_contents()
+    assert len(set(texts)) == 1 and texts[0]
+    ratios = [float(r.split()[0]) for r in lanes.locator(".ratio").all_inner_texts()]
+    assert ratios[0] == 1 and len(ratios) == 3
+    assert lanes.nth(2).locator(".token").count() > 0 == lanes.nth(0).locator(".token").count()
+    assert page.locator(".lane.fastest").count() == 1
+    shot(page, "race")
+    page.get_by_role("button", name="Start the race").click()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped").wait_for()
+
+
+def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
+    """They show what has been asked meanwhile."""
+    page = opened(f"{served.url}/#live")
+    charts = page.locator(".chart")
+    path = "path.line.s0"
+    until(lambda: charts.nth(0).locator(path).get_attribute("d"))
+    before = charts.nth(0).locator(path).get_attribute("d")
+    assert [float(charts.nth(i).get_attribute("data-most")) for i in range(2)] == [0, 0]
+    ask(page, "the cat sat on the mat")
+    tab(page, "Live")
+    for drawn in range(3):
+        until(lambda at=drawn: float(charts.nth(at).get_attribute("data-most")) > 0)
+    assert charts.nth(0).locator(path).get_attribute("d") != before
+    assert charts.nth(1).locator("rect.bar").count() == 3
+    assert float(charts.nth(2).get_attribute("data-most")) == 3, "K"
+    label = charts.nth(3).locator("svg").get_attribute("aria-label")
+    assert label.startswith("Queue, requests: running ")
+    shot(page, "live")
+
+
+def test_catalog_and_deployment(
+    served: Running, opened: Open, shot: Shot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first click shows the command, the second runs it; its output is text."""
+    script = "import sys; print('<b>ran</b>', *sys.argv[1:])"
+    monkeypatch.setattr(console, "PYTHON", (sys.executable, "-c", script))
+    page = opened(f"{served.url}/#catalog")
+    entry = page.locator(".entry[data-name=smollm2-135m]")
+    entry.get_by_text("HumanEval 1.74").wait_for()
+    command = "peagle deploy smollm2-135m --to local --yes --port 0"
+    assert not entry.get_by_text(command).is_visible()
+    entry.get_by_role("button", name="Deploy here").click()
+    entry.get_by_text(command).wait_for()
+    assert not entry.locator(".output").is_visible(), "nothing runs at the first click"
+    entry.get_by_role("button", name="Run it on this machine").click()
+    entry.locator(".output").get_by_text("done").wait_for()
+    assert f"<b>ran</b> {command}" in entry.locator(".output").inner_text()
+    assert page.locator(".entry b, .output b").count() == 0
+    shot(page, "catalog")
+
+
+def test_only_the_command(served: Running, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may not deploy sees how it is done, and no button."""
+    monkeypatch.setattr(console, "loopback", lambda _: False)
+    page = opened(f"{served.url}/#catalog")
+    entry = page.locator(".entry[data-name=smollm2-135m]")
+    entry.get_by_role("button", name="Deploy here").click()
+    entry.get_by_text("Run it in a terminal").wait_for()
+    assert entry.get_by_role("button", name="Run it").count() == 0
+
+
+def test_key(serve: Serve, opened: Open, complaints: list[str], shot: Shot) -> None:
+    """It is asked for once, asked for again when it is wrong, and kept for this tab alone."""
+    page = opened(serve(api_key="secret").url)
+    page.get_by_role("dialog").wait_for()
+    shot(page, "key")
+    for key in ("wrong", "secret"):
+        page.get_by_label("Key", exact=True).fill(key)
+        page.keyboard.press("Enter")
+        if key == "wrong":
+            page.get_by_text("does not take this key").wait_for()
+    page.locator(".dot.on").wait_for()
+    assert not page.get_by_role("dialog").is_visible()
+    assert ask(page, "the cat")
+    stored = "[sessionStorage.getItem('peagle-api-key'), localStorage.length, document.cookie]"
+    assert page.evaluate(stored) == ["secret", 0, ""]
+    page.reload()
+    page.locator(".dot.on").wait_for()
+    assert not page.get_by_role("dialog").is_visible()
+    complaints[:] = [c for c in complaints if "status of 401" not in c]
+
+
+def test_keyboard_alone(served: Running, opened: Open) -> None:
+    """Tabs by arrows, everything else by Tab and Enter; all that can be used has a name."""
+    page = opened(served.url)
+    page.locator(".dot.on").wait_for()
+    page.keyboard.press("Tab")
+    for name in (*TABS[1:], TABS[0]):
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.textContent") == name
+        panel = page.get_by_role("tabpanel", name=name)
+        panel.wait_for()
+        assert panel.locator("h2").first.is_visible()
+    for _ in range(3):  # past the log and to the second example
+        page.keyboard.press("Tab")
+    assert "sky" in page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant .said:not(:empty)").wait_for()
+    nameless = page.evaluate(
+        f"[...document.querySelectorAll('{USED}')]"
+        ".filter(e => !(e.textContent.trim() || e.labels?.length || e.ariaLabel)).length"
+    )
+    assert nameless == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone(served: Running, opened: Open, shot: Shot, scheme: str) -> None:
+    """No tab is wider than the window, in both colours, and text stands out of the page."""
+    page = opened(served.url, width=360, height=740, color_scheme=scheme, has_touch=True)
+    page.locator(".dot.on").wait_for()
+    ask(page, "the cat sat on the mat")
+    for name in TABS:
+        tab(page, name)
+        if name == "Catalog":
+            page.get_by_role("button", name="Deploy here").first.click()
+        wide = "[document.documentElement.scrollWidth, document.querySelector('main').scrollWidth]"
+        assert max(page.evaluate(wide)) <= 360, name
+        shot(page, f"phone-{scheme}-{name.lower()}")
+    light = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g).map(Number)"
+    assert (sum(page.evaluate(light)) > 3 * 128) == (scheme == "light")
+
+
+@pytest.fixture
+def like_vllm() -> Iterator[LikeVllm]:
+    made = LikeVllm()
+    yield made
+    made.stop()
+
+
+def test_another_server(like_vllm: LikeVllm, opened: Open, shot: Shot) -> None:
+    """vLLM does not say which tokens were drafted: no tint, and acceptance from /metrics."""
+    page = opened(like_vllm.url)
+    page.get_by_text("Ask other").wait_for()
+    assert ask(page, "Why?") == "".join(WORDS)
+    assert page.locator(".token").count() == 0 and not page.locator("#legend").is_visible()
+    assert page.locator("#al").inner_text() == "3.00"
+    assert page.locator("#tokens").inner_text() == str(len(WORDS))
+    assert "peagle_drafts" not in like_vllm.asked[0]["stream_options"]
+    for name in ("Race", "Catalog"):
+        tab(page, name)
+        page.get_by_text("this server is another one").and_(page.locator(":visible")).wait_for()
+    tab(page, "Live")
+    page.locator(".chart rect.bar").nth(2).wait_for()
+    shot(page, "another-server")
