@@ -4,7 +4,7 @@ import { $, el, svg, tint } from "./dom.js";
 import { acceptanceLength, snapshot } from "./metrics.js";
 
 const KEPT = 121; // samples: two minutes
-const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [400, 150, 30, 18, 8];
+const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [400, 158, 30, 18, 16];
 const samples = [];
 
 // `onState` is told whether the server answers.
