@@ -117,7 +117,7 @@ class Console:
         """Events of a race. Others wait until it is over; it is over when its client leaves."""
         ids = await run_in_threadpool(self._ids, body)
         steps = self._races.steps(ids, body.max_tokens)
-        return _stream(self._worker.visit(steps))
+        return _stream(self._worker.visit(steps, restore=self._llm.tap))
 
     def _ids(self, body: RaceBody) -> list[int]:
         return self._llm.prompt_ids(conversation_ids(self._llm.tokenizer, body.messages, [], {}))
@@ -125,7 +125,7 @@ class Console:
     async def deploy(self, body: DeployBody, http: HttpRequest) -> Response:
         """Run the command, and say what it says. A client that leaves interrupts it."""
         self._check_origin(http)
-        find_entry(body.name)
+        await run_in_threadpool(find_entry, body.name)
         return _stream(self._deployment(_command(body.name)))
 
     async def _deployment(self, command: list[str]) -> AsyncIterator[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """A race: the same prompt decoded by the target alone and with each head there is, in turns.
 
 Steps of a generator, for the thread that owns the target: it works for one method at a time. Each
-method has an engine of its own; the server's is not touched, and at the end the target works for it
-again. As in `peagle demo` the mode is deterministic: all methods say the same tokens, or the race
-would compare answers of different kinds.
+method has an engine of its own, and the server's is not touched; but the target is left tapped, and
+must be made to work for the server's again (`LLM.tap`). As in `peagle demo` the mode is
+deterministic: all methods say the same tokens, or answers of different kinds would be compared.
 """
 
 from collections.abc import Generator
@@ -61,23 +61,18 @@ class Races:
             raise InputError(f"messages: {len(ids)} tokens, a race takes {MOST_PROMPT}: shorten")
         lanes = self.lanes()
         yield {"lanes": [{"method": lane.method, "k": lane.k} for lane in lanes]}
-        try:
-            room = len(ids) + max_tokens + 4 * BLOCK
-            own = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
-            params, answers = SamplingParams(max_tokens=max_tokens), list[list[int]]()
-            for number, lane in enumerate(lanes):
-                drafter, k = self._drafter(lane), lane.k or None
-                own.use(drafter, k)
-                own.generate([ids], SamplingParams(max_tokens=4))  # kernels for so many rows
-                own.use(drafter, k)  # and nothing of the prompt is known again
-                request = yield from _run(own, ids, params, number)
-                answers.append(request.output)
-            yield {
-                "same_tokens": _alike(answers),
-                "identical": all(a == answers[0] for a in answers),
-            }
-        finally:
-            self._llm.tap()
+        room = len(ids) + max_tokens + 4 * BLOCK
+        own = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
+        params, answers = SamplingParams(max_tokens=max_tokens), list[list[int]]()
+        for number, lane in enumerate(lanes):
+            drafter, k = self._drafter(lane), lane.k or None
+            own.use(drafter, k)
+            own.generate([ids], SamplingParams(max_tokens=4))  # kernels for so many rows
+            own.use(drafter, k)  # and nothing of the prompt is known again
+            request = yield from _run(own, ids, params, number)
+            answers.append(request.output)
+        same = _alike(answers)
+        yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
 
     def _drafter(self, lane: Lane) -> Drafter | None:
         if not isinstance(lane.head, Path):

@@ -44,10 +44,11 @@ class Said:
 
 
 class Visit:
-    """Steps of somebody else's, for the thread to run while the engine has nothing to do."""
+    """Steps of somebody else's, for the thread to run while the engine has nothing to do; behind
+    them, however they end, `restore` puts back what the engine needs."""
 
-    def __init__(self, steps: Generator[Event, None, None]) -> None:
-        self.steps = steps
+    def __init__(self, steps: Generator[Event, None, None], restore: Callable[[], None]) -> None:
+        self.steps, self.restore = steps, restore
         self.news: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
 
 
@@ -123,7 +124,9 @@ class Worker:
         """End a job's requests as they are."""
         self._asked.put(partial(self._cancel, job))
 
-    def visit(self, steps: Generator[Event, None, None]) -> AsyncIterator[Event]:
+    def visit(
+        self, steps: Generator[Event, None, None], restore: Callable[[], None]
+    ) -> AsyncIterator[Event]:
         """Have `steps` run once what is asked for so far has been answered; requests that come
         until their end wait for it. Left early, the steps are closed. One visit at a time.
 
@@ -133,7 +136,7 @@ class Worker:
         self._check_room(1)
         if self._guest is not None:
             raise ApiError(429, "a race is on: try again", headers={"retry-after": "5"})
-        visit = self._guest = Visit(steps)
+        visit = self._guest = Visit(steps, restore)
         self._asked.put(partial(self._receive, visit))
         return self._heard(visit)
 
@@ -261,7 +264,7 @@ class Worker:
             told = next(visit.steps, None)
         except InputError as wrong:
             told = ApiError(400, str(wrong))
-        except Exception:  # the steps have put back what they used
+        except Exception:  # what it touched is put back
             log.exception("a visit failed")
             told = ApiError(500, "it failed: see the server's log")
         if isinstance(told, dict):
@@ -273,6 +276,7 @@ class Worker:
         if visit is not self._visit:
             return  # it has ended
         visit.steps.close()
+        visit.restore()
         self._visit, held, self._held = None, self._held, []
         for job in held:
             self._admit(job)

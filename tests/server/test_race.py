@@ -6,12 +6,14 @@ from typing import Any
 
 import openai
 import pytest
-from serving import MODEL, Brake, Running, Serve, all_free, until
+from serving import MODEL, Brake, Running, Serve, all_free, start, until
 from test_console import streamed
 from test_metrics import read
+from tiny import make_target
 
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
+from peagle.model.drafter import Drafter
 
 RACE = {"messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 24}
 
@@ -46,9 +48,9 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
         assert (result["acceptance_length"] > 1) == (max(places) > 0)
 
 
-def test_nothing_is_left_of_it(serve: Serve, llm: LLM) -> None:
+def test_nothing_is_left_of_it(drafter: Drafter) -> None:
     """The engine, its cache, its target's taps and mode, and every number at /metrics."""
-    running = serve()
+    running = start(LLM(make_target(), drafter, k=2, max_batch=4, kv_tokens=1024))
     client, target = running.client(), running.api.llm.target
     asked: dict[str, Any] = {"model": MODEL, "prompt": [60 + i for i in range(40)], "max_tokens": 9}
     asked |= {"temperature": 0}
@@ -63,6 +65,7 @@ def test_nothing_is_left_of_it(serve: Serve, llm: LLM) -> None:
     assert again.choices[0].text == before_text
     assert again.usage is not None and again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens == 32, "the prefix is still known"
+    running.stop()
 
 
 @pytest.mark.parametrize("method", ["none", "p-eagle"])
@@ -160,6 +163,19 @@ def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
         events = race(running)
     assert events[-1]["error"]["message"] == "it failed: see the server's log"
     assert race(running)[-1]["identical"]
+
+
+def test_a_target_that_cannot_be_put_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nobody knows what the engine would say: the server ends."""
+    running = serve()
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(running.api.llm, "tap", broken)
+    assert "the engine has failed" in race(running)[-1]["error"]["message"]
+    running.thread.join(30)
+    assert not running.thread.is_alive() and running.api.worker.failed
 
 
 @pytest.mark.parametrize(

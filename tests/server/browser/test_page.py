@@ -26,7 +26,7 @@ def tab(page: Any, name: str) -> None:
 def ask(page: Any, text: str, tokens: int = 40) -> str:
     """Send a message by the keyboard, and wait for its answer."""
     tab(page, "Chat")
-    page.get_by_label("Tokens").and_(page.locator("#max-tokens")).fill(str(tokens))
+    page.get_by_label("Max tokens").fill(str(tokens))
     before = page.locator(".message.assistant").count()
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
