@@ -94,7 +94,7 @@ class Lane {
     this.rate = el("p", { class: "lane-rate" }, "–");
     this.facts = el("p", { class: "lane-facts" });
     this.progress = el("progress", { max: wanted, value: 0, "aria-label": `Tokens of ${this.name}` });
-    this.bar = el("meter", { min: 0, max: 1, value: 0, "aria-label": `Speed of ${this.name}` });
+    this.bar = el("progress", { class: "speed", max: 1, value: 0, "aria-label": `Speed of ${this.name}` });
     const title = el("h3", {}, this.name, k ? el("span", { class: "k" }, `K = ${k}`) : "");
     this.node = el("article", { class: "card lane" }, title, this.rate, this.bar, this.facts, this.progress, this.text);
   }

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 
 Open = Callable[..., Any]
 Shot = Callable[[Any, str], None]
-USED = "button, input, select, textarea, meter, progress, [role=log]"
+USED = "button, input, select, textarea, progress, [role=log]"
 TABS = ("Chat", "Race", "Live", "Catalog")
 
 
