@@ -11,7 +11,8 @@ from tiny import METHODS, make_drafter, make_target, own_answers
 from peagle.engine.llm import LLM
 from peagle.model.checkpoint import save_drafter
 from peagle.model.drafter import Drafter
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.model.shape import HeadSpec
+from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
 
