@@ -33,7 +33,7 @@ demo: .venv/.installed
 test: lint
 	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' tests
 
-test-vllm: .venv/.installed .venv-vllm/.installed
+test-vllm: .venv/.installed .venv-vllm/.installed chromium
 	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(BIN)/pytest -m vllm tests
 
 test-browser: .venv/.installed chromium

@@ -20,12 +20,13 @@ from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM, Prompt
 from peagle.engine.request import Request as EngineRequest
 from peagle.server.answers import answer
-from peagle.server.console import Console, add_pages
+from peagle.server.console import Console
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
 from peagle.server.gate import Gate
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
+from peagle.server.pages import Pages
 from peagle.server.schema import (
     ChatBody,
     CompletionBody,
@@ -174,5 +175,6 @@ def create_app(api: Api) -> FastAPI:
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     Console(api.llm, api.worker, api.config.api_key).add_routes(app)
-    app.add_middleware(Gate, key=api.config.api_key, pages=add_pages(app))
+    app.add_middleware(Gate, key=api.config.api_key)
+    app.add_middleware(Pages)
     return app

@@ -1,10 +1,10 @@
-"""The console at /: a page, and what it asks for besides OpenAI's API."""
+"""What the console's page asks for besides OpenAI's API."""
 
 import asyncio
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -26,28 +26,6 @@ from peagle.server.schema import Body
 from peagle.server.worker import Worker
 
 PYTHON = (sys.executable, "-m")
-FOLDER = Path(__file__).with_name("ui")
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-# The page runs its own files only, and text can become markup nowhere (trusted types).
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
 
 
 class RaceBody(Body):
@@ -61,25 +39,6 @@ class DeployBody(Body):
     """POST /peagle/deploy."""
 
     name: str
-
-
-def pages() -> dict[str, Callable[[], Response]]:
-    """The page's files by their paths, read once: no path of a request is ever opened."""
-
-    def page(file: Path) -> Callable[[], Response]:
-        body, kind = file.read_bytes(), KINDS[file.suffix]
-        return lambda: Response(body, media_type=kind, headers=HEADERS)
-
-    files = {f"/ui/{file.name}": page(file) for file in sorted(FOLDER.iterdir())}
-    return {"/": files.pop("/ui/index.html"), **files}
-
-
-def add_pages(app: FastAPI) -> list[str]:
-    """Serve the page's files; returns their paths. They hold no secret, and need no key."""
-    found = pages()
-    for path, handler in found.items():
-        app.get(path, response_model=None, include_in_schema=False)(handler)
-    return list(found)
 
 
 class Console:

@@ -4,7 +4,7 @@ import hmac
 import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -23,11 +23,11 @@ OPEN = ("/health", "/ping")  # what load balancers ask has no key
 
 
 class Gate:
-    """Middleware. With a `key`, requests must bring it as a bearer token, but for `pages`. Handlers
-    add to `scope["note"]` what the log is to say."""
+    """Middleware. With a `key`, requests must bring it as a bearer token. Handlers add to
+    `scope["note"]` what the log is to say."""
 
-    def __init__(self, app: App, key: str | None, pages: Iterable[str] = ()) -> None:
-        self._app, self._open = app, {*OPEN, *pages}
+    def __init__(self, app: App, key: str | None) -> None:
+        self._app = app
         self._wanted = None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,12 +49,12 @@ class Gate:
         finally:
             shown = {"method": scope["method"], "path": scope["path"], **note}
             shown["seconds"] = round(time.monotonic() - began, 4)
-            quiet = scope["path"] in (*self._open, "/metrics") and note["status"] == 200
+            quiet = scope["path"] in (*OPEN, "/metrics") and note["status"] == 200
             log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": shown})
 
     def _refusal(self, headers: dict[bytes, bytes], path: str) -> JSONResponse | None:
         given = headers.get(b"authorization", b"")
-        guarded = self._wanted is not None and path not in self._open
+        guarded = self._wanted is not None and path not in OPEN
         if guarded and not hmac.compare_digest(given, self._wanted or b""):
             why = "missing or wrong API key: send the header Authorization: Bearer KEY"
             said = content(401, why, code="invalid_api_key")

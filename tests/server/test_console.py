@@ -16,6 +16,7 @@ from peagle.cli.deploy import app
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.server import console
+from peagle.server.pages import FOLDER
 
 KEY = {"authorization": "Bearer secret"}
 BODY = {"name": "smollm2-135m"}
@@ -40,7 +41,7 @@ def test_pages(serve: Serve) -> None:
         page = http.get("/")
         names = re.findall(r'(?:src|href)="(.*?)"', page.text)
         assert "ui/main.js" in names and all(name.startswith("ui/") for name in names)
-        for path in ["/", *(f"/ui/{file.name}" for file in console.FOLDER.iterdir())]:
+        for path in ["/", *(f"/ui/{file.name}" for file in FOLDER.iterdir())]:
             if path == "/ui/index.html":
                 continue
             got = http.get(path)
@@ -57,7 +58,7 @@ def test_pages(serve: Serve) -> None:
 
 def test_nothing_from_elsewhere() -> None:
     """The page's files name no other place, and have no way to read text as markup."""
-    for file in console.FOLDER.iterdir():
+    for file in FOLDER.iterdir():
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?:|//\w+\.|@import|url\(", text), file.name
         forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|DOMParser"

@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from peagle.server.console import add_pages
+from peagle.server.pages import Pages
 from peagle.server.run import bind
 
 WORDS = ["The", " sky", " is", " blue", "."]
@@ -23,7 +23,7 @@ class LikeVllm:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         app = FastAPI()
-        add_pages(app)
+        app.add_middleware(Pages)
         app.get("/v1/models")(self.models)
         app.post("/v1/chat/completions")(self.chat)
         app.get("/metrics")(self.metrics)
