@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peagle.catalog import METHODS, Entry, PackagedGGUF
+from peagle.catalog import METHODS, Entry, PackagedGGUF, flag_options
 from peagle.config import InputError
 
 ENGINES = ("native", "vllm")
@@ -58,18 +58,21 @@ class Spec:
                 settings[flag if value else f"no-{flag}"] = "true"
             else:
                 settings[flag] = str(value)
+        return settings | self._beyond_flags()
+
+    def _vllm_options(self) -> list[str]:
+        options = flag_options(self.flags)
+        for name, value in self._beyond_flags().items():
+            options += [f"--{name}", value]
+        return options
+
+    def _beyond_flags(self) -> dict[str, str]:
+        settings = {}
         if self.gpus > 1:
             settings["tensor-parallel-size"] = str(self.gpus)
         if self.speculative:
             settings["speculative-config"] = json.dumps(dict(self.speculative))
         return settings
-
-    def _vllm_options(self) -> list[str]:
-        options = []
-        for name, value in self.vllm_settings().items():
-            bare = isinstance(self.flags.get(name.removeprefix("no-")), bool)
-            options += [f"--{name}"] if bare else [f"--{name}", value]
-        return options
 
 
 def make_spec(name: str, entry: Entry, engine: str | None, *, remote: bool) -> Spec:

@@ -18,7 +18,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.head_checks import Differs, Skipped
 from peagle.model.target import Target
 from peagle.train.vllm_parity import MAX_TOKENS, compare_with_vllm
-from peagle.train.vllm_process import check_interpreter
+from peagle.vllm_process import check_interpreter
 
 PROMPT = random_prompts(1, 12, seed=4)[0]
 STAND_IN = """#!{python}
