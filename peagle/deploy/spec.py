@@ -11,6 +11,7 @@ from peagle.catalog import METHODS, Entry, PackagedGGUF, flag_options
 from peagle.config import InputError
 
 ENGINES = ("native", "vllm")
+NO_IMAGE = "no image of peagle is published: build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
 KEY_VARIABLES = {"native": "PEAGLE_API_KEY", "vllm": "VLLM_API_KEY"}
 
 

@@ -90,7 +90,7 @@ def one_group(kinds: Sequence[str], draft: int, slack: float) -> bool:
     as the commonest has where that is less than `slack` times as many (1.5 in 0.32).
     """
     counts = Counter(kinds)
-    if len(counts) < 2:
+    if len(counts) < 2 or draft == 1:
         return True
     counts["full_attention"] += draft
     least, most = min(counts.values()), max(counts.values())

@@ -264,6 +264,7 @@ MIXED = ["sliding_attention", "full_attention"] * 12
         (MIXED, 4, 1.25, False),  # gpt-oss-20b in vLLM 0.16: 12 and 16
         (MIXED, 4, 1.5, True),  # and in 0.32
         (MIXED, 6, 1.5, False),
+        (MIXED[:4], 1, 1.5, True),  # two groups, but a layer is in one
         (["sliding_attention"] * 10 + ["full_attention"] * 2, 4, 1.5, True),
     ],
 )

@@ -1,8 +1,8 @@
 """`peagle serve --engine vllm`: the tests of our server run against the real vLLM, but for what it
 does otherwise, which is listed here.
 
-`make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter. One server for all tests, which
-the entrypoint of our containers starts: that becomes `peagle serve`, and `peagle serve` vLLM.
+`make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter. One server for all tests: the
+entrypoint of our containers, which becomes `peagle serve`, which becomes vLLM.
 """
 
 import os
