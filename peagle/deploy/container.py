@@ -167,7 +167,10 @@ def _head(values: list[str]) -> list[str]:
 
 def _vllm(found: Flags, environ: Mapping[str, str]) -> list[str]:
     """Those that `peagle serve` must know, and the others behind --."""
-    before = [name for name in ("host", "port", "api-key") if name in found]
+    known = ["host", "port", "api-key"]
+    if len(found["served-model-name"]) == 1:  # several are vLLM's alone
+        known.append("served-model-name")
+    before = [name for name in known if name in found]
     ours = [word for name in before for word in _one(name, found.pop(name))]
     behind = [word for name, values in found.items() for word in (f"--{name}", *values)]
     # vLLM finds this package only where it is installed beside it.

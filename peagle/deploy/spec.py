@@ -83,7 +83,7 @@ def make_spec(name: str, entry: Entry, engine: str | None, *, remote: bool) -> S
     engine = engine or ("vllm" if remote and not packaged else "native")
     if engine not in ENGINES:
         raise InputError(f"--engine {engine!r}: choose {' or '.join(ENGINES)}")
-    if packaged and engine == "vllm":
+    if packaged and engine == "vllm" and remote:
         raise InputError(f"--engine vllm: {name} is a GGUF file in a wheel: use --engine native")
     gpus = 0 if packaged else entry.gpus
     if engine == "native" and gpus > 1:
@@ -99,7 +99,7 @@ def make_spec(name: str, entry: Entry, engine: str | None, *, remote: bool) -> S
     elif head and place is None:
         raise InputError(f"the head of {name} is not here: no folder {head.folder}")
     speculative: dict[str, Any] | None = None
-    if engine == "vllm" and head:
+    if engine == "vllm" and head and place:
         speculative = {"method": "eagle3", "model": place, "num_speculative_tokens": head.k}
         if method == "p-eagle":
             speculative["parallel_drafting"] = True

@@ -121,6 +121,13 @@ def test_vllm() -> None:
     assert command(environ) == [*shared, *behind, *route]
     elsewhere = environ | {"PEAGLE_VLLM_PYTHON": "/vllm/bin/python"}
     assert command(elsewhere) == [*shared, *behind], "what it cannot import, it is not told"
+    line = command({"PEAGLE_ENGINE": "vllm", "SM_VLLM_MODEL": "owner/model"})
+    assert line[line.index("--served-model-name") :] == [
+        "--served-model-name",
+        "owner/model",
+        "--",
+        *route,
+    ]
 
 
 @pytest.mark.parametrize(
