@@ -97,21 +97,21 @@ def serve(
                 raise InputError(f"--{name.replace('_', '-')} with --engine vllm: {why}")
         serve_vllm(
             Asked(
-                target,
-                head,
-                method,
-                k,
-                host,
-                port,
-                api_key,
-                allow_no_key,
-                max_batch if "max_batch" in given else None,
-                served_model_name or target,
-                chat_template,
-                dtype,
-                force,
-                vllm_python,
-                vllm_flags or [],
+                target=target,
+                head=head,
+                method=method,
+                k=k,
+                host=host,
+                port=port,
+                api_key=api_key,
+                allow_no_key=allow_no_key,
+                max_batch=max_batch if "max_batch" in given else None,
+                model=served_model_name or target,
+                chat_template=chat_template,
+                dtype=dtype,
+                force=force,
+                python=vllm_python,
+                flags=vllm_flags or [],
             )
         )
     if engine != "native":

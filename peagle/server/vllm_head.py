@@ -42,8 +42,8 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
         raise InputError(f"head {name} is a {config.method} head, not {method}")
     check_sizes(name, config, sizes)
     entry = None if head else load_catalog().get(target)
-    known = entry.heads[config.method].k if entry else min(MOST, config.depths)
-    return Head(folder, config, k or known)
+    known = entry.heads.get(config.method) if entry else None
+    return Head(folder, config, k or (known.k if known else min(MOST, config.depths)))
 
 
 def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:
