@@ -9,7 +9,8 @@ from tiny import make_target, own_answers
 
 from peagle.engine.llm import LLM
 from peagle.model.drafter import Drafter
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.model.shape import HeadSpec
+from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
 
