@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class Server:
     def __init__(self, url: str, body: dict[str, Any], api_key: str | None = None) -> None:
         """`body`: what every request asks besides its messages: model, max_tokens, temperature."""
         self.url, self.body = url.rstrip("/"), body
+        self._seeds = count(body.get("seed", 0))  # an answer's own
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT, limits=limits)
@@ -50,7 +52,7 @@ class Server:
 
     async def ask(self, messages: list[Message]) -> Answer:
         """Answer a conversation. Raises AskError when the server does not."""
-        body = {**self.body, "messages": messages, "stream": True}
+        body = {**self.body, "messages": messages, "stream": True, "seed": next(self._seeds)}
         body["stream_options"] = {"include_usage": True}
         text, first, tokens = "", None, None
         try:
@@ -66,7 +68,7 @@ class Server:
                 if event.get("usage"):
                     tokens = int(event["usage"]["completion_tokens"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise AskError(f"no answer ({first_line(error)})") from error
+            raise AskError(f"no answer ({first_line(error)})", gone=True) from error
         if tokens is None:
             raise AskError("the stream says nothing of usage: the server must know stream_options")
         return Answer(text, tokens, first or time.perf_counter())
@@ -110,7 +112,8 @@ class Server:
         async with self._client.stream("POST", address, json=body) as response:
             if not response.is_success:
                 said = " ".join((await response.aread()).decode(errors="replace").split())[:300]
-                raise AskError(f"HTTP {response.status_code}: {said}")
+                why = f"HTTP {response.status_code}: {said}"
+                raise AskError(why, gone=response.status_code >= 500)
             async for line in response.aiter_lines():
                 if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
                     yield json.loads(data)

@@ -12,11 +12,15 @@ from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 Message = dict[str, str]
-FAILURES = 3  # in a row: whoever is asked has stopped answering
+FAILURES = 3  # without an answer between them: whoever is asked has stopped answering
 
 
 class AskError(RuntimeError):
     """A turn that was not answered; the text says why."""
+
+    def __init__(self, why: str, *, gone: bool = False) -> None:
+        super().__init__(why)
+        self.gone = gone  # it may be that nothing will be answered any more
 
 
 class Answer(NamedTuple):
@@ -38,6 +42,7 @@ class Sample:
     ttft: float  # seconds to the first
     tokens: int
     said: tuple[int, ...] | str = ""  # token ids where they are known, else the text
+    text: str = ""
     error: str | None = None
 
     @property
@@ -116,7 +121,7 @@ class _Player:
             try:
                 answer = await self.asker.ask(history)
             except AskError as error:
-                self.failures += 1
+                self.failures += error.gone
                 took = time.perf_counter() - started
                 self.samples.append(Sample(number, turn, took, 0.0, 0, error=str(error)))
                 return
@@ -124,7 +129,8 @@ class _Player:
             ended = time.perf_counter()
             seen = answer.text if answer.token_ids is None else answer.token_ids
             took, first = ended - started, answer.first - started
-            self.samples.append(Sample(number, turn, took, first, answer.tokens, seen))
+            sample = Sample(number, turn, took, first, answer.tokens, seen, answer.text)
+            self.samples.append(sample)
             history.append({"role": "assistant", "content": answer.text})
         self.on_done()
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from itertools import count
 from types import TracebackType
 
 from peagle.bench.load import Answer, AskError, Drafting, Message
@@ -29,6 +30,7 @@ class Native:
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
         self.llm, self.params, self.stats = llm, params, Stats()
+        self._seeds = count(params.seed or 0)  # an answer's own
         self._engine, self._open, self._wake = llm.engine, list[_Asked](), asyncio.Event()
 
     async def __aenter__(self) -> "Native":
@@ -47,7 +49,7 @@ class Native:
         """Answer a conversation. Raises AskError when it does not fit or fails."""
         try:
             ids = self.llm.prompt_ids(self.ids(messages))
-            request = self.llm.requests(ids, replace(self.params))[0]
+            request = self.llm.requests(ids, replace(self.params, seed=next(self._seeds)))[0]
             self._engine.prepare(request)
         except InputError as error:
             raise AskError(str(error)) from error

@@ -71,8 +71,10 @@ def acceptance(axes: Any, rows: Rows) -> bool:
             means = [sum(by_k[k]) / len(by_k[k]) for k in sorted(by_k)]
             axes.plot(sorted(by_k), means, "o-", color=COLOURS[method], label=name)
     axes.set(xlabel="K", ylabel="acceptance length", title="Acceptance length")
-    axes.legend()
-    return len({row["k"] for row in rows}) > 1
+    several = len({row["k"] for row in rows}) > 1
+    if several:
+        axes.legend()
+    return several
 
 
 def positions(axes: Any, rows: Rows) -> bool:
@@ -116,8 +118,10 @@ def pareto(axes: Any, rows: Rows) -> bool:
                       "o-", color=COLOURS[method], label=name)  # fmt: skip
     axes.set(xlabel="tokens a second for one user", ylabel="tokens a second for all",
              title="Pareto")  # fmt: skip
-    axes.legend()
-    return len({row["concurrency"] for row in rows}) > 1
+    several = len({row["concurrency"] for row in rows}) > 1
+    if several:
+        axes.legend()
+    return several
 
 
 def _legend(axes: Any, methods: list[str]) -> None:

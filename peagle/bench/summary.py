@@ -1,5 +1,6 @@
 """What loads took, as a row: medians, percentiles, bootstrap intervals, ratios, differences."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -93,8 +94,8 @@ def interval(result: Result, speed: float) -> list[float] | None:
 
 
 def compared(result: Result, base: Result) -> dict[str, Any]:
-    """Speed beside the target alone, its 95 % interval over the conversations of both, and where
-    greedy answers differ from its answers."""
+    """Speed beside the target alone, its 95 % interval over the conversations of both; where greedy
+    answers differ from its answers, and whether sampled ones might follow another law."""
     if result is base:
         return {"speed_up": 1.0, "speed_up_95": None}
     pairs = zip(result.speeds, base.speeds, strict=False)  # a run may have been cut short
@@ -103,9 +104,8 @@ def compared(result: Result, base: Result) -> dict[str, Any]:
     both = [(*mine[key], *theirs[key]) for key in mine if key in theirs]
     found: dict[str, Any] = {"speed_up": round(ratio, 3)}
     found["speed_up_95"] = _resampled(np.array(both), ratio) if len(both) > 1 else None
-    if not result.cell.temperature:
-        found |= same(result, base)
-    return found
+    sampled = result.cell.temperature > 0
+    return found | ({"same_p": two_sample(result, base)} if sampled else same(result, base))
 
 
 def same(result: Result, base: Result) -> dict[str, Any]:
@@ -118,6 +118,38 @@ def same(result: Result, base: Result) -> dict[str, Any]:
     listed = [{"conversation": c, "turn": t, "position": at} for (c, t), at in parted.items()]
     alike = sum(s.said == theirs for s, theirs in pairs)
     return {"same": alike, "compared": len(pairs), "differences": listed[:LISTED]}
+
+
+def two_sample(result: Result, base: Result) -> float | None:
+    """Chance that the tokens (of a server: words) of two sets of sampled answers to the same turns
+    are counted as differently as they are, were both drawn from one law: a χ² of the counts, beside
+    those when answers to the same turn are exchanged at random. None without answers."""
+    pairs = list(_paired(result, base))
+    if not pairs:
+        return None
+    words: dict[int | str, int] = {}
+    counts = np.zeros((2, len(pairs), sum(len(a) + len(b) for a, b in pairs)))
+    for line, pair in enumerate(pairs):
+        for side, said in enumerate(pair):
+            for word in said:
+                counts[side, line, words.setdefault(word, len(words))] += 1
+    counts = counts[:, :, : len(words)]
+    difference, total = counts[0] - counts[1], counts.sum((0, 1))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
+    drawn = ((signs @ difference) ** 2 / total).sum(1)
+    found = float((difference.sum(0) ** 2 / total).sum())
+    return round(float((1 + (drawn >= found - 1e-9).sum()) / (1 + DRAWS)), 4)
+
+
+def _paired(result: Result, base: Result) -> Iterator[tuple[Sequence[int | str], ...]]:
+    """Answers to the same conversation in the same repeat, to its first turn: later ones were asked
+    behind different answers."""
+    for mine, theirs in zip(result.repeats, base.repeats, strict=False):
+        known = {s.conversation: s.said for s in theirs.samples if not s.turn and not s.error}
+        for s in mine.samples:
+            if not s.turn and s.error is None and s.conversation in known:
+                pair = s.said, known[s.conversation]
+                yield tuple(x.split() if isinstance(x, str) else x for x in pair)
 
 
 def _parting(mine: tuple[int, ...] | str, theirs: tuple[int, ...] | str) -> int:

@@ -27,6 +27,7 @@ from peagle.server.gate import Gate
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.pages import Pages
+from peagle.server.route import Route
 from peagle.server.schema import (
     ChatBody,
     CompletionBody,
@@ -176,5 +177,6 @@ def create_app(api: Api) -> FastAPI:
         app.add_exception_handler(kind, respond)
     Console(api.llm, api.worker, api.config.api_key).add_routes(app)
     app.add_middleware(Gate, key=api.config.api_key)
+    app.add_middleware(Route)  # outside: the gate sees the route that is meant
     app.add_middleware(Pages)
     return app

@@ -37,7 +37,7 @@ class Echo:
         self.open -= 1
         said = messages[-1]["content"]
         if said in self.fails or "*" in self.fails:
-            raise AskError(f"{said}: refused")
+            raise AskError(f"{said}: refused", gone="*" in self.fails)
         return Answer(f"so {said}", len(said), time.perf_counter())
 
     async def drafting(self) -> Drafting:
@@ -77,6 +77,13 @@ def test_a_refused_turn_ends_its_conversation_alone() -> None:
     assert played.whole
     assert played.errors == ["2 first: refused", "4 second: refused"]
     assert len(played.samples) == 13
+
+
+def test_refusals_are_answers_of_a_kind() -> None:
+    """A data set full of prompts that are too long does not end a load."""
+    echo = Echo(fails=frozenset(f"{i} first" for i in range(6)))
+    played = asyncio.run(closed_loop(TURNS, 1, echo))
+    assert played.whole and len(played.errors) == 6 and len(played.samples) == 8
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from peagle.bench.load import Drafting, Played, Sample
-from peagle.bench.summary import Cell, Result, compared, interval, percentiles, row
+from peagle.bench.summary import Cell, Result, compared, interval, percentiles, row, two_sample
 
 
 def result(
@@ -86,3 +86,23 @@ def test_failed_turns_count_as_errors_alone() -> None:
     made.repeats[0] = made.repeats[0]._replace(samples=[*made.repeats[0].samples, failed])
     found = row(made, None)
     assert (found["requests"], found["errors"], found["error"]) == (2, 1, "gone")
+
+
+def sampled(law: np.ndarray, seed: int, answers: int = 40) -> Result:
+    """Answers of 30 tokens drawn from a law."""
+    rng, made = np.random.default_rng(seed), Result(Cell("none", 0, 1, 1.0))
+    for _ in range(2):
+        said = [tuple(rng.choice(len(law), 30, p=law).tolist()) for _ in range(answers)]
+        samples = [Sample(i, 0, 1.0, 0.1, 30, ids) for i, ids in enumerate(said)]
+        made.repeats.append(Played(samples, 1.0, Drafting(), True))
+    return made
+
+
+def test_sampled_answers_of_one_law_and_of_two() -> None:
+    law = np.arange(1, 51) / np.arange(1, 51).sum()
+    other = law * np.where(np.arange(50) < 25, 1.6, 1)
+    pairs = [two_sample(sampled(law, 2 * i), sampled(law, 2 * i + 1)) for i in range(20)]
+    assert np.mean(pairs) == pytest.approx(0.5, abs=0.2), "uniform"
+    assert min(pairs) > 0.001
+    assert two_sample(sampled(law, 1), sampled(other / other.sum(), 2)) < 0.01
+    assert two_sample(sampled(law, 1), result("none", [])) is None

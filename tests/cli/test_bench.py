@@ -9,10 +9,12 @@ import pytest
 from chat_server import ChatServer, Reply
 from click.testing import Result
 from conftest import Refused
-from runner import invoke, write_lines
+from runner import invoke, save_target, write_lines
 from typer.testing import CliRunner
 
+from peagle.bench import sandbox
 from peagle.cli.main import app
+from peagle.config import InputError
 from peagle.model.config import Method
 
 ROW = {  # every row has these
@@ -69,6 +71,8 @@ def test_the_file(measured: Path, target: Path) -> None:
             assert len(row["accepted_per_position"]) == 2 and row["speed_up"] > 0
         if drafts and not row["temperature"]:
             assert row["same"] == row["compared"] == 8, "float32, and no ties here"
+        if drafts and row["temperature"]:
+            assert 0.001 < row["same_p"] <= 1
 
 
 def test_page_and_pictures(measured: Path) -> None:
@@ -156,6 +160,20 @@ def test_random_weights(tmp_path: Path, target: Path) -> None:
     )
 
 
+def test_human_eval_is_run(tmp_path: Path) -> None:
+    """A random target solves nothing, and every answer was run."""
+    try:
+        sandbox.check()
+    except InputError as error:
+        pytest.skip(str(error))
+    target, output = save_target(tmp_path / "target", context=2048), tmp_path / "bench.json"
+    few = ("--methods", "none", "--limit", 2, "--max-tokens", 8, "--repeats", 1)
+    said = invoke("bench", target, *few, "--pass-at-1", "--output", output)
+    [row] = json.loads(output.read_text())["rows"]
+    assert row["pass_at_1"] == 0 and row["failed"] == [0, 1]
+    assert "0.0%" in said.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -166,6 +184,7 @@ def test_random_weights(tmp_path: Path, target: Path) -> None:
         (("--temperature", "warm"), "--temperature 'warm': expected numbers"),
         (("--repeats", "0"), "--repeats 0: must be at least 1"),
         (("--max-tokens", "0"), "--max-tokens 0: must be at least 1"),
+        (("--pass-at-1", "--dataset", "x.jsonl"), "--pass-at-1: for --dataset humaneval, not x"),
         (("--rate", "0"), "--rate 0.0: must be above 0"),
         (("--dataset", "nowhere"), "dataset nowhere: no such file"),
         (("--random-weights", "--k", "adaptive"), "--random-weights: pin --k"),
