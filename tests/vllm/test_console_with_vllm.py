@@ -3,10 +3,10 @@
 `make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter.
 """
 
-import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,23 +15,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from peagle.catalog import head_path
 from peagle.deploy.local import free_port
-from peagle.model.checkpoint import save_drafter
-from peagle.model.drafter import Drafter
-from peagle.model.source import load_target, locate
 
 pytestmark = pytest.mark.vllm
 
 TARGET, ROOT = "smollm2-135m", Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium")
-ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+# One thread, wherever it may run; and this package, for the page.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
@@ -48,18 +39,13 @@ def page() -> Iterator[Any]:
 @pytest.fixture
 def vllm(tmp_path: Path) -> Iterator[str]:
     """Its URL, with the shipped head and the page."""
-    python, folder = os.environ.get("PEAGLE_VLLM_PYTHON"), head_path(TARGET, "p-eagle")
+    python = os.environ.get("PEAGLE_VLLM_PYTHON")
     if not python:
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
-    assert folder is not None
-    save_drafter(Drafter.load(folder, load_target(TARGET)), tmp_path / "head", "vllm")
-    drafting = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
     port = free_port(0)
-    line = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", locate(TARGET)[0]]
-    line += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", TARGET]
-    line += ["--max-model-len", "512", "--enforce-eager"]
-    line += ["--speculative-config", json.dumps(drafting | {"parallel_drafting": True})]
-    line += ["--middleware", "peagle.server.pages.Pages"]
+    line = [sys.executable, "-m", "peagle", "serve", TARGET, "--engine", "vllm", "--k", "3"]
+    line += ["--vllm-python", python, "--port", str(port), "--", "--max-model-len", "512"]
+    line += ["--enforce-eager", "--middleware", "peagle.server.pages.Pages"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(line, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
     try:
