@@ -14,6 +14,7 @@ from tiny import make_target
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model.drafter import Drafter
+from peagle.server import race as races
 
 RACE = {"messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 24}
 
@@ -159,7 +160,7 @@ def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr("peagle.server.race._run", broken)
+        patch.setattr(races, "_run", broken)
         events = race(running)
     assert events[-1]["error"]["message"] == "it failed: see the server's log"
     assert race(running)[-1]["identical"]
