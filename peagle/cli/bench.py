@@ -35,7 +35,10 @@ class _RunByDefault(TyperGroup):
         return super().parse_args(ctx, args if named else ["run", *args])
 
 
-app = typer.Typer(cls=_RunByDefault, help="Measure methods under load; compare two measurements.")
+app = typer.Typer(
+    cls=_RunByDefault,
+    help="Measure methods under load (`bench TARGET` is short for `bench run TARGET`); compare.",
+)
 
 
 @app.command()

@@ -48,11 +48,10 @@ def test_help_lists_every_command_with_what_it_does() -> None:
         assert any(name in line and text[:30] in line for line in shown.splitlines()), name
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "data regenerate"])
+@pytest.mark.parametrize("command", [*COMMANDS, "data regenerate", "bench run"])
 def test_every_command_explains_its_options(command: str) -> None:
     shown = invoke(*command.split(), "--help").stdout
     assert f"Usage: root {command} [OPTIONS]" in shown
-    assert ("HumanEval" in shown) == (command == "demo")
-    assert ("{target}" in shown) == (
-        command not in ("demo", "data", "export", "push", "catalog", "deploy")
-    )
+    assert ("HumanEval" in shown) == (command in ("demo", "bench run"))
+    names_none = command in ("demo", "data", "export", "push", "catalog", "deploy", "bench")
+    assert ("{target}" in shown or "[target]" in shown) != names_none
