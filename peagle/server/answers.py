@@ -10,6 +10,7 @@ from uuid import uuid4
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import Request
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
@@ -77,7 +78,8 @@ class Call:
     async def _said(self) -> AsyncIterator[Said]:
         async for said in self._job.said():
             if said.ended is not None and said.ended.failure is not None:
-                raise ApiError(500, said.ended.failure)
+                asked_too_much = said.ended.failure.startswith(TOO_COMPLEX)
+                raise ApiError(400 if asked_too_much else 500, said.ended.failure)
             yield said
 
     async def _cancel_when_gone(self) -> None:

@@ -20,6 +20,7 @@ from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM, Prompt
 from peagle.engine.request import Request as EngineRequest
 from peagle.server.answers import answer
+from peagle.server.document import describe, told
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
 from peagle.server.gate import Gate
@@ -59,9 +60,13 @@ class Api:
 
     async def models(self) -> dict[str, Any]:
         """What is served."""
+        return {"object": "list", "data": [await self.about(self.model)]}
+
+    async def about(self, name: str) -> dict[str, Any]:
+        """The model of this name."""
+        self._check_model(name)
         about = {"id": self.model, "object": "model", "created": self.created}
-        about |= {"owned_by": "peagle", "max_model_len": self.context}
-        return {"object": "list", "data": [about]}
+        return about | {"owned_by": "peagle", "max_model_len": self.context}
 
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
@@ -152,7 +157,7 @@ def create_app(api: Api) -> FastAPI:
         yield
         await api.worker.stop()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None)
     posts: dict[str, Handler] = {
         "/v1/completions": api.completions,
         "/v1/chat/completions": api.chat,
@@ -162,15 +167,17 @@ def create_app(api: Api) -> FastAPI:
     }
     gets: dict[str, Handler] = {
         "/v1/models": api.models,
+        "/v1/models/{name:path}": api.about,
         "/health": api.health,
         "/ping": api.health,
         "/metrics": api.metrics_text,
     }
     for path, handler in posts.items():
-        app.post(path, response_model=None)(handler)
+        app.post(path, response_model=None, **told(path))(handler)
     for path, handler in gets.items():
-        app.get(path, response_model=None)(handler)
+        app.get(path, response_model=None, **told(path))(handler)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     app.add_middleware(Gate, key=api.config.api_key)
+    describe(app, guarded=api.config.api_key is not None)
     return app
