@@ -1,27 +1,17 @@
 """A tiny target with a trained head, and servers of it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from serving import Running, Serve, make_llm, start
-from tiny import make_target, own_answers
+from serving import Running, Serve, make_llm, start, train_head
 
 from peagle.engine.llm import LLM
 from peagle.model.drafter import Drafter
-from peagle.train.start import HeadSpec, new_drafter
-from peagle.train.trainer import TrainConfig, Trainer
 
 
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
-    target = make_target()
-    data = own_answers(target, 64)
-    spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
-    made = new_drafter(target, [e.ids for e in data], spec)
-    folder: Path = tmp_path_factory.mktemp("head")
-    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, made, data).run()
-    return made.eval()
+    return train_head(tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,18 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx2
 from openai import OpenAI
-from tiny import make_target
+from tiny import make_target, own_answers
 
 from peagle.engine.llm import LLM
 from peagle.model.drafter import Drafter
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
+from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.trainer import TrainConfig, Trainer
 
 MODEL = "tiny"
 
@@ -35,6 +38,16 @@ class Running:
         self.api.worker.draining = True
         self.thread.join(30)
         assert not self.thread.is_alive()
+
+
+def train_head(folder: Path) -> Drafter:
+    """One whose drafts the tiny target often accepts."""
+    target = make_target()
+    data = own_answers(target, 64)
+    spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
+    made = new_drafter(target, [e.ids for e in data], spec)
+    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, made, data).run()
+    return made.eval()
 
 
 def make_llm(drafter: Drafter | None, max_batch: int = 4, kv_tokens: int = 1024) -> LLM:
