@@ -98,11 +98,12 @@ def run(seconds: float) -> dict[str, Any]:
     )
     running.stop()
     wrong = wrong_answers(make_llm(None), seen["finished"])
-    fifth = max(1, len(memory) // 5)
-    warm, end = median(memory[fifth : 2 * fifth]), median(memory[-fifth:])
+    size = -(-len(memory) // 6)
+    sixths = [round(median(memory[i : i + size]), 1) for i in range(0, len(memory), size)]
+    grown = round(sixths[-1] - sixths[1], 1)  # the first is the warm-up
     problems = [*seen["errors"], *(f"a wrong answer: {answer}" for answer in wrong)]
     problems += [f"{k}: {after[k]} held, {before[k]} before" for k in after if after[k] > before[k]]
-    problems += [f"memory grew by {end - warm:.1f} MiB"] if end - warm > GROWTH else []
+    problems += [f"memory grew by {grown} MiB"] if grown > GROWTH else []
     problems += [f"none {what}" for what in ("finished", "left") if not seen["counts"].get(what)]
     return {
         **environment(), "seconds": seconds, "clients": CLIENTS, "leaving": LEAVING,
@@ -110,7 +111,7 @@ def run(seconds: float) -> dict[str, Any]:
         "errors": len(seen["errors"]), "preempted": int(preempted or 0),
         "checked": len(seen["finished"]), "wrong": len(wrong),
         "held_before": before, "held_after": after,
-        "resident_mib": {"start": round(memory[0]), "warm": round(warm, 1), "end": round(end, 1)},
+        "resident_mib": {"in_each_sixth": sixths, "grown": grown},
         "problems": problems,
     }  # fmt: skip
 

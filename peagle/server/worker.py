@@ -149,7 +149,7 @@ class Worker:
                 if not self.engine.idle:
                     self.engine.step()
                 self._report()
-        except Exception:
+        except BaseException:  # a panic in native code is no Exception
             # The engine is in a state that nobody knows: nothing may go on with it.
             self.failed = True
             log.exception("the engine failed")
@@ -176,7 +176,7 @@ class Worker:
                 self.engine.prepare(request)
         except InputError as wrong:
             error = wrong
-        except Exception:  # nothing has been added: the engine is as it was
+        except BaseException:  # nothing has been added: the engine is as it was
             log.exception("a request could not be prepared")
             error = ApiError(500, "the request could not be prepared: see the server's log")
         else:
