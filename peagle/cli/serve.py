@@ -43,6 +43,9 @@ def serve(
         int | None, typer.Option(help="Tokens of KV cache. Default: by free memory.")
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; others get 429.")] = 256,
+    max_seconds: Annotated[
+        float, typer.Option(help="Time of a request, its wait included; then it ends as it is.")
+    ] = 600,
     served_model_name: Annotated[
         str | None, typer.Option(help="What clients call the model. Default: TARGET.")
     ] = None,
@@ -68,6 +71,8 @@ def serve(
     check_host(host, api_key, allow_no_key)
     if max_queue < 0:
         raise InputError(f"--max-queue {max_queue}: must be at least 0")
+    if not max_seconds > 0:
+        raise InputError(f"--max-seconds {max_seconds:g}: must be above 0")
     listening = bind(host, port)
     method = "none" if no_speculation else method
     llm = open_llm(
@@ -84,6 +89,6 @@ def serve(
         kv_tokens=kv_tokens,
     )
     log_to_stderr()
-    config = ServerConfig(served_model_name or target, api_key, max_queue)
+    config = ServerConfig(served_model_name or target, api_key, max_queue, max_seconds)
     if not run(llm, config, listening):
         raise typer.Exit(1)

@@ -31,8 +31,10 @@ from peagle.server.schema import (
     CompletionBody,
     DetokenizeBody,
     Generation,
+    StructuredOutputs,
     TokenizeBody,
 )
+from peagle.server.tools import call_grammar
 from peagle.server.worker import Worker
 
 Handler = Callable[..., Any]
@@ -45,6 +47,7 @@ class ServerConfig:
     model: str  # the name that clients ask for
     api_key: str | None = None
     max_queue: int = 256  # requests that may wait
+    max_seconds: float = 600  # of a request, its wait included
 
 
 class Api:
@@ -54,7 +57,7 @@ class Api:
         self.llm, self.config, self.model, self.created = llm, config, config.model, int(time())
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
-        self.worker = Worker(engine, self.metrics, config.max_queue)
+        self.worker = Worker(engine, self.metrics, config.max_queue, config.max_seconds)
         room = engine.scheduler.pool.count * BLOCK - engine.settings.k
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
@@ -79,13 +82,22 @@ class Api:
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
         self._check_model(body.model)
-        tools = body.offered()
+        tools, forced = body.offered(), body.forced()
+        if forced:
+            several = body.parallel_tool_calls and body.tool_choice == "required"
+            grammar = call_grammar(self.llm.tokenizer, forced, several)
+            body.structured_outputs = StructuredOutputs(grammar=grammar)
         args = body.messages, tools, body.chat_template_kwargs
         ids = await run_in_threadpool(self._conversation, *args)
         calls = None if body.parallel_tool_calls else 1
         form = ChatForm(self.llm.tokenizer, calls if tools else 0)
         requests = self._requests(body, [ids])
-        return await answer(http, self.worker, form, body, requests, self.model)
+        try:
+            return await answer(http, self.worker, form, body, requests, self.model)
+        except InputError as error:
+            if forced and str(error).startswith("grammar"):  # which was made of the tools
+                raise InputError(f"tools: {error}") from error
+            raise
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest

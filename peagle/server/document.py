@@ -16,15 +16,18 @@ ABOUT = (
     "is null counts as left out, one that is not listed is ignored, or refused where it would "
     "change the answer."
 )
-EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+DATA = {"type": "string", "description": "A part of the answer as JSON, an error, or [DONE]."}
+EVENT = {"type": "object", "properties": {"data": DATA}, "required": ["data"]}
+EVENTS = {"text/event-stream": {"schema": EVENT}}  # where the body says `stream`
 WHY = {
     400: "A field cannot be had: the message names it, its value and what to do.",
     401: "The API key is missing or wrong.",
     404: "The model is not served here: the message says which one is.",
+    408: "The body took too long to come.",
     413: "The body is too large.",
     429: "Too many requests wait: come again after `Retry-After` seconds.",
     500: "The server failed.",
-    503: "The server ends, or its engine has failed.",
+    503: "The server ends, or its engine has failed, or the answer did not begin in time.",
 }
 
 
@@ -167,7 +170,8 @@ def _responses(path: str) -> Responses:
 
 
 def _answers(good: dict[str, Any], *statuses: int) -> Responses:
-    bad = sorted((401, 413, 500, *statuses))
+    body = (408,) if 400 in statuses else ()
+    bad = sorted((401, 413, 500, *body, *statuses))
     said: Responses = {status: {"model": Error, "description": WHY[status]} for status in bad}
     if 429 in said:
         seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}

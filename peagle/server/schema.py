@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from peagle.config import InputError
 from peagle.engine.request import SamplingParams
 from peagle.server.fields import Bias, Messages, Most, Prompts, Stops, TokenIds, number
+from peagle.server.tools import named
 
 STRUCTURED = "use structured_outputs"
 # Field: (values that ask for nothing, what to do instead).
@@ -222,9 +223,28 @@ class ChatBody(Generation):
 
     def offered(self) -> list[dict[str, Any]]:
         """Tools that the target is told of."""
-        if self.tool_choice not in ("auto", "none"):
-            raise InputError(f"tool_choice {self.tool_choice!r}: must be 'auto' or 'none'")
-        return self.tools if self.tool_choice == "auto" else []
+        return [] if self.tool_choice == "none" else self.tools
+
+    def forced(self) -> list[dict[str, Any]]:
+        """Tools of which one must be called."""
+        choice = self.tool_choice
+        if choice in ("auto", "none"):
+            return []
+        names = [named(tool) for tool in self.tools]
+        if isinstance(choice, dict):
+            wanted = [named(choice, "tool_choice")]
+        elif choice == "required":
+            wanted = names
+        else:
+            allowed = "'auto', 'none', 'required' or a function"
+            raise InputError(f"tool_choice {choice!r}: must be {allowed}")
+        found = [tool for tool, name in zip(self.tools, names, strict=True) if name in wanted]
+        if not found:
+            there = ", ".join(names) or "none"
+            raise InputError(f"tool_choice {choice!r}: is not among the tools, there are {there}")
+        if self._constraint():
+            raise InputError("tool_choice: an answer has one form, leave the other out")
+        return found
 
 
 class TokenizeBody(Body):

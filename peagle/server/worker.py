@@ -21,6 +21,7 @@ from peagle.server.metrics import Metrics, Track
 
 log = logging.getLogger(__name__)
 FAILED = "the engine has failed: the server ends, start it again"
+TOO_LATE = "the answer has not begun in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Job:
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.news: asyncio.Queue[Said | None] = asyncio.Queue()  # None: the engine has failed
         self.left = len(requests)  # that run
+        self.limit: asyncio.TimerHandle | None = None
 
     @property
     def requests(self) -> list[Request]:
@@ -60,8 +62,10 @@ class Job:
 class Worker:
     """Runs an engine in a thread. Public methods are for the event loop."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, max_queue: int) -> None:
-        self.engine, self.metrics = engine, metrics
+    def __init__(
+        self, engine: Engine, metrics: Metrics, max_queue: int, max_seconds: float
+    ) -> None:
+        self.engine, self.metrics, self.max_seconds = engine, metrics, max_seconds
         self.capacity = engine.settings.max_batch + max_queue
         self.draining, self.failed = False, False
         self._jobs = set[Job]()  # the event loop's
@@ -94,6 +98,8 @@ class Worker:
         job = Job(requests, copies)
         self._jobs.add(job)
         self._asked.put(partial(self._admit, job))
+        expire = partial(self._asked.put, partial(self._expire, job))
+        job.limit = self.loop.call_later(self.max_seconds, expire)
         await job.admitted
         return job
 
@@ -123,7 +129,7 @@ class Worker:
 
     def _tell_admitted(self, job: Job, error: Exception | None) -> None:
         if error is not None:
-            self._jobs.discard(job)
+            self._forget(job)
         if not job.admitted.done():
             job.admitted.set_result(None) if error is None else job.admitted.set_exception(error)
 
@@ -132,14 +138,20 @@ class Worker:
             job.news.put_nowait(said)
             job.left -= said.ended is not None
             if not job.left:
-                self._jobs.discard(job)
+                self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.discard(job)
+        if job.limit is not None:
+            job.limit.cancel()
 
     def _tell_failed(self) -> None:
         for job in self._jobs:
             job.news.put_nowait(None)
             if not job.admitted.done():
                 job.admitted.set_exception(ApiError(500, FAILED))
-        self._jobs.clear()
+        for job in list(self._jobs):
+            self._forget(job)
 
     # ---- the thread
 
@@ -188,6 +200,13 @@ class Worker:
     def _cancel(self, job: Job) -> None:
         for request in job.requests if job in self._running else ():
             self.engine.cancel(request)
+
+    def _expire(self, job: Job) -> None:
+        """The time is over: what has been said is the answer, and nothing is none."""
+        for request in job.requests if job in self._running else ():
+            if request.finish_reason is None and not request.output:
+                request.failure = f"{TOO_LATE}, which is {self.max_seconds:g} seconds: try again"
+            self.engine.cancel(request, "length" if request.output else "error")
 
     def _report(self) -> None:
         news = list[tuple[Job, Said]]()

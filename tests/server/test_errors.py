@@ -12,6 +12,7 @@ from peagle.server.gate import MAX_BODY
 
 USER = {"role": "user", "content": "a"}
 LONG = [70] * 256
+TOOL = {"type": "function", "function": {"name": "sit"}}
 
 # (body, field, what the message says)
 BAD: list[tuple[dict[str, Any], str, str]] = [
@@ -53,10 +54,24 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "messages",
         "messages: 0.content has a part of type 'image_url'",
     ),
+    ({"tool_choice": "any"}, "tool_choice", "tool_choice 'any': must be 'auto', 'none', 'req"),
+    ({"tool_choice": "required"}, "tool_choice", "not among the tools, there are none"),
     (
-        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "run"}}, "tools": [TOOL]},
         "tool_choice",
-        "tool_choice 'required': must be 'auto' or 'none'",
+        "is not among the tools, there are sit",
+    ),
+    ({"tool_choice": "required", "tools": [{}]}, "tools", 'tools {}: a tool has {"function"'),
+    ({"tool_choice": {"name": "sit"}, "tools": [TOOL]}, "tool_choice", 'tool_choice {"name": "'),
+    (
+        {"tool_choice": "required", "tools": [TOOL], "structured_outputs": {"regex": "a"}},
+        "tool_choice",
+        "tool_choice: an answer has one form",
+    ),
+    (
+        {"tool_choice": "required", "tools": [TOOL]},
+        "tool_choice",
+        "how this target writes tool calls is not known to us",
     ),
     ({"top_logprobs": 99}, "top_logprobs", "top_logprobs 99: "),
     ({"functions": [{}]}, "functions", "functions [{}]: deprecated, use tools"),

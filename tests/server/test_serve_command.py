@@ -101,6 +101,8 @@ def test_told_to_end(folder: Path) -> None:
     options = ("--port", 0, "--no-speculation", "--served-model-name", "me", "--kv-tokens", 4096)
     asked: Any = {"model": "me", "prompt": "the cat sat", "max_tokens": 1500}
     with served("-m", "peagle", "serve", folder, *options) as server:
+        with pytest.raises(APIStatusError, match="temperature"):
+            server.client.completions.create(**asked, temperature=-1)
         stream = iter(
             server.client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
         )
@@ -117,12 +119,12 @@ def test_told_to_end(folder: Path) -> None:
         assert server.end() == 0
         with pytest.raises(APIConnectionError):
             server.client.models.list()
-    start, refused, request = (line for line in server.lines if line.get("path") != "/health")
+    start, bad, refused, request = (line for line in server.lines if line.get("path") != "/health")
     assert (start["message"], start["model"], start["context"]) == ("serving", "me", 2048)
     assert (request["path"], request["status"]) == ("/v1/completions", 200)
     assert request["finish_reasons"] == ["length"]
     assert request["usage"]["completion_tokens"] == 1500
-    assert refused["status"] == 503
+    assert (bad["status"], refused["status"]) == (400, 503)
     assert "cat" not in json.dumps(server.lines), "nobody's words are in the log"
 
 
@@ -179,6 +181,7 @@ def test_bad_options(
             (("--port", 70000), "--host 127.0.0.1 --port 70000: "),
             (("--host", "192.0.2.1", "--allow-no-key"), "choose another --host"),
             (("--port", 0, "--max-queue", -1), "--max-queue -1: must be at least 0"),
+            (("--port", 0, "--max-seconds", 0), "--max-seconds 0: must be above 0"),
             (("--port", 0, "--max-batch", 0), "max_batch 0: must be at least 1"),
             (("--port", 0, "--kv-tokens", 0), "kv_tokens 0: must be at least 1"),
         ):
