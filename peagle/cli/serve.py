@@ -74,12 +74,12 @@ def serve(
     if not max_seconds > 0:
         raise InputError(f"--max-seconds {max_seconds:g}: must be above 0")
     listening = bind(host, port)
-    method = "none" if no_speculation else method
     llm = open_llm(
         target,
         head,
         method,
         k,
+        no_speculation=no_speculation,
         dtype=dtype,
         device=device,
         quantize=quantize,
