@@ -11,7 +11,6 @@ code says whether it did. No times are measured.
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -47,7 +46,7 @@ def held(running: Running) -> dict[str, int]:
     return {
         "blocks": scheduler.pool.count - scheduler.pool.free,
         "requests": worker.open + len(scheduler.running) + len(scheduler.waiting),
-        "tasks": len(asyncio.all_tasks(worker.loop)),
+        "tasks": len(asyncio.all_tasks(worker._loop)),
         "files": psutil.Process().num_fds(),
     }
 
@@ -117,7 +116,6 @@ def run(seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--output", type=Path, default=RESULTS / "load.json")

@@ -75,7 +75,7 @@ class Worker:
 
     def start(self) -> None:
         """Have the running event loop hear what the engine says."""
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
@@ -99,7 +99,7 @@ class Worker:
         self._jobs.add(job)
         self._asked.put(partial(self._admit, job))
         expire = partial(self._asked.put, partial(self._expire, job))
-        job.limit = self.loop.call_later(self.max_seconds, expire)
+        job.limit = self._loop.call_later(self.max_seconds, expire)
         await job.admitted
         return job
 
@@ -165,7 +165,7 @@ class Worker:
             # The engine is in a state that nobody knows: nothing may go on with it.
             self.failed = True
             log.exception("the engine failed")
-            self.loop.call_soon_threadsafe(self._tell_failed)
+            self._loop.call_soon_threadsafe(self._tell_failed)
 
     def _take(self) -> bool:
         """Do what was asked for, waiting for it while there is nothing else to do; False at the
@@ -195,7 +195,7 @@ class Worker:
             for request in job.requests:
                 self.engine.add(request)
             self._running.append(job)
-        self.loop.call_soon_threadsafe(self._tell_admitted, job, error)
+        self._loop.call_soon_threadsafe(self._tell_admitted, job, error)
 
     def _cancel(self, job: Job) -> None:
         for request in job.requests if job in self._running else ():
@@ -223,4 +223,4 @@ class Worker:
                     request.said = []
         self._running = [job for job in self._running if not all(t.ended for t in job.tracks)]
         if news:
-            self.loop.call_soon_threadsafe(self._tell, news)
+            self._loop.call_soon_threadsafe(self._tell, news)
