@@ -54,7 +54,7 @@ clean:
 	touch $@
 
 .venv/.installed: .venv/.torch pyproject.toml
-	$(PIP) -e '.[train,demo,serve,dev]'
+	$(PIP) -e '.[train,demo,serve,bench,dev]'
 	touch $@
 
 # vLLM for the CPU asks for packages of images and sound that are built against another torch and

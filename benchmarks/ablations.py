@@ -1,6 +1,7 @@
 """What each choice of the recipe is worth: short trainings that differ in one thing.
 
-    python benchmarks/ablations.py --data answers.jsonl.gz [--tokens 100000] [--seeds 0,1]
+    peagle data capture smollm2-135m --data answers.jsonl.gz --output capture
+    python benchmarks/ablations.py --data capture [--tokens 100000] [--seeds 0,1]
 
 Every cell trains a P-EAGLE head of smollm2-135m on the same documents and decodes the first
 HumanEval prompts with it at K = 5 (greedy, chat template). A cell is written when it is done; a
@@ -18,11 +19,12 @@ import torch
 from common import RESULTS, as_ids, environment, human_eval, load, whole_numbers, write_json
 from torch import Tensor, nn
 
-from peagle.data.dataset import read_examples
+from peagle.data.captured import Captured
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams, Stats
 from peagle.model.drafter import Drafter
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.model.shape import HeadSpec
+from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
 K = 5
@@ -75,7 +77,8 @@ def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path
     target = llm.target
     changes = dict(CELLS[name])
     ours = {key: changes.pop(key) for key in ("ratio", "loss") if key in changes}
-    examples = read_examples(args.data, target.tokenizer, 1024)
+    captured = Captured(args.data)
+    examples = captured.examples()
     answers = [[i for i, said in zip(*e, strict=True) if said] for e in examples]
     torch.manual_seed(seed)
     drafter = new_drafter(target, answers, replace(BASE, **changes))
@@ -87,7 +90,7 @@ def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path
     config = TrainConfig(
         folder, seed=seed, max_train_tokens=args.tokens, save_every=10**9, segments=1, **ours
     )
-    trainer = Trainer(config, target, drafter, examples)
+    trainer = Trainer(config, target, drafter, examples, captured=captured)
     trainer.save_head = lambda name: None  # type: ignore[method-assign]
     trainer.run()
     return drafter.to(target.dtype).eval()
@@ -137,7 +140,7 @@ def plot(cells: dict[str, list[float]], output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="answers of the target")
+    parser.add_argument("--data", type=Path, required=True, help="captured answers of the target")
     parser.add_argument("--tokens", type=int, default=100_000, help="answer tokens a cell")
     parser.add_argument("--seeds", type=whole_numbers, default=[0, 1])
     parser.add_argument("--cells", type=lambda text: text.split(","), default=list(CELLS))

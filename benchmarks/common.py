@@ -12,10 +12,10 @@ from typing import Any
 
 from transformers.utils import logging
 
+from peagle.bench import workload
 from peagle.bench.side_by_side import device_name
 from peagle.catalog import head_path
 from peagle.cli.common import progress_bar
-from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Completion, SamplingParams
@@ -63,7 +63,7 @@ def load(
 
 def human_eval(limit: int = PROBLEMS) -> list[str]:
     """The first HumanEval problems, asked as the demo asks its own (which are the last ones)."""
-    return human_eval_prompts(PROBLEMS)[:limit]
+    return workload.human_eval()[:limit]
 
 
 def as_ids(llm: LLM, questions: list[str]) -> list[list[int]]:

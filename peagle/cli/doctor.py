@@ -47,7 +47,7 @@ def doctor(
     from peagle.data.template import use_template
     from peagle.model.source import load_target
     from peagle.train.doctor import PROMPT, examine, verdict
-    from peagle.train.vllm_process import check_interpreter
+    from peagle.vllm_process import check_interpreter
 
     find_head(head)  # before the target takes its time to load
     if vllm_python is not None:

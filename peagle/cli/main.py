@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": ("peagle.cli.chat", "Talk to a target."),
     "serve": ("peagle.cli.serve", "Serve a target by OpenAI's API."),
     "eval": ("peagle.cli.evaluate", "Measure the acceptance of a head on a file of prompts."),
+    "bench": ("peagle.cli.bench", "Throughput, latency and acceptance under load."),
     "train": ("peagle.cli.train", "Train a head for a target."),
     "data": ("peagle.cli.data", "Make training data."),
     "plan": ("peagle.cli.plan", "Memory, disk and hours that training a head will take."),

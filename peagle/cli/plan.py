@@ -41,9 +41,9 @@ def plan(  # noqa: PLR0917
     as_json: JsonOption = False,
 ) -> None:
     """Add up the memory of training by part; nothing is downloaded but the configuration."""
+    from peagle.model.shape import HeadSpec
     from peagle.train.plan import GIB, measured_rate, outline
     from peagle.train.plan import plan as make_plan
-    from peagle.train.start import HeadSpec
 
     limits = {"tokens": (tokens, 1), "context": (context, 4), "gpus": (gpus, 0)}
     for name, (value, least) in limits.items():

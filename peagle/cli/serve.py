@@ -1,5 +1,6 @@
 """`peagle serve`: an OpenAI-compatible server."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,11 +21,33 @@ from peagle.cli.common import (
 from peagle.config import InputError
 
 app = typer.Typer()
+# Options that vLLM has otherwise, and what to do.
+NOT_VLLMS = {
+    "device": "vLLM finds its devices itself, leave it out",
+    "quantize": "give vLLM's --quantization behind --",
+    "kv_tokens": "give vLLM's --kv-cache-memory-bytes behind --",
+    "max_queue": "vLLM's queue has no end, leave it out",
+    "max_seconds": "vLLM's requests have no limit of time, leave it out",
+}
 
 
 @app.command()
 def serve(
+    context: typer.Context,
     target: TargetArgument,
+    vllm_flags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- VLLM_FLAGS...]", help="Passed to vLLM.", show_default=False),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="native, or vllm in an interpreter of its own.")] = (
+        "native"
+    ),
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PEAGLE_VLLM_PYTHON", help="The interpreter that has vLLM. Default: this one."
+        ),
+    ] = None,
     head: HeadOption = None,
     method: MethodOption = None,
     no_speculation: NoSpeculationOption = False,
@@ -68,6 +91,36 @@ def serve(
         why = f"{error.name} is not installed"
         raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
 
+    if engine == "vllm":
+        from peagle.cli.serve_vllm import Asked, serve_vllm
+
+        given = {name for name in context.params if _given(context, name)}
+        for name, why in NOT_VLLMS.items():
+            if name in given:
+                raise InputError(f"--{name.replace('_', '-')} with --engine vllm: {why}")
+        serve_vllm(
+            Asked(
+                target=target,
+                head=head,
+                method="none" if no_speculation else method,
+                k=k,
+                host=host,
+                port=port,
+                api_key=api_key,
+                allow_no_key=allow_no_key,
+                max_batch=max_batch if "max_batch" in given else None,
+                model=served_model_name or target,
+                chat_template=chat_template,
+                dtype=dtype,
+                force=force,
+                python=vllm_python,
+                flags=vllm_flags or [],
+            )
+        )
+    if engine != "native":
+        raise InputError(f"--engine {engine!r}: choose native or vllm")
+    if vllm_flags:
+        raise InputError(f"{vllm_flags[0]}: flags behind -- are vLLM's: use --engine vllm")
     check_host(host, api_key, allow_no_key)
     if max_queue < 0:
         raise InputError(f"--max-queue {max_queue}: must be at least 0")
@@ -92,3 +145,9 @@ def serve(
     config = ServerConfig(served_model_name or target, api_key, max_queue, max_seconds)
     if not run(llm, config, listening):
         raise typer.Exit(1)
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether it was written on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

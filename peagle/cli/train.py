@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from peagle.data.captured import Captured
     from peagle.data.chat import Example
     from peagle.model.drafter import Drafter
+    from peagle.model.shape import HeadSpec
     from peagle.model.target import Target
-    from peagle.train.start import HeadSpec
     from peagle.train.trainer import TrainConfig, Trainer
 
 app = typer.Typer()
@@ -182,7 +182,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
 
 def _head_spec(settings: dict[str, Any], captured: "Captured | None") -> "HeadSpec":
     """What head to make; its settings are taken out of `settings`."""
-    from peagle.train.start import HeadSpec
+    from peagle.model.shape import HeadSpec
 
     head = {name: settings.pop(name) for name in HEAD if name in settings}
     if head.get("method") == "eagle3":

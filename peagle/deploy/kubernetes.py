@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from peagle.config import InputError, first_line
-from peagle.deploy.spec import DeployFailed, Spec, new_key
+from peagle.deploy.spec import NO_IMAGE, DeployFailed, Spec, new_key
 
 PORT = 8000
 VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -177,8 +177,7 @@ def _deployment(spec: Spec, cluster: Cluster) -> dict[str, Any]:
 
 def _container(spec: Spec, cluster: Cluster) -> dict[str, Any]:
     if cluster.image is None and spec.engine == "native":
-        why = "no image of peagle is published: build one of the repository and name it"
-        raise InputError(f"--image is missing: {why}")
+        raise InputError(f"--image is missing: {NO_IMAGE}")
     amounts = {"cpu": "4", "memory": "16Gi"}
     if spec.gpus:
         amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(spec.gpus)}

@@ -17,6 +17,7 @@ import psutil
 
 from peagle.config import InputError, cache_dir, first_line
 from peagle.deploy.spec import DeployFailed, Spec, new_key
+from peagle.vllm_process import look
 
 HOST = "127.0.0.1"
 STOP_SECONDS = 60.0  # running answers are finished
@@ -35,15 +36,16 @@ class Running:
 
 def command(spec: Spec, port: int) -> list[str]:
     """The engine's command line here. Raises InputError when the engine is not installed."""
+    if spec.engine == "vllm":
+        look(Path(os.environ.get("PEAGLE_VLLM_PYTHON", sys.executable)))
+        where = ["--host", HOST, "--port", str(port)]
+        # By its name: head, K and flags are the catalog's there, too.
+        return [sys.executable, "-m", "peagle", "serve", spec.name, "--engine", "vllm", *where]
     line = spec.command(HOST, port)
-    if spec.engine == "native":
-        if shutil.which("nvidia-smi") is None and "--device" in line:
-            at = line.index("--device")
-            del line[at : at + 2]
-        return [sys.executable, "-m", *line]
-    if shutil.which(line[0]) is None:
-        raise InputError("vllm is not on the PATH: activate the environment that has it")
-    return line
+    if shutil.which("nvidia-smi") is None and "--device" in line:
+        at = line.index("--device")
+        del line[at : at + 2]
+    return [sys.executable, "-m", *line]
 
 
 def start(spec: Spec, line: Sequence[str], port: int, wait_seconds: float) -> Running:

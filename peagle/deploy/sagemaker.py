@@ -1,5 +1,5 @@
-"""SageMaker: a model, an endpoint configuration and an endpoint that serves through vLLM; boto3 is
-imported when it is called.
+"""SageMaker: a model, an endpoint configuration and an endpoint that serves through AWS's container
+of vLLM, or through an image of ours (`container.py`); boto3 is imported when it is called.
 
 Models and configurations cannot be changed there, so their names carry a digest of what they say:
 one that is found by its name is the one that is wanted. The endpoint keeps its name and is moved
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peagle.config import InputError, first_line
-from peagle.deploy.spec import DeployFailed, Spec
+from peagle.deploy.spec import NO_IMAGE, DeployFailed, Spec
 
 # AWS's vLLM container, as its documentation names it; a few regions have another account.
 IMAGE = "763104351884.dkr.ecr.{region}.amazonaws.com/vllm:server-sagemaker-cuda-v1"
@@ -63,9 +63,8 @@ class Request:
 
 def requests(spec: Spec, account: Account) -> list[Request]:
     """All that is sent for a new endpoint, in order."""
-    if spec.engine != "vllm":
-        why = "SageMaker serves through AWS's vLLM container, our engine has no image there"
-        raise InputError(f"{spec.name} with the native engine: {why}")
+    if spec.engine == "native" and account.image is None:
+        raise InputError(f"--image is missing: {NO_IMAGE}")
     container = {
         "Image": account.image or IMAGE.format(region=account.region),
         "Environment": _environment(spec),
@@ -79,7 +78,7 @@ def requests(spec: Spec, account: Account) -> list[Request]:
         "InitialInstanceCount": account.replicas,
         "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_SECONDS,
         "ModelDataDownloadTimeoutInSeconds": STARTUP_SECONDS,
-        "InferenceAmiVersion": GPU_AMI,
+        **({"InferenceAmiVersion": GPU_AMI} if spec.gpus else {}),
     }
     config = {"ProductionVariants": [variant]}
     config_name = f"{spec.resource}-{_digest(config)}"
@@ -195,10 +194,14 @@ def _made_for(client: Any, endpoint: str, kind: str) -> list[Request]:
 
 
 def _environment(spec: Spec) -> dict[str, str]:
-    """The container makes --a-b VALUE of SM_VLLM_A_B, and a bare --a-b of the value true."""
+    """AWS's container makes --a-b VALUE of SM_VLLM_A_B, a bare --a-b of the value true; so does
+    ours, for the options that our engine has."""
     given = {"model": spec.target, "served-model-name": spec.name, **spec.vllm_settings()}
+    ours = {"PEAGLE_ENGINE": "native"} if spec.engine == "native" else {}
+    if ours and spec.head:
+        given["speculative-config"] = json.dumps({"model": spec.head})
     options = {"SM_VLLM_" + name.upper().replace("-", "_"): given[name] for name in given}
-    return {**options, **spec.env}
+    return {**options, **ours, **spec.env}
 
 
 def _scaling(spec: Spec, account: Account) -> list[Request]:

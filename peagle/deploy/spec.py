@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peagle.catalog import METHODS, Entry, PackagedGGUF
+from peagle.catalog import METHODS, Entry, PackagedGGUF, flag_options
 from peagle.config import InputError
 
 ENGINES = ("native", "vllm")
+NO_IMAGE = "no image of peagle is published: build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
 KEY_VARIABLES = {"native": "PEAGLE_API_KEY", "vllm": "VLLM_API_KEY"}
 
 
@@ -58,18 +59,21 @@ class Spec:
                 settings[flag if value else f"no-{flag}"] = "true"
             else:
                 settings[flag] = str(value)
+        return settings | self._beyond_flags()
+
+    def _vllm_options(self) -> list[str]:
+        options = flag_options(self.flags)
+        for name, value in self._beyond_flags().items():
+            options += [f"--{name}", value]
+        return options
+
+    def _beyond_flags(self) -> dict[str, str]:
+        settings = {}
         if self.gpus > 1:
             settings["tensor-parallel-size"] = str(self.gpus)
         if self.speculative:
             settings["speculative-config"] = json.dumps(dict(self.speculative))
         return settings
-
-    def _vllm_options(self) -> list[str]:
-        options = []
-        for name, value in self.vllm_settings().items():
-            bare = isinstance(self.flags.get(name.removeprefix("no-")), bool)
-            options += [f"--{name}"] if bare else [f"--{name}", value]
-        return options
 
 
 def make_spec(name: str, entry: Entry, engine: str | None, *, remote: bool) -> Spec:
@@ -79,7 +83,7 @@ def make_spec(name: str, entry: Entry, engine: str | None, *, remote: bool) -> S
     engine = engine or ("vllm" if remote and not packaged else "native")
     if engine not in ENGINES:
         raise InputError(f"--engine {engine!r}: choose {' or '.join(ENGINES)}")
-    if packaged and engine == "vllm":
+    if packaged and engine == "vllm" and remote:
         raise InputError(f"--engine vllm: {name} is a GGUF file in a wheel: use --engine native")
     gpus = 0 if packaged else entry.gpus
     if engine == "native" and gpus > 1:
@@ -95,7 +99,7 @@ def make_spec(name: str, entry: Entry, engine: str | None, *, remote: bool) -> S
     elif head and place is None:
         raise InputError(f"the head of {name} is not here: no folder {head.folder}")
     speculative: dict[str, Any] | None = None
-    if engine == "vllm" and head:
+    if engine == "vllm" and head and place:
         speculative = {"method": "eagle3", "model": place, "num_speculative_tokens": head.k}
         if method == "p-eagle":
             speculative["parallel_drafting"] = True

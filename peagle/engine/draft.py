@@ -41,12 +41,12 @@ class Draft(NamedTuple):
     sure: list[float]  # the probability the drafter gives each, over what it may say there
 
 
-class Depth(NamedTuple):
-    """The draft tokens (target ids) of one depth."""
+class Drafted(NamedTuple):
+    """Draft tokens (target ids), those of each request in their order."""
 
-    going: list[int]  # which requests draft so deep
-    tokens: Tensor  # (len(going),)
-    sure: Tensor  # (len(going),) float32 probabilities
+    of: list[int]  # the request of each
+    tokens: Tensor  # (len(of),)
+    sure: Tensor  # (len(of),) float32 probabilities
 
 
 @torch.no_grad()
@@ -57,8 +57,12 @@ def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Dra
     walks = [new.matcher.walk() if new.matcher and new.depth else None for new in slots]
     run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
     drafts = [Draft([], []) for _ in slots]
-    for going, tokens, sure in run(drafter, cache, slots, features, walks):
-        for which, token, chance in zip(going, tokens.tolist(), sure.tolist(), strict=True):
+    if parts := run(drafter, cache, slots, features, walks):
+        # Brought over once, however deep: on a GPU each time would wait for it.
+        of = [which for part in parts for which in part.of]
+        tokens = torch.cat([part.tokens for part in parts]).tolist()
+        sure = torch.cat([part.sure for part in parts]).tolist()
+        for which, token, chance in zip(of, tokens, sure, strict=True):
             drafts[which].tokens.append(token)
             drafts[which].sure.append(chance)
     for which, walk in enumerate(walks):
@@ -78,9 +82,8 @@ def passes(drafter: Drafter, slots: list[NewSlots]) -> list[int]:
 
 
 def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> tuple[Tensor, Tensor]:
-    """One depth's draft tokens (B,) as target ids from draft logits (B, V), and their
-    probabilities: the likeliest, or the likeliest that a grammar allows, with which its walk goes
-    on.
+    """Draft tokens (B,) as target ids from draft logits (B, V), and their probabilities: the
+    likeliest, or the likeliest that a grammar allows, with which its walk goes on.
 
     A token that is the only one allowed is sure to be accepted, so the drafter need not know it.
     """
@@ -111,7 +114,7 @@ def _parallel(
     slots: list[NewSlots],
     features: Tensor,
     walks: list[Walk | None],
-) -> list[Depth]:
+) -> list[Drafted]:
     """Real slots, then depth − 1 placeholders, in one forward."""
     assert drafter.config.mask_token_id is not None
     ids, parts, spans, first = list[int](), list[Tensor](), list[Span](), list[int]()
@@ -128,10 +131,14 @@ def _parallel(
     rows = [first[which] + depth for depth, some in enumerate(going) for which in some]
     if not rows:
         return []
-    logits = drafter.logits(normed[rows]).split([len(some) for some in going])
+    logits = drafter.logits(normed[rows])
+    if all(
+        walk is None for walk in walks
+    ):  # a grammar goes on with the token before: depth by depth
+        going = [[which for some in going for which in some]]
     return [
-        Depth(some, *_choose(drafter, part, [walks[which] for which in some]))
-        for some, part in zip(going, logits, strict=True)
+        Drafted(some, *_choose(drafter, part, [walks[which] for which in some]))
+        for some, part in zip(going, logits.split([len(some) for some in going]), strict=True)
     ]
 
 
@@ -141,18 +148,18 @@ def _autoregressive(
     slots: list[NewSlots],
     features: Tensor,
     walks: list[Walk | None],
-) -> list[Depth]:
+) -> list[Drafted]:
     """Real slots give the first token; each further slot is fed the token and state before it.
     Behind the end of a draft that a grammar cut short it is fed tokens nobody reads."""
     spans = [Span(new.blocks, new.start, len(new.ids)) for new in slots]
     out = _forward(drafter, cache, [i for new in slots for i in new.ids], features, spans)
     ends = torch.tensor([span.length for span in spans]).cumsum(0) - 1
     going = [which for which, new in enumerate(slots) if new.depth]
-    rows, depths = ends[going], list[Depth]()
+    rows, depths = ends[going], list[Drafted]()
     while going:
         logits = drafter.logits(out.normed[rows])
         tokens, sure = _choose(drafter, logits, [walks[which] for which in going])
-        depths.append(Depth(going, tokens, sure))
+        depths.append(Drafted(going, tokens, sure))
         still = [at for at, which in enumerate(going) if slots[which].depth > len(depths)]
         if not still:
             break

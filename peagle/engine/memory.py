@@ -2,10 +2,8 @@
 
 import psutil
 import torch
-from torch import Tensor
 
 from peagle.config import InputError
-from peagle.model.attend import AttentionSpec, CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.layers import head_size
 from peagle.model.target import Target
@@ -20,27 +18,13 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-class _Sizes:
-    """An attend that notes what keys and values take of memory."""
-
-    def __init__(self) -> None:
-        self.bytes, self._attend = 0, CausalAttend()
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        self.bytes += sum(x.numel() * x.element_size() for x in (k, v))
-        return self._attend(layer, q, k, v, spec)
-
-
 def token_bytes(target: Target, drafter: Drafter | None) -> int:
-    """Bytes of KV cache a token takes: what one token through the target asks to keep, and the
-    drafter's."""
-    sizes, ids = _Sizes(), torch.zeros(1, dtype=torch.int64, device=target.device)
-    target.forward(ids, ids, sizes)
+    """Bytes of KV cache a token takes, the drafter's included."""
     if drafter is None:
-        return sizes.bytes
+        return target.kv_bytes
     config = drafter.config.transformer
     width = config.num_key_value_heads * head_size(config) * drafter.norm.weight.element_size()
-    return sizes.bytes + 2 * len(drafter.layers) * width
+    return target.kv_bytes + 2 * len(drafter.layers) * width
 
 
 def kv_tokens(target: Target, drafter: Drafter | None, most: int, wanted: int | None) -> int:

@@ -170,8 +170,15 @@ class Target:
         return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing)) if missing else rows
 
     def _probe(self) -> None:
-        """One token through the model and its head: every layer must have asked us to attend."""
-        step = _Step(CausalAttend(), 1)
+        """One token through the model and its head: every layer must have asked us to attend, with
+        keys and values whose bytes are noted."""
+        attend, self.kv_bytes = CausalAttend(), 0  # bytes a token of KV cache takes
+
+        def note(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+            self.kv_bytes += sum(x.numel() * x.element_size() for x in (k, v))
+            return attend(layer, q, k, v, spec)
+
+        step = _Step(note, 1)
         ids = torch.zeros(1, dtype=torch.int64, device=self.device)
         try:
             with torch.no_grad():

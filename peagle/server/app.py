@@ -26,6 +26,7 @@ from peagle.server.forms import ChatForm, TextForm
 from peagle.server.gate import Gate
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
+from peagle.server.route import Route
 from peagle.server.schema import (
     ChatBody,
     CompletionBody,
@@ -192,4 +193,5 @@ def create_app(api: Api) -> FastAPI:
         app.add_exception_handler(kind, respond)
     app.add_middleware(Gate, key=api.config.api_key)
     describe(app, guarded=api.config.api_key is not None)
+    app.add_middleware(Route)  # outside: the gate sees the route that is meant
     return app

@@ -13,12 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.config import InputError, first_line
 from peagle.model.drafter import Drafter
+from peagle.model.shape import HeadSpec, drafter_config
 from peagle.model.source import UNREADABLE, locate
 from peagle.model.target import Target
 from peagle.train.cod import sample_elements
 from peagle.train.memory import choose_segments, pass_bytes, pass_cost
 from peagle.train.partition import partition
-from peagle.train.start import HeadSpec, drafter_config
 from peagle.train.step import LOSS_ROWS
 from peagle.train.trainer import TrainConfig
 

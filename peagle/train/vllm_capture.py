@@ -27,7 +27,7 @@ from peagle.data.chat import Example
 from peagle.model.source import locate
 from peagle.model.target import Target, TargetOutput
 from peagle.train.capture import Run
-from peagle.train.vllm_process import environment
+from peagle.vllm_process import environment
 
 SCRIPT = Path(__file__).with_name("vllm_states.py")
 WINDOW = 16_384  # tokens of the documents that are handed over together

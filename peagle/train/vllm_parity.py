@@ -15,7 +15,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.head_checks import Differs, Skipped
 from peagle.model.source import locate
 from peagle.model.target import Target
-from peagle.train.vllm_process import environment
+from peagle.vllm_process import environment
 
 SCRIPT = Path(__file__).with_name("vllm_script.py")
 MAX_TOKENS = 64

@@ -86,4 +86,4 @@ def test_bad_input(refused) -> None:
     assert "--region is missing" in refused("deploy", "gpt-oss-20b", "--to", "sagemaker")
     assert "--role 'me'" in refused("deploy", "gpt-oss-20b", *THERE, "--role", "me")
     native = refused("deploy", "smollm2-135m", *AWS, "--dry-run")
-    assert "smollm2-135m with the native engine" in native
+    assert "--image is missing: no image of peagle is published" in native

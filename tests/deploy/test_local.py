@@ -1,7 +1,6 @@
 """A process of its own on this machine; the engine is a stand-in that speaks its HTTP."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -134,9 +133,9 @@ def test_commands(spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--device",
         "cuda",
     ]
-    theirs = make_spec("mine", entry(), "vllm", remote=False)
-    with pytest.raises(InputError, match="vllm is not on the PATH"):
+    monkeypatch.delenv("PEAGLE_VLLM_PYTHON", raising=False)
+    theirs = make_spec("smollm2-135m", find_entry("smollm2-135m"), "vllm", remote=False)
+    with pytest.raises(InputError, match="vLLM is not installed there"):
         local.command(theirs, 1)
-    (tmp_path / "vllm").touch(mode=0o755)
-    assert local.command(theirs, 1)[:3] == ["vllm", "serve", "owner/model"]
-    assert os.environ["PATH"] == str(tmp_path)
+    monkeypatch.setattr(local, "look", lambda python: None)
+    assert local.command(theirs, 1)[:7] == [*ours, "smollm2-135m", "--engine", "vllm"]

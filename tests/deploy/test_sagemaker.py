@@ -18,6 +18,7 @@ from stand_ins import entry
 from peagle.catalog import find_entry
 from peagle.config import InputError
 from peagle.deploy import sagemaker
+from peagle.deploy.container import command
 from peagle.deploy.sagemaker import Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec
 
@@ -310,10 +311,33 @@ def test_bad_input(other: dict[str, Any], why: str) -> None:
         account(**other)
 
 
-def test_our_engine_is_not_served_there() -> None:
-    with pytest.raises(InputError, match="smollm2-135m with the native engine: SageMaker serves"):
-        demo = make_spec("smollm2-135m", find_entry("smollm2-135m"), None, remote=True)
-        sagemaker.requests(demo, account())
+def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is told by variables what a command line says elsewhere."""
+    monkeypatch.setenv("PATH", "")
+    for spec, head in (
+        (make_spec("smollm2-135m", find_entry("smollm2-135m"), None, remote=True), []),
+        (make_spec("mine", entry(), "native", remote=True), ["--head", "owner/head"]),
+    ):
+        with pytest.raises(InputError, match="--image is missing: no image of peagle is published"):
+            sagemaker.requests(spec, account())
+        model, config, *_ = sagemaker.requests(spec, account(image="mine:1"))
+        container = model.parameters["PrimaryContainer"]
+        assert container["Image"] == "mine:1"
+        line = command(container["Environment"])
+        assert line[:4] == ["serve", spec.target, "--engine", "native"]
+        assert line[line.index("--served-model-name") + 1] == spec.name
+        assert line[-len(head) :] == head or not head
+        [variant] = config.parameters["ProductionVariants"]
+        assert ("InferenceAmiVersion" in variant) == (spec.gpus > 0)
+
+
+def test_our_image_reads_what_the_container_of_aws_does() -> None:
+    spec = make_spec("gpt-oss-20b", find_entry("gpt-oss-20b"), None, remote=True)
+    model, *_ = sagemaker.requests(spec, account(image="mine:1"))
+    environ = model.parameters["PrimaryContainer"]["Environment"] | {"PEAGLE_ENGINE": "vllm"}
+    line = command(environ)
+    assert line[1] == "openai/gpt-oss-20b" and "--async-scheduling" in line
+    assert json.loads(line[line.index("--speculative-config") + 1]) == spec.speculative
 
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from tiny import METHODS, make_target, own_answers
 
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
+from peagle.model.shape import HeadSpec
 from peagle.model.target import Target
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
 

@@ -18,9 +18,10 @@ from peagle.model.checkpoint import save_drafter
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.packed import PackedLinear, pack
+from peagle.model.shape import HeadSpec
 from peagle.model.source import load_target
 from peagle.model.target import Target
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.start import new_drafter
 
 SUPPORTED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 needs_products = pytest.mark.skipif(not SUPPORTED, reason="this CPU has no bf16 products in oneDNN")

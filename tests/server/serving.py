@@ -11,9 +11,10 @@ from tiny import make_target, own_answers
 
 from peagle.engine.llm import LLM
 from peagle.model.drafter import Drafter
+from peagle.model.shape import HeadSpec
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
 MODEL = "tiny"

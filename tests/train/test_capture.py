@@ -15,12 +15,13 @@ from peagle.config import InputError
 from peagle.data.captured import Captured
 from peagle.data.chat import Example
 from peagle.data.shard import Shard
+from peagle.model.shape import HeadSpec
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.evaluate import hold_out
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.start import new_drafter
 from peagle.train.step import ROW_TILE, run_target
 from peagle.train.trainer import TrainConfig, Trainer
 

@@ -8,9 +8,10 @@ from tiny import METHODS, make_target
 
 from peagle.config import InputError
 from peagle.model.config import Method
+from peagle.model.shape import HeadSpec
 from peagle.train import plan as plans
 from peagle.train.plan import ADAMW, GIB, Plan, measured_rate, outline, plan
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.start import new_drafter
 from peagle.train.state import append_line
 
 TAPS = (1, 2, 3)

@@ -15,9 +15,10 @@ from peagle.config import InputError
 from peagle.data.chat import Example
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
+from peagle.model.shape import HeadSpec
 from peagle.model.target import Target
 from peagle.train import state as state_module
-from peagle.train.start import HeadSpec, new_drafter
+from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer, learning_rate
 
 SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}

@@ -18,7 +18,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.head_checks import Differs, Skipped
 from peagle.model.target import Target
 from peagle.train.vllm_parity import MAX_TOKENS, compare_with_vllm
-from peagle.train.vllm_process import check_interpreter
+from peagle.vllm_process import check_interpreter
 
 PROMPT = random_prompts(1, 12, seed=4)[0]
 STAND_IN = """#!{python}
@@ -68,7 +68,7 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 def ours(target: Target, drafter: Drafter) -> tuple[list[int], int, list[int]]:
-    llm = LLM(target, drafter, max_batch=1)
+    llm = LLM(target, drafter, k=min(7, drafter.config.depths), max_batch=1)
     [said] = llm.generate([PROMPT], SamplingParams(max_tokens=MAX_TOKENS))
     return said.token_ids, said.stats.rounds, said.stats.accepted
 

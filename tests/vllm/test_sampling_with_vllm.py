@@ -15,7 +15,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model.source import locate
-from peagle.train.vllm_process import environment
+from peagle.vllm_process import environment
 
 pytestmark = pytest.mark.vllm
 

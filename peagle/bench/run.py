@@ -1,0 +1,113 @@
+"""A benchmark: every cell in turn, repeat by repeat, the file written after each."""
+
+import asyncio
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from peagle.bench.load import Asker, AskError, Played, closed_loop, open_loop
+from peagle.bench.summary import Cell, Result, row
+
+FORMAT = 1
+WARM_UP = [{"role": "user", "content": "Say hello."}]
+PACKAGES = ("peagle", "torch", "transformers", "vllm")
+
+Open = Callable[[Cell], AbstractAsyncContextManager[Asker]]
+
+
+class Stopped(RuntimeError):
+    """Nobody answers any more; what was measured is in the file."""
+
+
+def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
+    results: list[Result],
+    opened: Open,
+    conversations: list[list[str]],
+    repeats: int,
+    rate: float | None,
+    write: Callable[[list[Result], bool], None],
+    on_done: Callable[[Cell], None] = lambda cell: None,
+) -> None:
+    """Play the conversations in every cell, `repeats` times, interleaved; the order of the cells
+    rotates, so that what else the machine does hits all alike.
+
+    `write` is called with everything measured so far and whether that is all. Raises Stopped when
+    a load was not answered to its end.
+    """
+    for repeat in range(repeats):
+        turn = repeat * len(results) // repeats
+        for result in results[turn:] + results[:turn]:
+            if not repeat:
+                asyncio.run(_warm_up(result.cell, opened))
+            played = asyncio.run(_play(result.cell, opened, conversations, rate))
+            result.repeats.append(played)
+            write(results, played.whole and all(len(r.repeats) == repeats for r in results))
+            if not played.whole:
+                raise Stopped(f"{result.cell}: {played.errors[-1]}")
+            on_done(result.cell)
+
+
+async def _warm_up(cell: Cell, opened: Open) -> None:
+    async with opened(cell) as asker:
+        try:
+            await asker.ask(WARM_UP)
+        except AskError as error:
+            raise Stopped(f"{cell}: {error}") from error
+
+
+async def _play(
+    cell: Cell, opened: Open, conversations: list[list[str]], rate: float | None
+) -> Played:
+    async with opened(cell) as asker:
+        if rate is not None:
+            return await open_loop(conversations, rate, asker)
+        return await closed_loop(conversations, cell.concurrency, asker)
+
+
+def report(results: list[Result], about: dict[str, Any], complete: bool) -> dict[str, Any]:
+    """The JSON file: `about` (device, versions, settings), then a row a cell that was played."""
+    played = [result for result in results if result.repeats]
+    rows = [row(result, _base(result, played)) for result in played]
+    return {"format": FORMAT, "complete": complete, **about, "rows": rows}
+
+
+def _base(result: Result, results: list[Result]) -> Result | None:
+    load = (result.cell.concurrency, result.cell.temperature)
+    alone = (r for r in results if r.cell.method == "none")
+    return next((r for r in alone if (r.cell.concurrency, r.cell.temperature) == load), None)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Device, versions and commit, as the JSON files have them."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {"device": device, "versions": versions, "git_commit": _commit()}
+
+
+def _commit() -> str | None:
+    """Of the clone that runs, with a + when it was changed; None outside of one."""
+    here = Path(__file__).parent
+    try:
+        call = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12"]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def write_json(file: Path, report: dict[str, Any]) -> None:
+    """Replace a file in one go."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made = file.with_name(f".{file.name}")
+    made.write_text(json.dumps(report, indent=1) + "\n")
+    os.replace(made, file)

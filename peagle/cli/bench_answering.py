@@ -1,0 +1,125 @@
+"""Who answers in a benchmark: the engine in this process, a shape without weights, or a server."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from itertools import count
+from typing import Any
+
+from peagle.cli.common import screen
+from peagle.config import InputError
+
+ADAPTIVE = "adaptive"
+# What answers: where it runs, how a cell's answers are asked for, and heads by method.
+Answering = tuple[dict[str, str], Callable[..., AbstractAsyncContextManager[Any]], dict[str, str]]
+
+
+def native(
+    target: str,
+    named: dict[str, str | None],
+    options: dict[str, Any],
+    sampled: dict[str, Any],
+    cells: list[Any],
+) -> Answering:
+    """The engine in this process; all heads stay loaded."""
+    from peagle.bench.native import Native
+    from peagle.bench.side_by_side import device_name
+    from peagle.catalog import head_place
+    from peagle.cli.common import open_llm
+    from peagle.engine.request import SamplingParams
+    from peagle.model.checkpoint import find_head
+    from peagle.model.drafter import Drafter
+    from peagle.model.packed import pack
+
+    heads = dict[str, str]()
+    for method in {cell.method for cell in cells} - {"none"}:
+        place = named[method] or head_place(target, method)
+        if place is None:
+            raise InputError(f"no {method} head is known for {target}: name one with --{method}")
+        heads[method] = str(place)
+    folders = {method: find_head(place) for method, place in heads.items()}
+    force = options.pop("force")
+    llm = open_llm(target, None, "none", None, **options)
+    drafters: dict[str, Any] = {"none": None}
+    for method, folder in folders.items():
+        drafters[method] = pack(Drafter.load(folder, llm.target, force=force))
+        if (found := drafters[method].config.method) != method:
+            raise InputError(f"--{method} {heads[method]}: is a {found} head")
+
+    loads = count()  # each draws by seeds of its own
+
+    def opened(cell: Any) -> Native:
+        llm.max_batch = cell.concurrency or 16
+        llm.use(drafters[cell.method], None if cell.k in (0, ADAPTIVE) else cell.k)
+        seed = 10_000 * next(loads)
+        return Native(llm, SamplingParams(temperature=cell.temperature, seed=seed, **sampled))
+
+    return {"device": device_name(), "engine": "native"}, opened, heads
+
+
+def synthetic(
+    target: str,
+    device: str,
+    sampled: dict[str, Any],
+    prompt_tokens: int,
+    acceptance: str,
+    cells: list[Any],
+) -> Answering:
+    """A shape with random weights."""
+    from peagle.bench.side_by_side import device_name
+    from peagle.bench.synthetic import Synthetic, profile, random_drafter, random_target
+    from peagle.engine.llm import LLM
+    from peagle.engine.request import SamplingParams
+    from peagle.model.source import check_device
+
+    check_device(device)
+    try:
+        given = {m: float(a) for m, a in (part.split("=") for part in acceptance.split(","))}
+    except ValueError as error:
+        raise InputError(f"--acceptance {acceptance!r}: expected p-eagle=3.9,eagle3=3.0") from error
+    wanted = {cell.method for cell in cells} - {"none"}
+    if missing := sorted(wanted - given.keys()):
+        raise InputError(f"--acceptance {acceptance!r}: says nothing of {missing[0]}")
+    if any(cell.k == ADAPTIVE or cell.temperature for cell in cells):
+        raise InputError("--random-weights: pin --k, and leave --temperature at 0")
+    with screen.status(f"drawing weights of {target}"):
+        drawn = random_target(target, device)
+        drafters: dict[str, Any] = {"none": None}
+        drafters |= {method: random_drafter(drawn, method) for method in wanted}
+    llm = LLM(drawn, kv_tokens=max(c.concurrency for c in cells)
+              * (prompt_tokens + sampled["max_tokens"] + 64))  # fmt: skip
+    accepted = {method: profile(length) for method, length in given.items()}
+
+    def opened(cell: Any) -> Synthetic:
+        llm.max_batch = cell.concurrency
+        llm.use(drafters[cell.method], cell.k or None)
+        profiled = accepted.get(cell.method, [])
+        return Synthetic(llm, SamplingParams(**sampled), prompt_tokens, profiled)
+
+    named = {method: f"random, acceptance length {given[method]} at K = 7" for method in wanted}
+    return {"device": device_name(), "engine": "native"}, opened, named
+
+
+def server(
+    model: str | None,
+    url: str,
+    api_key: str | None,
+    hardware: str | None,
+    sampled: dict[str, Any],
+    cells: list[Any],
+) -> Answering:
+    """Somebody's server: its method and K are what it was started with."""
+    from peagle.bench.client import Server, served_model
+
+    if len({(cell.method, cell.k) for cell in cells}) > 1:
+        why = "a server has one: name it (--methods p-eagle --k 7)"
+        raise InputError(f"--url {url}: several methods or K, {why}")
+    named = model or served_model(url, api_key)
+
+    loads = count()  # each draws by seeds of its own
+
+    def opened(cell: Any) -> Server:
+        body = {"model": named, "temperature": cell.temperature, "seed": 10_000 * next(loads)}
+        body |= sampled
+        return Server(url, body, api_key)
+
+    return {"device": hardware or "not told (--hardware)", "engine": url}, opened, {}

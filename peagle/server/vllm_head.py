@@ -1,0 +1,64 @@
+"""A head as vLLM takes it: found by name, compared with its target, exported where it must be."""
+
+import hashlib
+
+from transformers import AutoConfig, PretrainedConfig
+
+from peagle.catalog import head_place, load_catalog
+from peagle.config import InputError, cache_dir, first_line
+from peagle.data.template import use_template
+from peagle.model.checkpoint import find_head, read_config, save_drafter
+from peagle.model.drafter import Drafter
+from peagle.model.source import UNREADABLE, load_target, locate
+from peagle.server.vllm import Head, check_sizes, read_as_it_is
+
+METHODS = ("p-eagle", "eagle3", "none")
+MOST = 7  # draft tokens, where nobody says how many
+
+
+def target_config(target: str) -> PretrainedConfig:
+    """The configuration of a target's decoder, without its weights."""
+    path, revision = locate(target)
+    try:
+        return AutoConfig.from_pretrained(path, revision=revision).get_text_config()
+    except UNREADABLE as error:
+        raise InputError(f"target {target}: {first_line(error)}") from error
+
+
+def choose(target: str, head: str | None, method: str | None, k: int | None) -> Head | None:
+    """The head that is named, or the catalog's, as it is on disk; None for none."""
+    if method is not None and method not in METHODS:
+        raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
+    if k is not None and k < 1:
+        raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
+    name = None if method == "none" else head or head_place(target, method or "p-eagle")
+    if name is None and method not in (None, "none"):
+        raise InputError(f"no {method} head is known for {target}: name one with --head")
+    if name is None:
+        return None
+    folder, sizes = find_head(name), target_config(target)
+    config = read_config(folder, sizes.num_hidden_layers)
+    if method is not None and config.method != method:
+        raise InputError(f"head {name} is a {config.method} head, not {method}")
+    check_sizes(name, config, sizes)
+    entry = None if head else load_catalog().get(target)
+    known = entry.heads.get(config.method) if entry else None
+    return Head(folder, config, k or (known.k if known else min(MOST, config.depths)))
+
+
+def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:
+    """The head itself, or what `peagle export --to vllm` makes of it, made once and kept."""
+    if read_as_it_is(head.folder):
+        return head
+    files = [
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(head.folder.iterdir())
+    ]
+    made_of = repr((str(head.folder.resolve()), files, locate(target), template, force))
+    folder = cache_dir() / "exported" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    if not folder.is_dir():
+        model = load_target(target)
+        assert model.tokenizer is not None
+        use_template(model.tokenizer, template)
+        save_drafter(Drafter.load(head.folder, model, force=force), folder, "vllm", dtype=None)
+    return Head(folder, read_config(folder), head.k)

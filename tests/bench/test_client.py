@@ -1,0 +1,143 @@
+"""Any server behind a URL: ours (a real one), one that counts nothing, one that stops answering."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Reply
+from tiny import make_drafter, make_target
+
+from peagle.bench.client import Server, served_model
+from peagle.bench.load import AskError, Played, closed_loop
+from peagle.config import InputError
+from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams, Stats
+from peagle.server.app import Api, ServerConfig
+from peagle.server.run import Server as OurServer
+from peagle.server.run import bind
+
+QUESTIONS = [["the cat"], ["what a day! what a day!"], ["then the other cat ran"]]
+BODY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+def sse(*events: Any) -> Reply:
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    return Reply(text.encode(), headers={"content-type": "text/event-stream"})
+
+
+def streamed(text: str, usage: bool = True) -> Reply:
+    events: list[Any] = [{"choices": [{"delta": {"role": "assistant"}}]}]
+    events += [{"choices": [{"delta": {"content": letter}}]} for letter in text]
+    if usage:
+        events.append({"choices": [], "usage": {"completion_tokens": len(text)}})
+    return sse(*events)
+
+
+def played(url: str, questions: list[list[str]] = QUESTIONS, concurrency: int = 2) -> Played:
+    async def play() -> Played:
+        async with Server(url, BODY) as server:
+            return await closed_loop(questions, concurrency, server)
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    target = make_target()
+    how = {"max_batch": 4, "kv_tokens": 1024, "deterministic": True}
+    return LLM(target, make_drafter(target, "p-eagle"), k=3, **how)
+
+
+@pytest.fixture
+def url(llm: LLM) -> Iterator[str]:
+    llm.use(llm.drafter, 3)
+    listening = bind("127.0.0.1", 0)
+    api = Api(llm, ServerConfig("tiny"))
+    server = OurServer(api)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+    api.worker.draining = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_our_server_texts_and_counters(llm: LLM, url: str) -> None:
+    """Texts are the engine's, and the difference of the counters is what was drafted meanwhile."""
+    assert served_model(url) == "tiny"
+    played(url)  # counted before
+    found = played(url)
+    llm.use(llm.drafter, 3)
+    asked = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q[0]}]) for q in QUESTIONS]
+    params, total = SamplingParams(max_tokens=12, ignore_eos=True), Stats()
+    answers = llm.generate(asked, params)
+    for answer in answers:
+        total.add(answer.stats)
+    said = {s.conversation: s.said for s in found.samples}
+    assert [said[i] for i in range(3)] == [answer.text for answer in answers]
+    assert found.drafting.row()["acceptance_length"] == round(total.acceptance_length, 4)
+    shares = [round(share, 4) for share in total.accepted_per_position]
+    assert found.drafting.row()["accepted_per_position"] == shares
+    assert [s.tokens for s in found.samples] == [12] * 3
+    assert all(0 < s.ttft <= s.seconds for s in found.samples)
+
+
+def test_no_counters_means_unknown() -> None:
+    with ChatServer(lambda body: streamed("hello")) as server:
+        found = played(server.url)
+    assert [s.said for s in found.samples] == ["hello"] * 3
+    assert found.drafting.row() == {"acceptance_length": None, "accepted_per_position": []}
+    body = server.bodies[0]
+    assert body["stream_options"] == {"include_usage": True} and body["max_tokens"] == 12
+
+
+def test_a_server_that_stops_answering() -> None:
+    """What was answered is kept; the rest is not asked."""
+
+    def behave(body: dict[str, Any]) -> Reply:
+        return streamed("hello") if len(server.bodies) <= 4 else Reply(None)
+
+    with ChatServer(behave) as server:
+        found = played(server.url, [["x"]] * 30)
+    assert not found.whole
+    assert sum(s.error is None for s in found.samples) == 4
+    assert len(server.bodies) < 10
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (Reply({"error": {"message": "no such model"}}, 404), "HTTP 404: .*no such model"),
+        (streamed("hi", usage=False), "says nothing of usage"),
+        (Reply(b"data: {not json\n\n"), "no answer"),
+        (sse({"choices": "?"}), "no answer"),
+    ],
+)
+def test_bad_answers(reply: Reply, why: str) -> None:
+    async def ask(url: str) -> None:
+        async with Server(url, BODY) as server:
+            await server.ask([{"role": "user", "content": "x"}])
+
+    with ChatServer(lambda body: reply) as server, pytest.raises(AskError, match=why):
+        asyncio.run(ask(server.url))
+
+
+def test_which_model() -> None:
+    with ChatServer() as server:
+        server.models = Reply({"data": [{"id": "a"}, {"id": "b"}]})
+        with pytest.raises(InputError, match="serves a, b: name one"):
+            served_model(server.url)
+        server.models = Reply({}, 500)
+        with pytest.raises(InputError, match="no list of models"):
+            served_model(server.url)
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys, peagle.bench.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,120 @@
+"""Loads: who is asked what, how many at a time, and what happens when nobody answers."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from peagle.bench.load import (
+    FAILURES,
+    Answer,
+    AskError,
+    Drafting,
+    Message,
+    Sample,
+    closed_loop,
+    open_loop,
+)
+
+
+@dataclass
+class Echo:
+    """Says what was said last, after a while."""
+
+    fails: frozenset[str] = frozenset()
+    open: int = 0
+    most: int = 0
+    heard: list[list[Message]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    async def ask(self, messages: list[Message]) -> Answer:
+        self.times.append(time.perf_counter())
+        self.heard.append([dict(m) for m in messages])
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await asyncio.sleep(0.001)
+        self.open -= 1
+        said = messages[-1]["content"]
+        if said in self.fails or "*" in self.fails:
+            raise AskError(f"{said}: refused", gone="*" in self.fails)
+        return Answer(f"so {said}", len(said), time.perf_counter())
+
+    async def drafting(self) -> Drafting:
+        return Drafting(2, 1, [1.0])
+
+
+TURNS = [[f"{i} first", f"{i} second"] for i in range(7)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 50])
+def test_so_many_at_a_time(concurrency: int) -> None:
+    echo = Echo()
+    played = asyncio.run(closed_loop(TURNS, concurrency, echo))
+    assert echo.most == min(concurrency, len(TURNS))
+    assert played.whole and not played.errors
+    assert sorted((s.conversation, s.turn) for s in played.samples) == [
+        (i, turn) for i in range(7) for turn in range(2)
+    ]
+    assert all(s.said == f"so {TURNS[s.conversation][s.turn]}" for s in played.samples)
+    assert played.drafting.row() == {"acceptance_length": 1.5, "accepted_per_position": [0.5]}
+    assert sum(s.seconds for s in played.samples) <= played.seconds * concurrency
+
+
+def test_later_turns_bring_the_answers_before_them() -> None:
+    echo = Echo()
+    asyncio.run(closed_loop([["a", "b"]], 1, echo))
+    assert echo.heard[1] == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "so a"},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_a_refused_turn_ends_its_conversation_alone() -> None:
+    echo = Echo(fails=frozenset({"2 first", "4 second"}))
+    played = asyncio.run(closed_loop(TURNS, 2, echo))
+    assert played.whole
+    assert played.errors == ["2 first: refused", "4 second: refused"]
+    assert len(played.samples) == 13
+
+
+def test_refusals_are_answers_of_a_kind() -> None:
+    """A data set full of prompts that are too long does not end a load."""
+    echo = Echo(fails=frozenset(f"{i} first" for i in range(6)))
+    played = asyncio.run(closed_loop(TURNS, 1, echo))
+    assert played.whole and len(played.errors) == 6 and len(played.samples) == 8
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_nobody_answers_any_more(concurrency: int) -> None:
+    echo = Echo(fails=frozenset({"*"}))
+    played = asyncio.run(closed_loop(TURNS * 9, concurrency, echo))
+    assert not played.whole
+    assert len(echo.heard) < FAILURES + concurrency
+
+
+def test_random_arrival_waits_for_nobody_and_repeats() -> None:
+    """All begin at times drawn once for all, though none has ended."""
+    gaps = []
+    for _ in range(2):
+        echo = Echo()
+        played = asyncio.run(open_loop([["x"]] * 40, 5000.0, echo))
+        assert played.whole and len(played.samples) == 40
+        gaps.append(len(echo.times))
+        assert echo.most > 1
+    assert gaps == [40, 40]
+
+
+@pytest.mark.parametrize(("tokens", "tpot"), [(1, None), (3, 0.4)])
+def test_time_a_token_is_that_behind_the_first(tokens: int, tpot: float | None) -> None:
+    sample = Sample(0, 0, seconds=1.0, ttft=0.2, tokens=tokens)
+    assert sample.tpot == (None if tpot is None else pytest.approx(tpot))
+
+
+def test_drafting_adds_up() -> None:
+    total = Drafting()
+    assert total.row()["acceptance_length"] is None
+    for part in (Drafting(4, 3, [2.0, 1.0]), Drafting(6, 4, [2.0, 1.0, 1.0])):
+        total.add(part)
+    assert total.row() == {"acceptance_length": 1.7, "accepted_per_position": [0.4, 0.2, 0.1]}

