@@ -17,6 +17,7 @@ import pytest
 from openai import APIConnectionError, APIError, APIStatusError, OpenAI
 from tiny import make_target
 
+import peagle.server
 from peagle.cli.main import main
 from peagle.config import InputError
 from peagle.server.run import bind, check_host
@@ -196,6 +197,7 @@ def test_bad_options(
 def test_without_its_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(peagle, "server", peagle.server)  # the import makes another one of it
     for name in [name for name in sys.modules if name.startswith(("peagle.server", "fastapi"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
