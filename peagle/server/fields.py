@@ -27,6 +27,22 @@ MESSAGE = {
     },
     "required": ["role", "content"],
 }
+NAMED = {"type": "object", "properties": {"name": TEXT}, "required": ["name"]}
+PARAMETERS = {"type": "object", "description": "A JSON schema."}
+FUNCTION = NAMED | {"properties": {"name": TEXT, "parameters": PARAMETERS}}
+TOOL = {"type": "object", "properties": {"function": FUNCTION}, "required": ["function"]}
+Tools = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": TOOL})]
+Choice = Annotated[
+    str | dict[str, Any],
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["auto", "none", "required"]},
+                TOOL | {"properties": {"function": NAMED}},
+            ]
+        }
+    ),
+]
 Prompts = Annotated[
     str | list[str] | list[int] | list[list[int]],
     WithJsonSchema({"anyOf": [TEXT, TEXTS, TOKENS, {**TOKENS, "items": TOKENS}]}),

@@ -11,7 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from peagle.config import InputError
 from peagle.engine.request import SamplingParams
-from peagle.server.fields import Bias, Messages, Most, Prompts, Stops, TokenIds, number
+from peagle.server.fields import (
+    Bias,
+    Choice,
+    Messages,
+    Most,
+    Prompts,
+    Stops,
+    TokenIds,
+    Tools,
+    number,
+)
 from peagle.server.tools import named
 
 STRUCTURED = "use structured_outputs"
@@ -208,8 +218,8 @@ class ChatBody(Generation):
     max_completion_tokens: Most = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: list[dict[str, Any]] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: Tools = []
+    tool_choice: Choice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 

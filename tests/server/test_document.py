@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from serving import MODEL, Running, make_llm, start
 from test_worker import all_free, until
+from tiny import CHATML
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install '.[dev]'")
 
@@ -33,8 +34,10 @@ PATIENCE = 60  # seconds: a case that takes longer hangs
 
 @pytest.fixture(scope="module")
 def small(drafter: Any) -> Any:
-    """Answers are short: what is asked matters here, not what is said."""
-    started = start(make_llm(drafter, kv_tokens=96), max_queue=8)
+    """Answers are short: what is asked matters here, not what is said. Tools can be demanded."""
+    llm = make_llm(drafter, kv_tokens=96)
+    llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    started = start(llm, max_queue=8)
     yield started
     started.stop()
 
