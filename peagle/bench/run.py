@@ -26,7 +26,7 @@ class Stopped(RuntimeError):
 
 
 def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
-    results: list[Result],
+    groups: list[list[Result]],
     opened: Open,
     conversations: list[list[str]],
     repeats: int,
@@ -34,23 +34,25 @@ def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
     write: Callable[[list[Result], bool], None],
     on_done: Callable[[Cell], None] = lambda cell: None,
 ) -> None:
-    """Play the conversations in every cell, `repeats` times, interleaved; the order of the cells
-    rotates, so that what else the machine does hits all alike.
+    """Play the conversations in every cell, `repeats` times, group by group. The cells of a group
+    are interleaved and their order rotates, so that what else the machine does hits all alike.
 
     `write` is called with everything measured so far and whether that is all. Raises Stopped when
     a load was not answered to its end.
     """
-    for repeat in range(repeats):
-        turn = repeat * len(results) // repeats
-        for result in results[turn:] + results[:turn]:
-            if not repeat:
-                asyncio.run(_warm_up(result.cell, opened))
-            played = asyncio.run(_play(result.cell, opened, conversations, rate))
-            result.repeats.append(played)
-            write(results, played.whole and all(len(r.repeats) == repeats for r in results))
-            if not played.whole:
-                raise Stopped(f"{result.cell}: {played.errors[-1]}")
-            on_done(result.cell)
+    every = [result for group in groups for result in group]
+    for group in groups:
+        for repeat in range(repeats):
+            turn = repeat * len(group) // repeats
+            for result in group[turn:] + group[:turn]:
+                if not repeat:
+                    asyncio.run(_warm_up(result.cell, opened))
+                played = asyncio.run(_play(result.cell, opened, conversations, rate))
+                result.repeats.append(played)
+                write(every, played.whole and all(len(r.repeats) == repeats for r in every))
+                if not played.whole:
+                    raise Stopped(f"{result.cell}: {played.errors[-1]}")
+                on_done(result.cell)
 
 
 async def _warm_up(cell: Cell, opened: Open) -> None:

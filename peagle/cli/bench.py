@@ -1,5 +1,6 @@
 """`peagle bench`: throughput, latency and acceptance, method by method under the same load."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +64,10 @@ def run(
     ] = False,
     temperature: Annotated[str, typer.Option(help="One or more: 0,1.")] = "0",
     repeats: Annotated[int, typer.Option(help="Of every cell, interleaved.")] = 3,
+    engine: Annotated[str, typer.Option(help="native, or vllm, a server a method.")] = "native",
+    vllm_python: Annotated[
+        Path | None, typer.Option(envvar="PEAGLE_VLLM_PYTHON", help="The interpreter with vLLM.")
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="A server's base URL instead: http://host:8000/v1.")
     ] = None,
@@ -98,9 +103,7 @@ def run(
 
     pages.check()
     if pass_at_1:
-        if dataset != "humaneval" or random_weights:
-            raise InputError(f"--pass-at-1: for --dataset humaneval, not {dataset}")
-        sandbox.check()
+        sandbox.check("random ids" if random_weights else dataset)
     _at_least_one(repeats=repeats, max_tokens=max_tokens, limit=limit, prompt_tokens=prompt_tokens)
     cells = _cells(methods, k, _loads(concurrency, rate), temperature)
     workload = random_ids(limit or 16) if random_weights else read_workload(dataset, limit)
@@ -121,16 +124,20 @@ def run(
         options = {"dtype": dtype, "device": device, "quantize": quantize, "force": force}
         options["chat_template"] = chat_template
         named = {"eagle3": eagle3, "p-eagle": p_eagle}
-        answers = answering.native(target, named, options, sampled, cells)
-    where, opened, heads = answers
-    about = {**environment(where["device"]), "settings": {**settings, "engine": where["engine"]}}
-    results = [Result(cell, heads.get(cell.method)) for cell in cells]
-    with progress_bar("loads") as bar:
+        if engine == "vllm":
+            answers = answering.vllm(target, named, options, vllm_python, sampled, cells)
+        elif engine == "native":
+            answers = answering.native(target, named, options, sampled, cells)
+        else:
+            raise InputError(f"--engine {engine!r}: choose native or vllm")
+    about = {**environment(answers.device), "settings": {**settings, "engine": answers.engine}}
+    results = [Result(cell, answers.heads.get(cell.method)) for cell in cells]
+    write = lambda done, whole: write_json(output, report(done, about, whole))  # noqa: E731
+    with progress_bar("loads") as bar, closing(answers):
         task = bar.add_task("", total=len(cells) * repeats)
-        write = lambda done, whole: write_json(output, report(done, about, whole))  # noqa: E731
         try:
-            play(results, opened, workload.conversations, repeats, rate, write,
-                 lambda cell: bar.advance(task))  # fmt: skip
+            play(answers.groups(results), answers.opened, workload.conversations, repeats, rate,
+                 write, lambda cell: bar.advance(task))  # fmt: skip
         except Stopped as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped
@@ -139,9 +146,7 @@ def run(
         with screen.status("running the answers"):
             sandbox.judge(results, found["rows"])
         write_json(output, found)
-    written = pages.write(found, output)
-    console.print(_table(found))
-    console.print("written: " + ", ".join(map(str, [output, *written])))
+    _show(found, output)
 
 
 @app.command()
@@ -160,6 +165,14 @@ def compare(
     console.print(table)
     if any(change.slower for change in changes):
         raise typer.Exit(1)
+
+
+def _show(found: dict[str, Any], output: Path) -> None:
+    from peagle.bench import report as pages
+
+    written = pages.write(found, output)
+    console.print(_table(found))
+    console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
 def _at_least_one(**options: int | None) -> None:

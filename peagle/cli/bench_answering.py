@@ -1,16 +1,36 @@
 """Who answers in a benchmark: the engine in this process, a shape without weights, or a server."""
 
+import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
+from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from peagle.cli.common import screen
 from peagle.config import InputError
 
 ADAPTIVE = "adaptive"
-# What answers: where it runs, how a cell's answers are asked for, and heads by method.
-Answering = tuple[dict[str, str], Callable[..., AbstractAsyncContextManager[Any]], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Who answers, how, and with which heads."""
+
+    device: str
+    engine: str
+    opened: Callable[..., AbstractAsyncContextManager[Any]]  # of a cell
+    heads: dict[str, str]  # by method
+    close: Callable[[], None] = lambda: None
+    apart: bool = False  # methods and K one after the other, instead of interleaved
+
+    def groups(self, results: list[Any]) -> list[list[Any]]:
+        """What is interleaved."""
+        if not self.apart:
+            return [results]
+        kinds = dict.fromkeys((r.cell.method, r.cell.k) for r in results)
+        return [[r for r in results if (r.cell.method, r.cell.k) == kind] for kind in kinds]
 
 
 def native(
@@ -53,7 +73,7 @@ def native(
         seed = 10_000 * next(loads)
         return Native(llm, SamplingParams(temperature=cell.temperature, seed=seed, **sampled))
 
-    return {"device": device_name(), "engine": "native"}, opened, heads
+    return Answering(device_name(), "native", opened, heads)
 
 
 def synthetic(
@@ -96,7 +116,7 @@ def synthetic(
         return Synthetic(llm, SamplingParams(**sampled), prompt_tokens, profiled)
 
     named = {method: f"random, acceptance length {given[method]} at K = 7" for method in wanted}
-    return {"device": device_name(), "engine": "native"}, opened, named
+    return Answering(device_name(), "native", opened, named)
 
 
 def server(
@@ -122,4 +142,54 @@ def server(
         body |= sampled
         return Server(url, body, api_key)
 
-    return {"device": hardware or "not told (--hardware)", "engine": url}, opened, {}
+    return Answering(hardware or "not told (--hardware)", url, opened, {})
+
+
+def vllm(
+    target: str,
+    named: dict[str, str | None],
+    options: dict[str, Any],
+    python: Path | None,
+    sampled: dict[str, Any],
+    cells: list[Any],
+) -> Answering:
+    """vLLM on this machine, a server a method and K, one after another."""
+    from peagle.bench.client import Server
+    from peagle.bench.side_by_side import device_name
+    from peagle.bench.vllm import serving
+    from peagle.catalog import head_place
+    from peagle.vllm_process import look
+
+    installed = look(python or Path(sys.executable))
+    for name in ("device", "quantize"):
+        if options[name] not in (None, "cpu"):
+            raise InputError(f"--{name} {options[name]}: vLLM decides by itself, leave it out")
+    if any(cell.k == ADAPTIVE for cell in cells):
+        raise InputError("--engine vllm: its drafts are as deep as it is told: pin --k")
+    heads = dict[str, str]()
+    for method in {cell.method for cell in cells} - {"none"}:
+        place = named[method] or head_place(target, method)
+        if place is None:
+            raise InputError(f"no {method} head is known for {target}: name one with --{method}")
+        heads[method] = str(place)
+    most = max(cell.concurrency for cell in cells) or 16
+    stack, running, loads = ExitStack(), dict[tuple[str, int], str](), count()
+
+    def opened(cell: Any) -> Server:
+        kind = cell.method, cell.k
+        if kind not in running:
+            stack.close()
+            running.clear()
+            line = [target, "--method", cell.method, "--max-batch", str(most)]
+            line += ["--dtype", options["dtype"], "--served-model-name", "bench"]
+            line += ["--force"] if options["force"] else []
+            if cell.method != "none":
+                line += ["--head", heads[cell.method], "--k", str(cell.k)]
+            if options["chat_template"]:
+                line += ["--chat-template", options["chat_template"]]
+            running[kind] = stack.enter_context(serving(line, python))
+        body = {"model": "bench", "temperature": cell.temperature, "seed": 10_000 * next(loads)}
+        return Server(running[kind], body | sampled)
+
+    engine = f"{installed.package} {installed.version}"
+    return Answering(device_name(), engine, opened, heads, stack.close, apart=True)

@@ -1,0 +1,36 @@
+"""`peagle bench --engine vllm`: real servers, one after another, and our engine beside them."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from peagle.cli.main import app
+
+pytestmark = pytest.mark.vllm
+LOAD = ("--limit", "2", "--max-tokens", "24", "--repeats", "1", "--k", "3", "--dtype", "float32")
+
+
+def bench(output: Path, *more: str) -> list[dict[str, object]]:
+    result: Result = CliRunner().invoke(
+        app, ["bench", "smollm2-135m", *LOAD, *more, "--output", str(output)]
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(output.read_text())
+    assert report["complete"]
+    return report["rows"]
+
+
+def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
+    assert os.environ["PEAGLE_VLLM_PYTHON"]
+    methods = ("--methods", "none,p-eagle")
+    theirs = bench(tmp_path / "vllm.json", *methods, "--engine", "vllm")
+    mine = bench(tmp_path / "native.json", *methods)
+    assert [row["method"] for row in theirs] == ["none", "p-eagle"]
+    for a, b in zip(theirs, mine, strict=True):
+        for name in ("requests", "output_tokens", "acceptance_length", "accepted_per_position"):
+            assert a[name] == b[name], name
+    assert theirs[1]["same"] == theirs[1]["compared"] == 2
