@@ -99,7 +99,7 @@ def run(seconds: float) -> dict[str, Any]:
     wrong = wrong_answers(make_llm(None), seen["finished"])
     size = -(-len(memory) // 6)
     sixths = [round(median(memory[i : i + size]), 1) for i in range(0, len(memory), size)]
-    grown = round(sixths[-1] - sixths[1], 1)  # the first is the warm-up
+    grown = round(sixths[-1] - sixths[2], 1)  # the first third is the warm-up
     problems = [*seen["errors"], *(f"a wrong answer: {answer}" for answer in wrong)]
     problems += [f"{k}: {after[k]} held, {before[k]} before" for k in after if after[k] > before[k]]
     problems += [f"memory grew by {grown} MiB"] if grown > GROWTH else []

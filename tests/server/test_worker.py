@@ -109,8 +109,10 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
     for number, thread in enumerate(threads):
         thread.start()
         until(lambda: running.api.worker.open == number + 1)  # noqa: B023
-    # The first is in its first round; the other one's coming and both their ends are asked for.
-    until(lambda: running.api.worker._asked.qsize() == 3)
+    # The first is before its first round, the other one behind it, and both their ends are asked
+    # for; where the other one's coming still waits to be heard, it is asked for, too.
+    worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
+    until(lambda: worker._asked.qsize() + len(scheduler.waiting) == 4)
     brake.go.set()
     for thread in threads:
         thread.join(30)
