@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 
 from peagle import __version__
+from peagle.server.gate import OPEN
 
 ABOUT = (
     "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
@@ -180,7 +181,10 @@ def _answers(good: dict[str, Any], *statuses: int) -> Responses:
 
 
 def _extra(path: str) -> dict[str, Any] | None:
-    """Of the one route whose body is read only when it is known what it is."""
+    """Of the routes that need no key, and of the one whose body is read only when it is known what
+    it is."""
+    if path in OPEN:
+        return {"security": []}
     if path != "/invocations":
         return None
     either = [{"$ref": f"#/components/schemas/{name}"} for name in ("CompletionBody", "ChatBody")]
