@@ -158,6 +158,8 @@ def test_how_calls_are_written() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
     grammar = call_grammar(tokenizer, [TOOL], several=True)
     assert 'start: call ("\\n" call)*\ncall: <[3]> (call0) "[END]"\n' in grammar
+    with pytest.raises(InputError, match="tools: the parameters of sit are .no., give a JSON sch"):
+        call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
     template["fields"]["tool_calls"]["content"] = "xml-inline"
     with pytest.raises(InputError, match="tool_choice: how this target writes"):
         call_grammar(tokenizer, [TOOL], several=True)
