@@ -39,7 +39,9 @@ def call_grammar(
     for rule, tool in zip(names, tools, strict=True):
         name, schema = named(tool), tool["function"].get("parameters") or {}
         if not isinstance(schema, dict):
-            raise InputError(f"tools: the parameters of {name} are {schema!r}, give a JSON schema")
+            raise InputError(
+                f"tools: the parameters of {name} are {repr(schema)[:60]}, give a JSON schema"
+            )
         # Spaces as in training data: that is what the target finds likely.
         style = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
         schema = {"type": "object", "x-guidance": style} | schema
