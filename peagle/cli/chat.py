@@ -19,6 +19,7 @@ from peagle.cli.common import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    check_answered,
     open_llm,
     sampling,
 )
@@ -50,12 +51,12 @@ def chat(
 ) -> None:
     """Talk to a target. An empty line or end of input ends the conversation."""
     params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
-    method = "none" if no_speculation else method
     llm = open_llm(
         target,
         head,
         method,
         k,
+        no_speculation=no_speculation,
         dtype=dtype,
         device=device,
         quantize=quantize,
@@ -68,6 +69,7 @@ def chat(
         history.append({"role": "user", "content": said})
         run = llm.stream([prompt_ids(llm.tokenizer, history)], params)
         show(run)
+        check_answered(run)
         console.print(f"[dim]{last_line(llm, run)}[/]")
         history.append({"role": "assistant", "content": run.completions()[0].text})
 

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from peagle.catalog import head_place
 from peagle.config import InputError
 from peagle.data.template import use_template
-from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.llm import LLM, Run
+from peagle.engine.request import RequestFailure, SamplingParams
 from peagle.model.checkpoint import find_head
 from peagle.model.drafter import Drafter
 from peagle.model.packed import pack
@@ -90,6 +90,7 @@ def open_llm(
     method: str | None,
     k: int | None,
     *,
+    no_speculation: bool = False,  # short for the method "none"
     dtype: str = "auto",
     device: str = "cpu",
     quantize: str | None = None,
@@ -102,6 +103,7 @@ def open_llm(
     that is used."""
     from transformers.utils import logging
 
+    method = "none" if no_speculation else method
     if method is not None and method not in METHODS:
         raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
     if k is not None and k < 1:
@@ -122,6 +124,13 @@ def open_llm(
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
     llm.use(drafter, k)
     return llm
+
+
+def check_answered(run: Run) -> None:
+    """Raises RequestFailure when the first answer could not go on."""
+    answer = run.completions()[0]
+    if answer.failure is not None:
+        raise RequestFailure(answer.failure)
 
 
 def sampling(

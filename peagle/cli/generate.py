@@ -33,6 +33,7 @@ from peagle.cli.common import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    check_answered,
     existing_file,
     open_llm,
     sampling,
@@ -91,12 +92,12 @@ def generate(
     )
     if not prompt.strip():
         raise InputError("--prompt is empty: give it a text")
-    method = "none" if no_speculation else method
     llm = open_llm(
         target,
         head,
         method,
         k,
+        no_speculation=no_speculation,
         dtype=dtype,
         device=device,
         quantize=quantize,
@@ -109,8 +110,10 @@ def generate(
         for _ in run:
             pass
         typer.echo(json.dumps(summary(run), ensure_ascii=False))
+        check_answered(run)
         return
     show(run)
+    check_answered(run)
     console.print(f"[dim]{last_line(llm, run)}[/]")
 
 

@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
 from peagle.config import InputError, InputWarning
+from peagle.engine.request import RequestFailure
 
 # command → (module, what `peagle --help` says); modules are imported when their command runs, so
 # that `peagle --version` and `--help` do not wait for torch.
@@ -92,9 +93,9 @@ def root(
 
 
 def main() -> None:
-    """Entry point. Bad input is one line and exit code 2."""
+    """Entry point. Bad input is one line and exit code 2, a request that fails one and code 1."""
     try:
         app()
-    except InputError as error:
+    except (InputError, RequestFailure) as error:
         print(f"peagle: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, InputError) else 1)

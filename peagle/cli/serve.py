@@ -27,6 +27,7 @@ NOT_VLLMS = {
     "quantize": "give vLLM's --quantization behind --",
     "kv_tokens": "give vLLM's --kv-cache-memory-bytes behind --",
     "max_queue": "vLLM's queue has no end, leave it out",
+    "max_seconds": "vLLM's requests have no limit of time, leave it out",
 }
 
 
@@ -65,6 +66,9 @@ def serve(
         int | None, typer.Option(help="Tokens of KV cache. Default: by free memory.")
     ] = None,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; others get 429.")] = 256,
+    max_seconds: Annotated[
+        float, typer.Option(help="Time of a request, its wait included; then it ends as it is.")
+    ] = 600,
     served_model_name: Annotated[
         str | None, typer.Option(help="What clients call the model. Default: TARGET.")
     ] = None,
@@ -87,7 +91,6 @@ def serve(
         why = f"{error.name} is not installed"
         raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
 
-    method = "none" if no_speculation else method
     if engine == "vllm":
         from peagle.cli.serve_vllm import Asked, serve_vllm
 
@@ -99,7 +102,7 @@ def serve(
             Asked(
                 target=target,
                 head=head,
-                method=method,
+                method="none" if no_speculation else method,
                 k=k,
                 host=host,
                 port=port,
@@ -121,12 +124,15 @@ def serve(
     check_host(host, api_key, allow_no_key)
     if max_queue < 0:
         raise InputError(f"--max-queue {max_queue}: must be at least 0")
+    if not max_seconds > 0:
+        raise InputError(f"--max-seconds {max_seconds:g}: must be above 0")
     listening = bind(host, port)
     llm = open_llm(
         target,
         head,
         method,
         k,
+        no_speculation=no_speculation,
         dtype=dtype,
         device=device,
         quantize=quantize,
@@ -136,7 +142,7 @@ def serve(
         kv_tokens=kv_tokens,
     )
     log_to_stderr()
-    config = ServerConfig(served_model_name or target, api_key, max_queue)
+    config = ServerConfig(served_model_name or target, api_key, max_queue, max_seconds)
     if not run(llm, config, listening):
         raise typer.Exit(1)
 

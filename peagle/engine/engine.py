@@ -16,7 +16,7 @@ from peagle.engine.depth import AdaptiveDepth
 from peagle.engine.draft import NewSlots, passes, propose
 from peagle.engine.grammar import Grammars
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
-from peagle.engine.request import Chunk, Request, RequestFailure, TokenLogprob
+from peagle.engine.request import Chunk, FinishReason, Request, RequestFailure, TokenLogprob
 from peagle.engine.sampling import NOT_A_NUMBER, Sampler, accept_prefix
 from peagle.engine.scheduler import Scheduler, Work
 from peagle.engine.text import TextStream, end_tokens
@@ -70,10 +70,12 @@ class Engine:
         """Queue a request that is prepared."""
         self.scheduler.add(request)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Request, reason: FinishReason = "abort") -> None:
         """End a request as it is; what it held is free for others."""
         if request.finish_reason is None:
-            request.finish_reason = "abort"
+            request.finish_reason = reason
+            if text := request.text.finish():
+                request.said.append(Chunk(request.index, text, False))
             self.scheduler.remove(request)
 
     @property

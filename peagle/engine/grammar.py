@@ -23,6 +23,7 @@ from peagle.engine.request import RequestFailure, SamplingParams
 from peagle.engine.text import end_tokens
 from peagle.model.target import Target
 
+TOO_COMPLEX = "the grammar cannot be followed any further"
 COMPILED = 64  # grammars that are kept
 # Between the tokens of JSON: a line break, and its indentation. Without bounds a small model may
 # go on with white space for ever.
@@ -99,7 +100,7 @@ class Matcher:
         words = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         if self._state.is_error():
             why = _line(self._state.get_error())
-            raise RequestFailure(f"the grammar cannot be followed any further: {why}")
+            raise RequestFailure(f"{TOO_COMPLEX}: {why}")
         bits = np.unpackbits(words, count=self.vocabulary, bitorder="little")
         return torch.from_numpy(bits).bool()
 

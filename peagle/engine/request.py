@@ -1,7 +1,6 @@
 """A request: what was asked, what has been said, and how drafting fared."""
 
 import json
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -50,13 +49,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = [
-            ("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more"),
+            ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 (greedy) to 100"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
             ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1"),
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
             ("repetition_penalty", self.repetition_penalty,
-             0 < self.repetition_penalty < math.inf, "above 0 (1 is none)"),
+             0.01 <= self.repetition_penalty <= 100, "0.01 to 100 (1 is none)"),
             ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
             ("frequency_penalty", self.frequency_penalty,
              abs(self.frequency_penalty) <= 2, "-2 to 2"),

@@ -105,7 +105,7 @@ class Sampler:
         at = self._uniform(len(rows)).to(rows.device)[:, None] * below[:, -1:]
         drawn = torch.searchsorted(below, at, right=True)[:, 0]
         accepted, token = accept_prefix(drawn.tolist(), draft)
-        check_finite(rows[: accepted + 1].amax(-1))
+        check_finite(below[: accepted + 1, -1])
         return accepted, token
 
     def _uniform(self, count: int) -> Tensor:
@@ -166,12 +166,13 @@ def _nucleus(logits: Tensor, mass: float) -> Tensor:
     if (ordered.sum(-1) < mass).any():
         ordered, order = probabilities.sort(descending=True)
     keep = ordered.cumsum(-1) - ordered < mass
+    keep[:, 0] = True  # the mass may be less than a float32 can be
     kept = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, keep)
     return logits.masked_fill(~kept, float("-inf"))
 
 
 def check_finite(most: Tensor) -> None:
-    """Raise RequestFailure unless `most`, the largest logits of rows that were read, are numbers:
-    a row's is NaN, or infinite, when no token can be chosen."""
+    """Raise RequestFailure unless `most` are numbers, the largest logits of rows that were read or
+    the sums of their probabilities: a row's is NaN, or infinite, when no token can be chosen."""
     if not most.isfinite().all():
         raise RequestFailure(NOT_A_NUMBER)

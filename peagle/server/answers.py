@@ -10,11 +10,12 @@ from uuid import uuid4
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import Request, pieces
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
 from peagle.server.schema import Generation, StreamOptions
-from peagle.server.worker import Job, Said, Worker
+from peagle.server.worker import TOO_LATE, Job, Said, Worker
 
 
 async def answer(
@@ -82,7 +83,7 @@ class Call:
     async def _said(self) -> AsyncIterator[Said]:
         async for said in self._job.said():
             if said.ended is not None and said.ended.failure is not None:
-                raise ApiError(500, said.ended.failure)
+                raise _failed(said.ended.failure)
             yield said
 
     async def _cancel_when_gone(self) -> None:
@@ -100,6 +101,13 @@ class Call:
             reasons = [request.finish_reason for request in self._job.requests]
             note = {"finish_reasons": reasons, "usage": usage(self._job)}
         self._http.scope["note"] |= note
+
+
+def _failed(why: str) -> ApiError:
+    """Of a request that could not go on: whose fault it is."""
+    if why.startswith(TOO_LATE):
+        return ApiError(503, why, headers={"retry-after": "1"})
+    return ApiError(400 if why.startswith(TOO_COMPLEX) else 500, why)
 
 
 def event(data: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from peagle.engine.llm import LLM, Prompt
 from peagle.engine.request import Request as EngineRequest
 from peagle.server.answers import answer
 from peagle.server.console import Console
+from peagle.server.document import describe, told
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
 from peagle.server.gate import Gate
@@ -33,8 +34,10 @@ from peagle.server.schema import (
     CompletionBody,
     DetokenizeBody,
     Generation,
+    StructuredOutputs,
     TokenizeBody,
 )
+from peagle.server.tools import call_grammar
 from peagle.server.worker import Worker
 
 Handler = Callable[..., Any]
@@ -47,6 +50,7 @@ class ServerConfig:
     model: str  # the name that clients ask for
     api_key: str | None = None
     max_queue: int = 256  # requests that may wait
+    max_seconds: float = 600  # of a request, its wait included
 
 
 class Api:
@@ -56,15 +60,19 @@ class Api:
         self.llm, self.config, self.model, self.created = llm, config, config.model, int(time())
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
-        self.worker = Worker(engine, self.metrics, config.max_queue)
+        self.worker = Worker(engine, self.metrics, config.max_queue, config.max_seconds)
         room = engine.scheduler.pool.count * BLOCK - engine.settings.k
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
     async def models(self) -> dict[str, Any]:
         """What is served."""
+        return {"object": "list", "data": [await self.about(self.model)]}
+
+    async def about(self, name: str) -> dict[str, Any]:
+        """The model of this name."""
+        self._check_model(name)
         about = {"id": self.model, "object": "model", "created": self.created}
-        about |= {"owned_by": "peagle", "max_model_len": self.context}
-        return {"object": "list", "data": [about]}
+        return about | {"owned_by": "peagle", "max_model_len": self.context}
 
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
@@ -77,13 +85,22 @@ class Api:
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
         self._check_model(body.model)
-        tools = body.offered()
+        tools, forced = body.offered(), body.forced()
+        if forced:
+            several = body.parallel_tool_calls and body.tool_choice == "required"
+            grammar = call_grammar(self.llm.tokenizer, forced, several)
+            body.structured_outputs = StructuredOutputs(grammar=grammar)
         args = body.messages, tools, body.chat_template_kwargs
         ids = await run_in_threadpool(self._conversation, *args)
         calls = None if body.parallel_tool_calls else 1
         form = ChatForm(self.llm.tokenizer, calls if tools else 0)
         requests = self._requests(body, [ids])
-        return await answer(http, self.worker, form, body, requests, self.model)
+        try:
+            return await answer(http, self.worker, form, body, requests, self.model)
+        except InputError as error:
+            if forced and str(error).startswith("grammar"):  # which was made of the tools
+                raise InputError(f"tools: {error}") from error
+            raise
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest
@@ -155,7 +172,7 @@ def create_app(api: Api) -> FastAPI:
         yield
         await api.worker.stop()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None)
     posts: dict[str, Handler] = {
         "/v1/completions": api.completions,
         "/v1/chat/completions": api.chat,
@@ -165,18 +182,20 @@ def create_app(api: Api) -> FastAPI:
     }
     gets: dict[str, Handler] = {
         "/v1/models": api.models,
+        "/v1/models/{name:path}": api.about,
         "/health": api.health,
         "/ping": api.health,
         "/metrics": api.metrics_text,
     }
     for path, handler in posts.items():
-        app.post(path, response_model=None)(handler)
+        app.post(path, response_model=None, **told(path))(handler)
     for path, handler in gets.items():
-        app.get(path, response_model=None)(handler)
+        app.get(path, response_model=None, **told(path))(handler)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     Console(api.llm, api.worker, api.config.api_key).add_routes(app)
     app.add_middleware(Gate, key=api.config.api_key)
+    describe(app, guarded=api.config.api_key is not None)
     app.add_middleware(Route)  # outside: the gate sees the route that is meant
     app.add_middleware(Pages)
     return app

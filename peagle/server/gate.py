@@ -1,5 +1,6 @@
 """What every request passes: the key, a limit to its size, and the log."""
 
+import asyncio
 import hmac
 import ipaddress
 import logging
@@ -18,7 +19,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger("peagle.server.access")
 MAX_BODY = 8 * 2**20  # bytes; a prompt of a million token ids fits
+BODY_SECONDS = 60  # that a client may take to send it
 TOO_LARGE = f"the body has more than {MAX_BODY} bytes: shorten it"
+TOO_SLOW = f"the body has not come within {BODY_SECONDS} seconds: send it again"
 OPEN = ("/health", "/ping")  # what load balancers ask has no key
 
 
@@ -73,13 +76,20 @@ def loopback(host: str) -> bool:
 
 
 def _limited(receive: Receive) -> Receive:
-    """Raises ApiError once a body that did not say its length is too long."""
-    seen = 0
+    """Raises ApiError once a body that did not say its length is too long, or any takes too
+    long."""
+    seen, whole, until = 0, False, time.monotonic() + BODY_SECONDS
 
     async def received() -> MutableMapping[str, Any]:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, whole
+        if whole:  # what is still to come is that the client leaves
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), until - time.monotonic())
+        except TimeoutError as error:
+            raise ApiError(408, TOO_SLOW, headers={"connection": "close"}) from error
         seen += len(message.get("body", b""))
+        whole = not message.get("more_body", False)
         if seen > MAX_BODY:
             raise ApiError(413, TOO_LARGE, headers={"connection": "close"})
         return message

@@ -11,6 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from peagle.config import InputError
 from peagle.engine.request import SamplingParams
+from peagle.server.fields import (
+    Bias,
+    Choice,
+    Messages,
+    Most,
+    Prompts,
+    Stops,
+    TokenIds,
+    Tools,
+    number,
+)
+from peagle.server.tools import named
 
 STRUCTURED = "use structured_outputs"
 # Field: (values that ask for nothing, what to do instead).
@@ -126,19 +138,19 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: Annotated[float, number(minimum=0, maximum=100)] = 1.0
+    top_p: Annotated[float, number(exclusiveMinimum=0, maximum=1)] = 1.0
+    top_k: Annotated[int, number(minimum=-1)] = 0
+    min_p: Annotated[float, number(minimum=0, maximum=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_tokens: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
+    max_tokens: Most = None
+    stop: Stops = []
+    stop_token_ids: TokenIds = []
     ignore_eos: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
+    presence_penalty: Annotated[float, number(minimum=-2, maximum=2)] = 0.0
+    frequency_penalty: Annotated[float, number(minimum=-2, maximum=2)] = 0.0
+    repetition_penalty: Annotated[float, number(minimum=0.01, maximum=100)] = 1.0
+    logit_bias: Bias = {}
     response_format: ResponseFormat = ResponseFormat()
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
@@ -183,8 +195,8 @@ class Generation(Body):
 class CompletionBody(Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = 16  # OpenAI's default
+    prompt: Prompts
+    max_tokens: Most = 16  # OpenAI's default
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
@@ -203,12 +215,12 @@ class CompletionBody(Generation):
 class ChatBody(Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_completion_tokens: int | None = None
+    messages: Messages
+    max_completion_tokens: Most = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: list[dict[str, Any]] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: Tools = []
+    tool_choice: Choice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -222,9 +234,28 @@ class ChatBody(Generation):
 
     def offered(self) -> list[dict[str, Any]]:
         """Tools that the target is told of."""
-        if self.tool_choice not in ("auto", "none"):
-            raise InputError(f"tool_choice {self.tool_choice!r}: must be 'auto' or 'none'")
-        return self.tools if self.tool_choice == "auto" else []
+        return [] if self.tool_choice == "none" else self.tools
+
+    def forced(self) -> list[dict[str, Any]]:
+        """Tools of which one must be called."""
+        choice = self.tool_choice
+        if choice in ("auto", "none"):
+            return []
+        names = [named(tool) for tool in self.tools]
+        if isinstance(choice, dict):
+            wanted = [named(choice, "tool_choice")]
+        elif choice == "required":
+            wanted = names
+        else:
+            allowed = "'auto', 'none', 'required' or a function"
+            raise InputError(f"tool_choice {choice!r}: must be {allowed}")
+        found = [tool for tool, name in zip(self.tools, names, strict=True) if name in wanted]
+        if not found:
+            there = ", ".join(names) or "none"
+            raise InputError(f"tool_choice {choice!r}: is not among the tools, there are {there}")
+        if self._constraint():
+            raise InputError("tool_choice: an answer has one form, leave the other out")
+        return found
 
 
 class TokenizeBody(Body):
@@ -232,7 +263,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
 
@@ -240,4 +271,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds

@@ -11,6 +11,8 @@ from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
+from peagle.config import InputError
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
 
@@ -20,6 +22,66 @@ class Spoken(NamedTuple):
 
     text: str
     calls: list[dict[str, Any]]  # OpenAI's; none: all is text
+
+
+def call_grammar(
+    tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]], several: bool
+) -> str:
+    """Lark, for llguidance: calls of these tools as the target writes them, and nothing else;
+    `several` where there may be more than one.
+
+    Raises InputError where it is not known how the target writes them.
+    """
+    opening, closing = _marks(tokenizer)
+    lines = ["start: call" + (r' ("\n" call)*' if several else "")]
+    names = [f"call{i}" for i in range(len(tools))]
+    lines.append(f"call: {opening} ({' | '.join(names)}) {closing}")
+    for rule, tool in zip(names, tools, strict=True):
+        name, schema = named(tool), tool["function"].get("parameters") or {}
+        if not isinstance(schema, dict):
+            raise InputError(
+                f"tools: the parameters of {name} are {repr(schema)[:60]}, give a JSON schema"
+            )
+        # Spaces as in training data: that is what the target finds likely.
+        style = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+        schema = {"type": "object", "x-guidance": style} | schema
+        before = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        lines.append(f'{rule}: {before} {rule}_arguments "}}"')
+        lines.append(f"{rule}_arguments: %json {json.dumps(schema)}")
+    return "\n".join(lines)
+
+
+def named(tool: dict[str, Any], field: str = "tools") -> str:
+    """The name of a tool in `field`. Raises InputError when it has none."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        given = json.dumps(tool)
+        given = given if len(given) <= 60 else given[:57] + "..."
+        raise InputError(f'{field} {given}: a tool has {{"function": {{"name": ...}}}}, give one')
+    return function["name"]
+
+
+def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What stands before and behind the JSON of a call, in Lark."""
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
+        written = str(getattr(tokenizer, "chat_template", ""))
+        if OPEN in written and "<function=" not in written:  # Qwen's coders write that, no JSON
+            return json.dumps(OPEN + "\n"), json.dumps("\n" + CLOSE)
+    else:
+        call = template.get("fields", {}).get("tool_calls", {})
+        whole = call.get("transform", {}).get("function") == "{content}"
+        if call.get("content") == "json" and whole and "open" in call and "close" in call:
+            return _terminal(tokenizer, call["open"]), _terminal(tokenizer, call["close"])
+    raise InputError(
+        "tool_choice: how this target writes tool calls is not known to us, only 'auto' or 'none' "
+        "can be had"
+    )
+
+
+def _terminal(tokenizer: PreTrainedTokenizerBase, mark: str) -> str:
+    special = mark in tokenizer.all_special_tokens
+    return f"<[{tokenizer.convert_tokens_to_ids(mark)}]>" if special else json.dumps(mark)
 
 
 class ToolText:

@@ -23,6 +23,7 @@ from peagle.server.metrics import Metrics, Track
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
+TOO_LATE = "the answer has not begun in time"
 
 
 class Drafting(NamedTuple):
@@ -61,6 +62,7 @@ class Job:
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.news: asyncio.Queue[Said | None] = asyncio.Queue()  # None: the engine has failed
         self.left = len(requests)  # that run
+        self.limit: asyncio.TimerHandle | None = None
 
     @property
     def requests(self) -> list[Request]:
@@ -80,8 +82,10 @@ class Job:
 class Worker:
     """Runs an engine in a thread. Public methods are for the event loop."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, max_queue: int) -> None:
-        self.engine, self.metrics = engine, metrics
+    def __init__(
+        self, engine: Engine, metrics: Metrics, max_queue: int, max_seconds: float
+    ) -> None:
+        self.engine, self.metrics, self.max_seconds = engine, metrics, max_seconds
         self.capacity = engine.settings.max_batch + max_queue
         self.draining, self.failed = False, False
         self._jobs = set[Job]()  # the event loop's, as is:
@@ -117,6 +121,8 @@ class Worker:
         job = Job(requests, copies)
         self._jobs.add(job)
         self._asked.put(partial(self._admit, job))
+        expire = partial(self._asked.put, partial(self._expire, job))
+        job.limit = self._loop.call_later(self.max_seconds, expire)
         await job.admitted
         return job
 
@@ -173,7 +179,7 @@ class Worker:
 
     def _tell_admitted(self, job: Job, error: Exception | None) -> None:
         if error is not None:
-            self._jobs.discard(job)
+            self._forget(job)
         if not job.admitted.done():
             job.admitted.set_result(None) if error is None else job.admitted.set_exception(error)
 
@@ -182,14 +188,20 @@ class Worker:
             job.news.put_nowait(said)
             job.left -= said.ended is not None
             if not job.left:
-                self._jobs.discard(job)
+                self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.discard(job)
+        if job.limit is not None:
+            job.limit.cancel()
 
     def _tell_failed(self) -> None:
         for job in self._jobs:
             job.news.put_nowait(None)
             if not job.admitted.done():
                 job.admitted.set_exception(ApiError(500, FAILED))
-        self._jobs.clear()
+        for job in list(self._jobs):
+            self._forget(job)
         if self._guest is not None:
             self._tell_guest(self._guest, ApiError(500, FAILED))
 
@@ -208,7 +220,7 @@ class Worker:
                 elif self._visit is not None:
                     self._step(self._visit)
                 self._report()
-        except Exception:
+        except BaseException:  # a panic in native code is no Exception
             # The engine is in a state that nobody knows: nothing may go on with it.
             self.failed = True
             log.exception("the engine failed")
@@ -238,7 +250,7 @@ class Worker:
                 self.engine.prepare(request)
         except InputError as wrong:
             error = wrong
-        except Exception:  # nothing has been added: the engine is as it was
+        except BaseException:  # nothing has been added: the engine is as it was
             log.exception("a request could not be prepared")
             error = ApiError(500, "the request could not be prepared: see the server's log")
         else:
@@ -248,12 +260,14 @@ class Worker:
         self._loop.call_soon_threadsafe(self._tell_admitted, job, error)
 
     def _cancel(self, job: Job) -> None:
-        if job in self._held:
-            self._held.remove(job)
-            gone = ApiError(503, "the server ends: ask another one")
-            self._loop.call_soon_threadsafe(self._tell_admitted, job, gone)
+        self._refuse_held(job, ApiError(503, "the server ends: ask another one"))
         for request in job.requests if job in self._running else ():
             self.engine.cancel(request)
+
+    def _refuse_held(self, job: Job, why: ApiError) -> None:
+        if job in self._held:
+            self._held.remove(job)
+            self._loop.call_soon_threadsafe(self._tell_admitted, job, why)
 
     def _receive(self, visit: Visit) -> None:
         self._visit = visit
@@ -264,7 +278,7 @@ class Worker:
             told = next(visit.steps, None)
         except InputError as wrong:
             told = ApiError(400, str(wrong))
-        except Exception:  # what it touched is put back
+        except Exception:  # what it touched is put back; a panic ends the server
             log.exception("a visit failed")
             told = ApiError(500, "it failed: see the server's log")
         if isinstance(told, dict):
@@ -281,6 +295,15 @@ class Worker:
         for job in held:
             self._admit(job)
         self._loop.call_soon_threadsafe(self._tell_guest, visit, told)
+
+    def _expire(self, job: Job) -> None:
+        """The time is over: what has been said is the answer, and nothing is none."""
+        late = f"{TOO_LATE}, which is {self.max_seconds:g} seconds: try again"
+        self._refuse_held(job, ApiError(503, late, headers={"retry-after": "1"}))
+        for request in job.requests if job in self._running else ():
+            if request.finish_reason is None and not request.output:
+                request.failure = late
+            self.engine.cancel(request, "length" if request.output else "error")
 
     def _report(self) -> None:
         news = list[tuple[Job, Said]]()

@@ -1,14 +1,17 @@
 """`peagle generate` and `peagle chat`."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from runner import invoke, printed
-from tiny import METHODS
+import torch
+from runner import LAYERS, invoke, printed
+from tiny import METHODS, make_target
 
 from peagle.cli.generate import show
+from peagle.cli.main import main
 from peagle.data.chat import Message, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Chunk, SamplingParams
@@ -155,3 +158,45 @@ def test_chat_remembers_the_conversation(target: Path, heads: dict[Method, Path]
 def test_chat_ends_at_an_empty_line(target: Path) -> None:
     shown = invoke("chat", target, "--max-tokens", 3, stdin="the cat\n\nnever asked\n").stdout
     assert shown.count("tok/s") == 1
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose logits are no numbers."""
+    made = make_target(layers=LAYERS)
+    assert made.tokenizer is not None
+    with torch.no_grad():
+        made.model.lm_head.weight.fill_(float("nan"))
+    folder = tmp_path_factory.mktemp("broken")
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        (("generate", "--prompt", "the cat"), ""),
+        (("generate", "--prompt", "the cat", "--json"), ""),
+        (("chat",), "the cat\nhello\n"),
+    ],
+)
+def test_an_answer_that_fails(
+    broken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    typed: str,
+) -> None:
+    """One line says why, and the exit code that it did not go well."""
+    name, *options = command
+    monkeypatch.setattr("sys.argv", ["peagle", name, str(broken), *options, "--no-speculation"])
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    [line] = [line for line in said.err.splitlines() if line.startswith("peagle")]
+    assert line == "peagle: the target's logits are NaN or infinite: no token can be chosen"
+    if "--json" in options:
+        assert json.loads(said.out)["finish_reason"] == "error"

@@ -270,6 +270,14 @@ def test_logits_that_are_not_finite_fail_one_request(temperature: float, bad: fl
     assert sampler(params, 5).verify(logits, [2]) == Verdict(0, 3), "a row that is never read"
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 5e-324}, {"min_p": 1.0}, {"top_k": 1}])
+def test_the_narrowest_filters_leave_the_likeliest(filters: dict[str, float]) -> None:
+    """Also a mass that is no float32 above 0: nothing would be left, and no token drawn."""
+    logits = random_logits(3, 20)
+    rows = target_probabilities(logits, SamplingParams(temperature=1, **filters))  # type: ignore[arg-type]
+    assert torch.equal(rows, torch.nn.functional.one_hot(logits.argmax(-1), 20).float())
+
+
 @pytest.mark.parametrize(
     "params", [SamplingParams(logit_bias={2: 1, 6: 1}), SamplingParams(stop_token_ids=(6,))]
 )

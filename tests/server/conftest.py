@@ -5,26 +5,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from serving import Brake, Running, Serve, make_llm, start
-from tiny import METHODS, make_drafter, make_target, own_answers
+from serving import Brake, Running, Serve, make_llm, start, train_head
+from tiny import METHODS, make_drafter, make_target
 
 from peagle.engine.llm import LLM
 from peagle.model.checkpoint import save_drafter
 from peagle.model.drafter import Drafter
-from peagle.model.shape import HeadSpec
-from peagle.train.start import new_drafter
-from peagle.train.trainer import TrainConfig, Trainer
 
 
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
-    target = make_target()
-    data = own_answers(target, 64)
-    spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
-    made = new_drafter(target, [e.ids for e in data], spec)
-    folder: Path = tmp_path_factory.mktemp("head")
-    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, made, data).run()
-    return made.eval()
+    return train_head(tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from openai import OpenAI
-from tiny import make_target
+from tiny import make_target, own_answers
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.model.drafter import Drafter
+from peagle.model.shape import HeadSpec
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
+from peagle.train.start import new_drafter
+from peagle.train.trainer import TrainConfig, Trainer
 
 MODEL = "tiny"
 
@@ -39,6 +43,16 @@ class Running:
         self.api.worker.draining = True
         self.thread.join(30)
         assert not self.thread.is_alive()
+
+
+def train_head(folder: Path) -> Drafter:
+    """One whose drafts the tiny target often accepts."""
+    target = make_target()
+    data = own_answers(target, 64)
+    spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
+    made = new_drafter(target, [e.ids for e in data], spec)
+    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, made, data).run()
+    return made.eval()
 
 
 def make_llm(drafter: Drafter | None, max_batch: int = 4, kv_tokens: int = 1024) -> LLM:

@@ -2,6 +2,7 @@
 
 import json
 
+import openai
 import pytest
 from serving import MODEL, Running
 
@@ -178,3 +179,10 @@ def test_invocations(running: Running, llm: LLM) -> None:
         assert http.post("/invocations", json={"max_tokens": 3}).status_code == 400
         assert http.get("/ping").status_code == 200
         assert [m.id for m in running.client().models.list()] == [MODEL]
+
+
+def test_one_model(running: Running) -> None:
+    client = running.client()
+    assert client.models.retrieve(MODEL) == next(iter(client.models.list()))
+    with pytest.raises(openai.NotFoundError, match=f"'a/b': not served here, there is '{MODEL}'"):
+        client.models.retrieve("a/b")

@@ -3,14 +3,16 @@
 import json
 from typing import Any
 
+import openai
 import pytest
 from serving import MODEL, Running, Serve
 from tiny import CHATML, make_tokenizer
 
+from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
-from peagle.server.tools import Spoken, ToolText
+from peagle.server.tools import Spoken, ToolText, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -108,6 +110,63 @@ def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
     assert (said.strip(), end) == ("ok", "tool_calls")
     assert calls[0].function.name == "sit"
     assert json.loads(calls[0].function.arguments) == {"on": "mat"}
+
+
+def lie(on: dict[str, Any]) -> Any:
+    parameters = {"type": "object", "properties": {"on": on}, "required": ["on"]}
+    parameters |= {"additionalProperties": False, "$defs": {"mat": {"enum": ["mat", 7]}}}
+    return {"type": "function", "function": {"name": "läg", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"function": {"name": "läg"}}])
+def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
+    """Whatever a random target would say: a call, with arguments as the schema has them."""
+    running = serve()
+    running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    tools = [lie({"$ref": "#/$defs/mat"})] + ([TOOL] if choice != "required" else [])
+    for seed in range(4):
+        got: Any = running.client().chat.completions.create(
+            model=MODEL, messages=ASKED, tools=tools, tool_choice=choice, seed=seed,
+            parallel_tool_calls=False, max_tokens=80, stream=stream,
+        )  # fmt: skip
+        [*_, last] = [part.choices[0] for part in (got if stream else [got])]
+        said = last.delta if stream else last.message
+        [call] = said.tool_calls
+        assert (call.function.name, last.finish_reason) == ("läg", "tool_calls")
+        assert json.loads(call.function.arguments)["on"] in ("mat", 7)
+        assert not said.content
+
+
+def test_a_schema_of_a_tool_that_is_none(serve: Serve) -> None:
+    running = serve()
+    running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    tools, client = [lie({"type": "nothing"})], running.client()
+    with pytest.raises(openai.BadRequestError, match="tools: grammar") as told:
+        client.chat.completions.create(
+            model=MODEL, messages=ASKED, tools=tools, tool_choice="required"
+        )
+    assert told.value.param == "tools"
+
+
+def test_how_calls_are_written() -> None:
+    """As a tokenizer that parses them has it, its special tokens as such; else not at all."""
+    tokenizer = make_tokenizer()
+    template = {"fields": {"tool_calls": {"open": "<|reserved_0|>", "close": "[END]"}}}
+    template["fields"]["tool_calls"] |= {"content": "json", "transform": {"function": "{content}"}}
+    tokenizer.response_template = template
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
+    grammar = call_grammar(tokenizer, [TOOL], several=True)
+    assert 'start: call ("\\n" call)*\ncall: <[3]> (call0) "[END]"\n' in grammar
+    with pytest.raises(InputError, match="tools: the parameters of sit are .no., give a JSON sch"):
+        call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
+    template["fields"]["tool_calls"]["content"] = "xml-inline"
+    with pytest.raises(InputError, match="tool_choice: how this target writes"):
+        call_grammar(tokenizer, [TOOL], several=True)
+    tokenizer.response_template = None
+    tokenizer.chat_template = CHATML + "<tool_call><function="
+    with pytest.raises(InputError, match="tool_choice: how this target writes"):
+        call_grammar(tokenizer, [TOOL], several=True)
 
 
 def test_arguments_of_the_template(serve: Serve) -> None:

@@ -12,11 +12,12 @@ from peagle.server.gate import MAX_BODY
 
 USER = {"role": "user", "content": "a"}
 LONG = [70] * 256
+TOOL = {"type": "function", "function": {"name": "sit"}}
 
 # (body, field, what the message says)
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": "hot"}, "temperature", "temperature 'hot': "),
-    ({"temperature": -1}, "temperature", "temperature -1.0: must be 0 (greedy) or more"),
+    ({"temperature": -1}, "temperature", "temperature -1.0: must be 0 (greedy) to 100"),
     ({"top_p": 0}, "top_p", "top_p 0.0: must be above 0 and at most 1"),
     ({"top_k": -5}, "top_k", "top_k -5: must be 0 (all) or more"),
     ({"n": 0}, "n", "n 0: "),
@@ -53,10 +54,24 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "messages",
         "messages: 0.content has a part of type 'image_url'",
     ),
+    ({"tool_choice": "any"}, "tool_choice", "tool_choice 'any': must be 'auto', 'none', 'req"),
+    ({"tool_choice": "required"}, "tool_choice", "not among the tools, there are none"),
     (
-        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "run"}}, "tools": [TOOL]},
         "tool_choice",
-        "tool_choice 'required': must be 'auto' or 'none'",
+        "is not among the tools, there are sit",
+    ),
+    ({"tool_choice": "required", "tools": [{}]}, "tools", 'tools {}: a tool has {"function"'),
+    ({"tool_choice": {"name": "sit"}, "tools": [TOOL]}, "tool_choice", 'tool_choice {"name": "'),
+    (
+        {"tool_choice": "required", "tools": [TOOL], "structured_outputs": {"regex": "a"}},
+        "tool_choice",
+        "tool_choice: an answer has one form",
+    ),
+    (
+        {"tool_choice": "required", "tools": [TOOL]},
+        "tool_choice",
+        "how this target writes tool calls is not known to us",
     ),
     ({"top_logprobs": 99}, "top_logprobs", "top_logprobs 99: "),
     ({"functions": [{}]}, "functions", "functions [{}]: deprecated, use tools"),
@@ -202,3 +217,15 @@ def test_a_request_fails_alone(
         )
     assert isinstance(raised.value, openai.InternalServerError) != stream
     assert client.completions.create(model=MODEL, prompt="a").choices
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_is_too_complex(running: Running, stream: bool) -> None:
+    """Where llguidance gives up in the answer's midst, it is the request that was wrong."""
+    many = {"choice": [f"{'x' * 50}{i}" for i in range(3000)]}
+    body = {"prompt": "a", "stream": stream, "structured_outputs": many}
+    with running.http() as http:
+        answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == (200 if stream else 400)
+    assert "the grammar cannot be followed any further" in answer.text
+    assert "invalid_request_error" in answer.text

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from openai import APIConnectionError, OpenAI
+from openai import APIConnectionError, APIError, APIStatusError, OpenAI
 from tiny import make_target
 
 import peagle.server
@@ -20,11 +22,31 @@ from peagle.cli.main import main
 from peagle.config import InputError
 from peagle.server.run import bind, check_host
 
-BROKEN = """
-import peagle.engine.engine, sys
+# Fails while all of CLIENTS stream, with what no `except Exception` would catch (a panic in native
+# code is such), and then ends only when it has said on /health that it has failed.
+CLIENTS = 8
+BROKEN = f"""
 from peagle.cli.main import main
-def step(engine): raise RuntimeError("out of something")
-peagle.engine.engine.Engine.step = step
+from peagle.engine.engine import Engine
+from peagle.server.app import Api
+from peagle.server.run import Server
+
+step, on_tick, health, said = Engine.step, Server.on_tick, Api.health, []
+
+def broken(engine):
+    if sum(len(request.output) > 2 for request in engine.scheduler.running) == {CLIENTS}:
+        raise BaseException("out of something")
+    step(engine)
+
+async def late(server, counter):
+    return bool(said) and await on_tick(server, counter)
+
+async def heard(api):
+    answer = await health(api)
+    said.extend([answer] if answer.status_code == 503 else [])
+    return answer
+
+Engine.step, Server.on_tick, Api.health = broken, late, heard
 main()
 """
 
@@ -56,6 +78,9 @@ class Process:
         url = f"http://127.0.0.1:{self.lines[0]['port']}/v1"
         self.client = OpenAI(base_url=url, api_key="secret", max_retries=0)
 
+    def health(self) -> httpx2.Response:
+        return httpx2.get(f"http://127.0.0.1:{self.lines[0]['port']}/health", timeout=30)
+
     def end(self) -> int:
         _, rest = self.process.communicate(timeout=60)
         self.lines += [json.loads(line) for line in rest.splitlines()]
@@ -72,42 +97,63 @@ def served(*args: object) -> Iterator[Process]:
 
 
 def test_told_to_end(folder: Path) -> None:
-    """SIGTERM in the middle of an answer: it is finished, and the process ends well."""
+    """SIGTERM in the middle of an answer: it is finished, others are sent away, and the process
+    ends well."""
     options = ("--port", 0, "--no-speculation", "--served-model-name", "me", "--kv-tokens", 4096)
+    asked: Any = {"model": "me", "prompt": "the cat sat", "max_tokens": 1500}
     with served("-m", "peagle", "serve", folder, *options) as server:
+        with pytest.raises(APIStatusError, match="temperature"):
+            server.client.completions.create(**asked, temperature=-1)
         stream = iter(
-            server.client.completions.create(
-                model="me",
-                prompt="the cat sat",
-                max_tokens=400,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
+            server.client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
         )
         first = next(stream)
         server.process.send_signal(signal.SIGTERM)
+        while server.health().status_code == 200:  # the signal is on its way
+            pass
+        assert server.health().json() == {"status": "draining"}
+        with pytest.raises(APIStatusError, match="the server ends") as told:
+            server.client.completions.create(**asked)
+        assert told.value.status_code == 503
         parts = [first, *stream]
         assert parts[-1].choices[0].finish_reason == "length"
         assert server.end() == 0
         with pytest.raises(APIConnectionError):
             server.client.models.list()
-    start, request = server.lines
+    start, bad, refused, request = (line for line in server.lines if line.get("path") != "/health")
     assert (start["message"], start["model"], start["context"]) == ("serving", "me", 2048)
     assert (request["path"], request["status"]) == ("/v1/completions", 200)
     assert request["finish_reasons"] == ["length"]
-    assert request["usage"]["completion_tokens"] == 400
+    assert request["usage"]["completion_tokens"] == 1500
+    assert (bad["status"], refused["status"]) == (400, 503)
     assert "cat" not in json.dumps(server.lines), "nobody's words are in the log"
 
 
 def test_an_engine_that_fails(folder: Path) -> None:
-    """Requests get an error, and the process does not end well."""
-    with served("-c", BROKEN, "serve", folder, "--port", 0, "--no-speculation") as server:
-        with pytest.raises(Exception, match="the engine has failed"):
-            server.client.completions.create(model=str(folder), prompt="the cat sat")
+    """All who are listening are told, /health says it, and the process does not end well."""
+    options = ("--port", 0, "--no-speculation", "--max-batch", CLIENTS, "--kv-tokens", 16384)
+    with served("-c", BROKEN, "serve", folder, *options) as server:
+
+        def listen(number: int) -> str:
+            try:
+                for _ in server.client.completions.create(
+                    model=str(folder), prompt=[60 + number], max_tokens=1500, stream=True,
+                    extra_body={"ignore_eos": True},
+                ):  # fmt: skip
+                    pass
+            except APIError as error:
+                return str(error)
+            return "it has ended as if nothing were"
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            told = list(pool.map(listen, range(CLIENTS)))
+        assert told == ["the engine has failed: the server ends, start it again"] * CLIENTS
+        health = server.health()
+        assert (health.status_code, health.json()) == (503, {"status": "failed"})
         assert server.end() == 1
     [failure] = [line for line in server.lines if line["level"] == "error"]
     assert failure["message"] == "the engine failed"
-    assert "RuntimeError: out of something" in failure["error"]
+    assert "BaseException: out of something" in failure["error"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", ""])
@@ -136,6 +182,7 @@ def test_bad_options(
             (("--port", 70000), "--host 127.0.0.1 --port 70000: "),
             (("--host", "192.0.2.1", "--allow-no-key"), "choose another --host"),
             (("--port", 0, "--max-queue", -1), "--max-queue -1: must be at least 0"),
+            (("--port", 0, "--max-seconds", 0), "--max-seconds 0: must be above 0"),
             (("--port", 0, "--max-batch", 0), "max_batch 0: must be at least 1"),
             (("--port", 0, "--kv-tokens", 0), "kv_tokens 0: must be at least 1"),
         ):
@@ -150,7 +197,7 @@ def test_bad_options(
 def test_without_its_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peagle, "server", peagle.server)  # it will be imported anew
+    monkeypatch.setattr(peagle, "server", peagle.server)  # the import makes another one of it
     for name in [name for name in sys.modules if name.startswith(("peagle.server", "fastapi"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)

@@ -1,5 +1,6 @@
 """Leaving, crowding, ending, failing: nothing hangs, and nothing is kept of who has gone."""
 
+import socket
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
+from peagle.server import gate
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
 LONG["extra_body"] = {"ignore_eos": True}
@@ -54,6 +56,45 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
         thread.join(30)
     assert len(texts) == 3
     until(lambda: all_free(running))
+
+
+def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
+    """What has been said by then is the answer; who still waits is sent away."""
+    running = serve(max_batch=1, max_seconds=0.05)
+    brake.go.clear()
+    told: dict[int, httpx2.Response] = {}
+
+    def ask(number: int) -> None:
+        with running.http() as http:
+            told[number] = http.post("/v1/completions", json=BODY)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        until(lambda: running.api.worker.open == number + 1)  # noqa: B023
+    # The first is before its first round, the other one behind it, and both their ends are asked
+    # for; where the other one's coming still waits to be heard, it is asked for, too.
+    worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
+    until(lambda: worker._asked.qsize() + len(scheduler.waiting) == 4)
+    brake.go.set()
+    for thread in threads:
+        thread.join(30)
+    assert told[0].status_code == 200
+    assert told[0].json()["choices"][0]["finish_reason"] == "length"
+    assert 0 < told[0].json()["usage"]["completion_tokens"] <= 4
+    assert (told[1].status_code, told[1].headers["retry-after"]) == (503, "1")
+    assert "not begun in time, which is 0.05 seconds" in told[1].json()["error"]["message"]
+    until(lambda: all_free(running))
+
+
+def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.1)
+    host, port = running.url.removeprefix("http://").split(":")
+    head = f"POST /tokenize HTTP/1.1\r\nhost: {host}\r\ncontent-length: 20\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as http:
+        http.sendall(f'{head}{{"prompt": '.encode())
+        said = b"".join(iter(lambda: http.recv(4096), b""))  # until the server closes it
+    assert said.startswith(b"HTTP/1.1 408 ") and b"the body has not come within" in said
 
 
 def test_draining(serve: Serve, brake: Brake) -> None:

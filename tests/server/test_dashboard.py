@@ -1,0 +1,75 @@
+"""The Grafana dashboard asks for nothing that /metrics does not have."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving import MODEL, Running
+
+FILE = Path(__file__).resolve().parents[2] / "dashboards" / "grafana.json"
+# `by (a, b)`, `on (a)`, and labels in braces.
+LABELS = re.compile(r"(?:by|on) \(([\w, ]*)\)|{(\w+)=~")
+
+
+@pytest.fixture(scope="module")
+def board() -> Any:
+    return json.loads(FILE.read_text())
+
+
+@pytest.fixture(scope="module")
+def exposed(running: Running) -> dict[str, set[str]]:
+    """Sample name → labels, after a request."""
+    running.client().completions.create(model=MODEL, prompt="the cat", max_tokens=30)
+    with running.http() as http:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        return {s.name: set(s.labels) for family in families for s in family.samples}
+
+
+def expressions(board: Any) -> list[str]:
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return shown + [v["definition"] for v in board["templating"]["list"] if v["type"] == "query"]
+
+
+def test_every_metric_is_there(board: Any, exposed: dict[str, set[str]]) -> None:
+    assert len(expressions(board)) > 20
+    for expression in expressions(board):
+        names = re.findall(r"(?:vllm|peagle):\w+", expression)
+        assert names and set(names) <= set(exposed), expression
+        asked = {
+            label
+            for found in LABELS.findall(expression)
+            for label in re.findall(r"\w+", "".join(found))
+        }
+        assert asked <= set().union(*(exposed[name] for name in names)), expression
+        counters = [name for name in names if name.endswith(("_total", "_bucket"))]
+        assert expression.count("rate(") == len(counters), "a counter is read by its rate"
+
+
+def test_every_metric_is_shown(board: Any, exposed: dict[str, set[str]]) -> None:
+    shown = set(re.findall(r"(?:vllm|peagle):\w+", " ".join(expressions(board))))
+    kinds = {name for name in exposed if not name.endswith(("_sum", "_count", "_created"))}
+    assert shown == kinds
+
+
+def test_what_grafana_needs(board: Any) -> None:
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(board)
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    ids, places = set(), set()
+    for panel in board["panels"]:
+        assert {"type", "title", "fieldConfig", "options"} <= set(panel)
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert at["x"] + at["w"] <= 24 and not cells & places, "panels lie side by side"
+        places |= cells
+        assert panel["id"] not in ids
+        ids.add(panel["id"])
+        marks = [target["refId"] for target in panel["targets"]]
+        assert marks and len(set(marks)) == len(marks)
+        for part in (panel, *panel["targets"]):
+            assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for variable in re.findall(r"\$(\w+)", " ".join(t["expr"] for t in panel["targets"])):
+            assert variable in variables or variable == "__rate_interval"
