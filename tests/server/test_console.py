@@ -133,8 +133,7 @@ def test_a_deployment_that_is_left(
     stand_in(
         monkeypatch,
         "import pathlib, time\n"
-        "print('begun', flush=True)\n"
-        "try: time.sleep(60)\n"
+        "try: print('begun', flush=True); time.sleep(60)\n"
         f"except KeyboardInterrupt: pathlib.Path({str(left)!r}).touch()",
     )
     running = serve()
