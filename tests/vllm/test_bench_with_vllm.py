@@ -1,4 +1,4 @@
-"""`peagle bench --engine vllm`: real servers, one after another, and our engine beside them."""
+"""`peagle bench --engine vllm`: a real server, and our engine beside it."""
 
 import json
 import os
@@ -26,11 +26,10 @@ def bench(output: Path, *more: str) -> list[dict[str, object]]:
 
 def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
     assert os.environ["PEAGLE_VLLM_PYTHON"]
-    methods = ("--methods", "none,p-eagle")
+    methods = ("--methods", "p-eagle")
     theirs = bench(tmp_path / "vllm.json", *methods, "--engine", "vllm")
     mine = bench(tmp_path / "native.json", *methods)
-    assert [row["method"] for row in theirs] == ["none", "p-eagle"]
-    for a, b in zip(theirs, mine, strict=True):
-        for name in ("requests", "output_tokens", "acceptance_length", "accepted_per_position"):
-            assert a[name] == b[name], name
-    assert theirs[1]["same"] == theirs[1]["compared"] == 2
+    [a], [b] = theirs, mine
+    for name in ("method", "requests", "output_tokens", "acceptance_length"):
+        assert a[name] == b[name], name
+    assert a["accepted_per_position"] == b["accepted_per_position"] != []
