@@ -26,6 +26,13 @@ from peagle.server.schema import Body
 from peagle.server.worker import Worker
 
 PYTHON = (sys.executable, "-m")
+# Whoever started this server in the background may have it ignore SIGINT, and what it starts, too.
+HEEDING = (
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])",
+)
 
 
 class RaceBody(Body):
@@ -93,7 +100,7 @@ class Console:
         self._deploying = True
         try:
             process = await asyncio.create_subprocess_exec(
-                *PYTHON, *command,
+                *HEEDING, *PYTHON, *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
