@@ -2,8 +2,6 @@
 
 import argparse
 import hashlib
-import json
-import os
 import platform
 import sys
 from importlib.metadata import version
@@ -12,7 +10,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from peagle.bench import workload
+from peagle.bench import run, workload
 from peagle.bench.side_by_side import device_name
 from peagle.catalog import head_path
 from peagle.cli.common import progress_bar
@@ -104,8 +102,5 @@ def environment() -> dict[str, Any]:
 
 def write_json(path: Path, report: dict[str, Any]) -> None:
     """Write a report, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}-{os.getpid()}")
-    made.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(made, path)
+    run.write_json(path, report)
     print(f"written: {path}", flush=True)

@@ -16,6 +16,7 @@ import yaml
 from peagle.config import InputError, first_line
 
 METHODS = ("p-eagle", "eagle3")
+CHOICES = (*METHODS, "none")  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
 
 
@@ -107,6 +108,21 @@ def flag_options(flags: Mapping[str, str | int | float | bool]) -> list[str]:
         else:
             options += [f"--{flag}", str(value)]
     return options
+
+
+def choose_head(target: str, head: str | None, method: str | None, k: int | None) -> str | None:
+    """Folder or hub id of the head to draft with: as named, or the catalog's; None for none.
+
+    Raises InputError for a method or K that there is not, and a method without a head.
+    """
+    if method is not None and method not in CHOICES:
+        raise InputError(f"method {method!r}: choose {', '.join(CHOICES)}")
+    if k is not None and k < 1:
+        raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
+    place = None if method == "none" else head or head_place(target, method or "p-eagle")
+    if place is None and method not in (None, "none"):
+        raise InputError(f"no {method} head is known for {target}: name one with --head")
+    return place
 
 
 def head_place(target: str, method: str) -> str | None:

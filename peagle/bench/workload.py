@@ -11,7 +11,6 @@ from peagle.config import InputError, first_line
 from peagle.data.chat import to_messages
 from peagle.data.dataset import read_records
 
-PROBLEMS = 164  # in HumanEval
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, where a text is elsewhere
 PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.parquet")
 

@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
+from peagle.catalog import CHOICES
 from peagle.cli.bench_answering import ADAPTIVE
 from peagle.cli.common import (
-    METHODS,
     ChatTemplateOption,
     DeviceOption,
     DtypeOption,
@@ -197,8 +197,8 @@ def _cells(methods: str, k: str, loads: list[int], temperature: str) -> list[Any
     from peagle.bench.summary import Cell
 
     chosen = methods.split(",")
-    if wrong := [method for method in chosen if method not in METHODS]:
-        raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(METHODS)}")
+    if wrong := [method for method in chosen if method not in CHOICES]:
+        raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(CHOICES)}")
     depths = [d if d == ADAPTIVE else parse_list(d, "--k", least=1)[0] for d in k.split(",")]
     try:
         heats = [float(part) for part in temperature.split(",")]

@@ -8,10 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from peagle.catalog import head_place
 from peagle.cli.common import screen
 from peagle.config import InputError
 
 ADAPTIVE = "adaptive"
+AT_RANDOM = 16  # requests that run together, where they come at random times
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class Answering:
         return [[r for r in results if (r.cell.method, r.cell.k) == kind] for kind in kinds]
 
 
+def _places(target: str, named: dict[str, str | None], cells: list[Any]) -> dict[str, str]:
+    """Folder or hub id of the head of every method: as named, or the catalog's."""
+    heads = dict[str, str]()
+    for method in {cell.method for cell in cells} - {"none"}:
+        place = named[method] or head_place(target, method)
+        if place is None:
+            raise InputError(f"no {method} head is known for {target}: name one with --{method}")
+        heads[method] = place
+    return heads
+
+
 def native(
     target: str,
     named: dict[str, str | None],
@@ -43,19 +56,13 @@ def native(
     """The engine in this process; all heads stay loaded."""
     from peagle.bench.native import Native
     from peagle.bench.side_by_side import device_name
-    from peagle.catalog import head_place
     from peagle.cli.common import open_llm
     from peagle.engine.request import SamplingParams
     from peagle.model.checkpoint import find_head
     from peagle.model.drafter import Drafter
     from peagle.model.packed import pack
 
-    heads = dict[str, str]()
-    for method in {cell.method for cell in cells} - {"none"}:
-        place = named[method] or head_place(target, method)
-        if place is None:
-            raise InputError(f"no {method} head is known for {target}: name one with --{method}")
-        heads[method] = str(place)
+    heads = _places(target, named, cells)
     folders = {method: find_head(place) for method, place in heads.items()}
     force = options.pop("force")
     llm = open_llm(target, None, "none", None, **options)
@@ -68,7 +75,7 @@ def native(
     loads = count()  # each draws by seeds of its own
 
     def opened(cell: Any) -> Native:
-        llm.max_batch = cell.concurrency or 16
+        llm.max_batch = cell.concurrency or AT_RANDOM
         llm.use(drafters[cell.method], None if cell.k in (0, ADAPTIVE) else cell.k)
         seed = 10_000 * next(loads)
         return Native(llm, SamplingParams(temperature=cell.temperature, seed=seed, **sampled))
@@ -105,12 +112,12 @@ def synthetic(
         drawn = random_target(target, device)
         drafters: dict[str, Any] = {"none": None}
         drafters |= {method: random_drafter(drawn, method) for method in wanted}
-    llm = LLM(drawn, kv_tokens=max(c.concurrency for c in cells)
-              * (prompt_tokens + sampled["max_tokens"] + 64))  # fmt: skip
+    most = max(cell.concurrency for cell in cells) or AT_RANDOM
+    llm = LLM(drawn, kv_tokens=most * (prompt_tokens + sampled["max_tokens"] + 64))
     accepted = {method: profile(length) for method, length in given.items()}
 
     def opened(cell: Any) -> Synthetic:
-        llm.max_batch = cell.concurrency
+        llm.max_batch = cell.concurrency or AT_RANDOM
         llm.use(drafters[cell.method], cell.k or None)
         profiled = accepted.get(cell.method, [])
         return Synthetic(llm, SamplingParams(**sampled), prompt_tokens, profiled)
@@ -157,7 +164,6 @@ def vllm(
     from peagle.bench.client import Server
     from peagle.bench.side_by_side import device_name
     from peagle.bench.vllm import serving
-    from peagle.catalog import head_place
     from peagle.vllm_process import look
 
     installed = look(python or Path(sys.executable))
@@ -166,13 +172,8 @@ def vllm(
             raise InputError(f"--{name} {options[name]}: vLLM decides by itself, leave it out")
     if any(cell.k == ADAPTIVE for cell in cells):
         raise InputError("--engine vllm: its drafts are as deep as it is told: pin --k")
-    heads = dict[str, str]()
-    for method in {cell.method for cell in cells} - {"none"}:
-        place = named[method] or head_place(target, method)
-        if place is None:
-            raise InputError(f"no {method} head is known for {target}: name one with --{method}")
-        heads[method] = str(place)
-    most = max(cell.concurrency for cell in cells) or 16
+    heads = _places(target, named, cells)
+    most = max(cell.concurrency for cell in cells) or AT_RANDOM
     stack, running, loads = ExitStack(), dict[tuple[str, int], str](), count()
 
     def opened(cell: Any) -> Server:

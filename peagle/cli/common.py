@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from peagle.catalog import head_place
+from peagle.catalog import choose_head
 from peagle.config import InputError
 from peagle.data.template import use_template
 from peagle.engine.llm import LLM, Run
@@ -16,7 +16,6 @@ from peagle.model.checkpoint import find_head
 from peagle.model.drafter import Drafter
 from peagle.model.packed import pack
 
-METHODS = ("p-eagle", "eagle3", "none")
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 
 TargetArgument = Annotated[
@@ -104,13 +103,7 @@ def open_llm(
     from transformers.utils import logging
 
     method = "none" if no_speculation else method
-    if method is not None and method not in METHODS:
-        raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
-    if k is not None and k < 1:
-        raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
-    path = None if method == "none" else head or head_place(target, method or "p-eagle")
-    if path is None and method not in (None, "none"):
-        raise InputError(f"no {method} head is known for {target}: name one with --head")
+    path = choose_head(target, head, method, k)
     folder = find_head(path) if path else None  # before the target takes its time to load
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):

@@ -4,7 +4,7 @@ import hashlib
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import head_place, load_catalog
+from peagle.catalog import choose_head, load_catalog
 from peagle.config import InputError, cache_dir, first_line
 from peagle.data.template import use_template
 from peagle.model.checkpoint import find_head, read_config, save_drafter
@@ -12,7 +12,6 @@ from peagle.model.drafter import Drafter
 from peagle.model.source import UNREADABLE, load_target, locate
 from peagle.server.vllm import Head, check_sizes, read_as_it_is
 
-METHODS = ("p-eagle", "eagle3", "none")
 MOST = 7  # draft tokens, where nobody says how many
 
 
@@ -27,13 +26,7 @@ def target_config(target: str) -> PretrainedConfig:
 
 def choose(target: str, head: str | None, method: str | None, k: int | None) -> Head | None:
     """The head that is named, or the catalog's, as it is on disk; None for none."""
-    if method is not None and method not in METHODS:
-        raise InputError(f"method {method!r}: choose {', '.join(METHODS)}")
-    if k is not None and k < 1:
-        raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
-    name = None if method == "none" else head or head_place(target, method or "p-eagle")
-    if name is None and method not in (None, "none"):
-        raise InputError(f"no {method} head is known for {target}: name one with --head")
+    name = choose_head(target, head, method, k)
     if name is None:
         return None
     folder, sizes = find_head(name), target_config(target)

@@ -174,6 +174,15 @@ def test_human_eval_is_run(tmp_path: Path) -> None:
     assert "0.0%" in said.stdout
 
 
+def test_random_weights_at_random_times(tmp_path: Path, target: Path) -> None:
+    output = tmp_path / "bench.json"
+    sizes = ("--prompt-tokens", 9, "--max-tokens", 8, "--limit", 3, "--repeats", 1)
+    load = ("--methods", "none", "--k", "3", "--rate", 50)
+    invoke("bench", target, "--random-weights", *sizes, *load, "--output", output)
+    [row] = json.loads(output.read_text())["rows"]
+    assert row["requests"] == 3 and row["concurrency"] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [
