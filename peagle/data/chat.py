@@ -13,7 +13,8 @@ from peagle.data.template import check_template
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("user", "assistant", "system", "developer", "tool")
-KEPT = ("tool_call_id", "name", "reasoning_content", "thinking")  # templates read these too
+KEPT = ("tool_call_id", "name")  # templates read these too
+THOUGHT = ("thinking", "reasoning_content")  # what was thought before; each template reads one
 Message = dict[str, Any]
 
 
@@ -132,6 +133,8 @@ def _message(turn: object) -> Message:
     if role not in ROLES or not isinstance(content, str):
         raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
     kept = {key: turn[key] for key in KEPT if turn.get(key) is not None}
+    if thought := next((turn[key] for key in THOUGHT if turn.get(key)), None):
+        kept |= dict.fromkeys(THOUGHT, thought)
     if calls:
         kept["tool_calls"] = [_tool_call(call) for call in calls]
     return {"role": role, "content": content, **kept}

@@ -11,6 +11,7 @@ from peagle.data.chat import Message, prompt_ids
 from peagle.data.dataset import Conversation
 from peagle.data.endpoint import Servers, ask_servers
 from peagle.data.lines import append, open_to_append, read_back
+from peagle.data.spoken import to_message
 from peagle.data.talk import Talk, drop_oldest
 from peagle.engine.llm import LLM
 from peagle.engine.request import Completion, SamplingParams
@@ -93,7 +94,7 @@ def _answer(engine: Engine, todo: list[Talk], params: SamplingParams) -> Iterato
             asked = [each for each in asked if each[0].open]
             answers = engine.generate([ids for _, _, ids in asked], params) if asked else []
             for (talk, messages, ids), answer in zip(asked, answers, strict=True):
-                said = {"role": "assistant", "content": answer.text}
+                said = to_message(engine.tokenizer, ids, answer.token_ids, answer.text)
                 tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
                 talk.say(messages, said, tokens)
         yield group

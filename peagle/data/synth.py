@@ -19,6 +19,7 @@ from peagle.config import InputError
 from peagle.data.chat import Message, Style, prompt_ids, render, system_turn
 from peagle.data.lines import append, open_to_append, read_back
 from peagle.data.novelty import Kept
+from peagle.data.spoken import to_message
 from peagle.data.starters import STARTERS
 from peagle.engine.llm import LLM
 from peagle.engine.request import Completion, SamplingParams
@@ -253,7 +254,7 @@ class _Synthesis:
         first = self.kinds.total() - len(drafts)
         lines = []
         for number, (draft, answer) in enumerate(zip(drafts, answers, strict=True), start=first):
-            said = {"role": "assistant", "content": answer.text}
+            said = to_message(self.llm.tokenizer, draft.prompt, answer.token_ids, answer.text)
             origin = {"record": number, "kind": draft.draw.kind, "draw": draft.draw.number}
             talk = {"messages": [*self._asked(draft.text), said], **self.style.in_line()}
             tokens = {"prompt_ids": draft.prompt, "answer_ids": answer.token_ids}

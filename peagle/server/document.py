@@ -111,6 +111,7 @@ class ToolCall(Answer):
 class Message(Answer):
     role: Literal["assistant"]
     content: str | None
+    reasoning: str = ""  # where the target marks what it thought
     tool_calls: list[ToolCall] = []
 
 

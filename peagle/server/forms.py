@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from peagle.data.spoken import HARMONY, answer_template
 from peagle.engine.request import Request, TokenLogprob
 from peagle.server.logprobs import of_chat, of_text
 from peagle.server.tools import Spoken, ToolText
@@ -62,13 +63,15 @@ class TextForm:
 
 class ChatForm:
     """/v1/chat/completions. `most_calls` tool calls are looked for, None being any number; 0 where
-    no tools were offered."""
+    no tools were offered. Answers in harmony come whole, at the end: their text has no marks of
+    what is thought and what is said."""
 
     kind, part_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most_calls: int | None) -> None:
         self._tokenizer, self._most_calls = tokenizer, most_calls
         self._texts = dict[int, ToolText]()
+        self._apart = most_calls != 0 or answer_template(tokenizer) is HARMONY
 
     def opening(self, index: int) -> dict[str, Any]:
         """Who speaks."""
@@ -80,12 +83,14 @@ class ChatForm:
         text = "".join(chunk.text for chunk in said.chunks)
         reason = said.ended.finish_reason if said.ended else None
         delta = dict[str, Any]()
-        if self._most_calls != 0:
+        if self._apart:
             own = self._texts.setdefault(said.index, ToolText(self._tokenizer))
             text = own.push(text)
             if said.ended:
                 rest = self._finish(own, said.ended)
                 text += rest.text
+                if rest.thought:
+                    delta["reasoning"] = rest.thought
                 if rest.calls:
                     delta["tool_calls"] = [{"index": i} | call for i, call in enumerate(rest.calls)]
                     reason = "tool_calls"  # type: ignore[assignment]
@@ -99,11 +104,13 @@ class ChatForm:
         """A message, and why it ended."""
         message: dict[str, Any] = {"role": "assistant", "content": request.text.text}
         reason: str | None = request.finish_reason
-        if self._most_calls != 0:
+        if self._apart:
             own = ToolText(self._tokenizer)
             certain = own.push(request.text.text)
             rest = self._finish(own, request)
             message["content"] = certain + rest.text
+            if rest.thought:
+                message["reasoning"] = rest.thought
             if rest.calls:
                 message["content"] = message["content"].strip() or None
                 message["tool_calls"], reason = rest.calls, "tool_calls"
@@ -117,8 +124,8 @@ class ChatForm:
 
     def _finish(self, own: ToolText, request: Request) -> Spoken:
         prompt = request.tokens[: request.prompt_length]
-        text, calls = own.finish(prompt, request.output)
-        return Spoken(text, calls[: self._most_calls])
+        text, calls, thought = own.finish(prompt, request.output)
+        return Spoken(text, calls[: self._most_calls], thought)
 
 
 def _tokens(said: Said) -> list[TokenLogprob]:

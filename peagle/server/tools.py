@@ -1,7 +1,7 @@
-"""Tool calls in what a target says.
+"""What a target says in its parts: text, tool calls, and what it thought before.
 
-A tokenizer that knows how its model answers (transformers' `response_template`) parses the answer;
-else calls are looked for as Hermes and Qwen write them: <tool_call>{"name": …}</tool_call>.
+Where it is known how the model marks them (`peagle.data.spoken`) the whole answer is parsed; else
+calls are looked for as Hermes and Qwen write them: <tool_call>{"name": …}</tool_call>.
 """
 
 import json
@@ -12,6 +12,7 @@ from uuid import uuid4
 from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError
+from peagle.data.spoken import answer_template, to_message
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
@@ -22,6 +23,7 @@ class Spoken(NamedTuple):
 
     text: str
     calls: list[dict[str, Any]]  # OpenAI's; none: all is text
+    thought: str = ""
 
 
 def call_grammar(
@@ -63,7 +65,7 @@ def named(tool: dict[str, Any], field: str = "tools") -> str:
 
 def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """What stands before and behind the JSON of a call, in Lark."""
-    template = getattr(tokenizer, "response_template", None)
+    template = answer_template(tokenizer)
     if template is None:
         written = str(getattr(tokenizer, "chat_template", ""))
         if OPEN in written and "<function=" not in written:  # Qwen's coders write that, no JSON
@@ -89,7 +91,7 @@ class ToolText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._parses = getattr(tokenizer, "response_template", None) is not None
+        self._parses = answer_template(tokenizer) is not None
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -119,12 +121,10 @@ class ToolText:
 def _parsed(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: list[int], text: str
 ) -> Spoken:
-    try:
-        said = tokenizer.parse_response(answer, prefix=prompt)
-    except (ValueError, KeyError):  # an answer that was cut, or is not as the template has it
-        return Spoken(text, [])
+    said = to_message(tokenizer, prompt, answer, text)
     calls = [_call_of(call.get("function", call)) for call in said.get("tool_calls") or []]
-    return Spoken(said.get("content") or "", [call for call in calls if call is not None])
+    thought = said.get("thinking") or said.get("reasoning_content") or ""
+    return Spoken(said["content"], [call for call in calls if call is not None], thought)
 
 
 def _call(body: str) -> dict[str, Any] | None:

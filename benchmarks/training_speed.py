@@ -1,0 +1,165 @@
+"""How fast a head trains, and what share of the device's peak that is.
+
+    python benchmarks/training_speed.py --data answers.jsonl.gz [--device cuda] [--threads N]
+
+Each row trains smollm2-135m's head for some steps in one way: online or from captured features,
+documents one by one or packed, in segments, recomputed, EAGLE-3, and on CUDA also without
+torch.compile. Rows take turns, so that noise hits all alike; medians of steps. FLOPs are those that
+torch counts in the same step (products and attention, forward and backward, the target's included);
+the peak is a bf16 product of 4,096 × 4,096 matrices, measured in the same process.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import RESULTS, TARGET, environment, write_json
+from torch.utils.flop_counter import FlopCounterMode
+
+from peagle.data.captured import Captured
+from peagle.data.chat import Example
+from peagle.data.dataset import read_examples
+from peagle.model.shape import HeadSpec
+from peagle.model.source import load_target
+from peagle.model.target import Target
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
+from peagle.train.start import new_drafter
+from peagle.train.trainer import TrainConfig, Trainer
+
+LENGTH, DOCUMENTS = 2048, 96
+ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that differ
+    "p-eagle": {},
+    "p-eagle, captured": {"captured": True},
+    "p-eagle, packed": {"pack": LENGTH},
+    "p-eagle, packed, captured": {"pack": LENGTH, "captured": True},
+    "p-eagle, packed, 4 segments": {"pack": LENGTH, "segments": 4},
+    "p-eagle, packed, recomputed": {"pack": LENGTH, "recompute": True},
+    "p-eagle, packed, not compiled": {"pack": LENGTH, "compile": False},
+    "eagle3": {"method": "eagle3"},
+    "eagle3, captured": {"method": "eagle3", "captured": True},
+}
+
+
+@dataclass
+class Row:
+    """One way to train, and what its steps took."""
+
+    trainer: Trainer
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of answers
+    flops: list[int] = field(default_factory=list)
+
+    def step(self, *, count: bool) -> None:
+        """One optimizer step, timed, or its FLOPs counted (which takes time)."""
+        trainer = self.trainer
+        before, started = trainer.progress.answer_tokens, time.perf_counter()
+        work = trainer._sample()
+        if count:
+            with FlopCounterMode(display=False) as counter:
+                result = trainer._forward_backward(work, trainer._agree(work))
+        else:
+            result = trainer._forward_backward(work, trainer._agree(work))
+        trainer._update(result)
+        trainer.progress.step += 1
+        if trainer.target.device.type == "cuda":
+            torch.cuda.synchronize()
+        taken, tokens = time.perf_counter() - started, trainer.progress.answer_tokens - before
+        if count:
+            self.flops.append(counter.get_total_flops() // tokens)
+        else:
+            self.seconds.append(taken / tokens)
+            self.tokens.append(tokens)
+
+
+def peak(device: torch.device) -> float:
+    """FLOP/s of a large bf16 product."""
+    a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device=device) for _ in range(2))
+    taken = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        c = a @ b
+        float(c[0, 0])  # waits
+        taken.append(time.perf_counter() - started)
+    return 2 * 4096**3 / median(taken[1:])
+
+
+def make(target: Target, examples: list[Example], captured: Captured, row: dict[str, Any]) -> Row:
+    """A training that is ready to run."""
+    changes = dict(row)
+    method, stored = changes.pop("method", "p-eagle"), changes.pop("captured", False)
+    spec = HeadSpec(method, layers=4 if method == "p-eagle" else 1, draft_vocab=7680)
+    answers = [[i for i, said in zip(*e, strict=True) if said] for e in examples]
+    torch.manual_seed(0)
+    drafter = new_drafter(target, answers, spec)
+    settings = {"segments": 1, **changes}
+    config = TrainConfig(Path(tempfile.mkdtemp()), save_every=10**9, epochs=100, **settings)
+    return Row(Trainer(config, target, drafter, examples, captured=captured if stored else None))
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The report."""
+    device = torch.device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    target = load_target(TARGET, dtype="bfloat16", device=args.device)
+    examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
+    with tempfile.TemporaryDirectory() as folder:
+        config = CaptureConfig(Path(folder), max_length=LENGTH)
+        plan = plan_capture(target, examples, config)
+        capture(in_process(target, plan.origin.feature_layers), examples, config.output, plan)
+        captured = Captured(config.output)
+        wanted = {n: r for n, r in ROWS.items() if device.type == "cuda" or "compile" not in r}
+        rows = {name: make(target, examples, captured, row) for name, row in wanted.items()}
+        for row in rows.values():
+            for _ in range(3):  # kernels and graphs are made
+                row.step(count=False)
+            row.seconds, row.tokens = [], []
+            row.step(count=True)
+        for _ in range(args.steps):
+            for row in rows.values():
+                row.step(count=False)
+        most = peak(device)
+    settings = {"target": TARGET, "documents": len(examples), "pack": LENGTH, "steps": args.steps,
+                "threads": torch.get_num_threads()}  # fmt: skip
+    lines = [line(name, row, most) for name, row in rows.items()]
+    return {**environment(), "settings": settings, "peak_flops": round(most), "rows": lines}
+
+
+def line(name: str, row: Row, most: float) -> dict[str, Any]:
+    """What is reported of a row."""
+    seconds, flops = median(row.seconds), median(row.flops)
+    return {
+        "row": name,
+        "answer_tokens_per_second": round(1 / seconds, 1),
+        "answer_tokens_a_step": round(median(row.tokens)),
+        "megaflops_a_token": round(flops / 1e6),
+        "share_of_peak": round(flops / seconds / most, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="answers of the target")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps a row")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--output", type=Path, default=RESULTS / "training_speed.json")
+    args = parser.parse_args()
+    report = run(args)
+    first = report["rows"][0]["answer_tokens_per_second"]
+    for row in report["rows"]:
+        speed = row["answer_tokens_per_second"]
+        share = f"{100 * row['share_of_peak']:.0f} % of {report['peak_flops'] / 1e9:.0f} GFLOP/s"
+        print(f"{row['row']:30} {speed / first:5.2f} ×  {speed:7.1f} tok/s  {share}")
+    write_json(args.output, report)
+
+
+if __name__ == "__main__":
+    main()

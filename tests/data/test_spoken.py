@@ -1,0 +1,120 @@
+"""Answers in GPT-OSS's format: what was thought, said and called, and back through the template."""
+
+from pathlib import Path
+
+import pytest
+from tiny import make_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from peagle.data.chat import Message, encode_documents, prompt_ids, to_messages
+from peagle.data.dataset import read_conversations, read_examples
+from peagle.data.regenerate import Engine, regenerate
+from peagle.data.spoken import to_message
+from peagle.engine.request import Completion, SamplingParams, Stats
+
+MARKS = ["start", "end", "message", "channel", "constrain", "return", "call"]
+# As GPT-OSS's: thoughts are shown for the last answer only, which ends otherwise than the others.
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}"
+    "<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json"
+    "<|message|>{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+    "{% elif m.role == 'assistant' and loop.last and not add_generation_prompt %}"
+    "{% if 'thinking' in m %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|return|>"
+    "{% elif m.role == 'assistant' %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+ASKED = [{"role": "user", "content": "the cat?"}]
+FINAL = "<|channel|>final<|message|>it sat<|return|>"
+THOUGHT = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}"
+CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "mat"}<|call|>'
+
+
+def harmony() -> PreTrainedTokenizerFast:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{m}|>" for m in MARKS]})
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+TOKENIZER = harmony()
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def message(answer: str) -> Message:
+    return to_message(TOKENIZER, prompt_ids(TOKENIZER, ASKED), ids(answer), "as it is")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (FINAL, {"content": "it sat"}),
+        (THOUGHT, {"content": "it sat", "thinking": "hm"}),
+        ("<|channel|>final <|constrain|>json<|message|>7<|return|>", {"content": "7"}),
+        ("<|channel|>commentary<|message|>so<|end|><|start|>assistant" + FINAL,
+         {"content": "so\nit sat"}),
+        ("<|channel|>analysis<|message|>it is cu", {"content": "", "thinking": "it is cu"}),
+    ],
+)  # fmt: skip
+def test_channels(answer: str, expected: Message) -> None:
+    assert message(answer) == {"role": "assistant", **expected}
+
+
+@pytest.mark.parametrize(
+    "answer", [CALL, " to=functions.look<|channel|>commentary json<|message|>" + CALL[-21:]]
+)
+def test_calls(answer: str) -> None:
+    assert answer.endswith('{"at": "mat"}<|call|>')
+    [call] = message(answer)["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": {"at": "mat"}}
+
+
+def test_what_is_not_as_the_format_has_it_stays_text() -> None:
+    broken = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{a<|call|>"
+    assert message(broken) == {"role": "assistant", "content": "as it is"}
+
+
+def test_other_models_speak_plainly() -> None:
+    plain = make_tokenizer()
+    assert to_message(plain, [], [70], "as it is") == {"role": "assistant", "content": "as it is"}
+
+
+def test_every_answer_is_trained_on_as_it_was_said() -> None:
+    """Thoughts and end of the last answer are not those of the same answer further up."""
+    first = {"role": "assistant", "content": "it sat", "reasoning_content": "hm"}
+    second = {"role": "assistant", "content": "it ran"}
+    talk = [*ASKED, first, {"role": "user", "content": "and then"}, second]
+    documents = encode_documents(TOKENIZER, to_messages({"messages": talk}))
+    said = [
+        TOKENIZER.decode([i for i, mine in zip(*document, strict=True) if mine])
+        for document in documents
+    ]
+    assert said == [THOUGHT, "<|channel|>final<|message|>it ran<|return|>"]
+    assert "analysis" not in TOKENIZER.decode(documents[1].ids)
+
+
+def test_a_conversation_goes_on_behind_what_was_said(tmp_path: Path) -> None:
+    """The next turn is asked behind the answer as the template writes it, not behind its marks."""
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"turns": ["the cat?", "and then"]}\n')
+    asked: list[list[int]] = []
+
+    def generate(rows: list[list[int]], params: SamplingParams) -> list[Completion]:
+        asked.extend(rows)
+        return [Completion("hmit sat", ids(THOUGHT), "stop", Stats(), []) for _ in rows]
+
+    engine = Engine(TOKENIZER, 512, 4, generate)
+    regenerate(engine, read_conversations(prompts), output, SamplingParams(max_tokens=32))
+    assert TOKENIZER.decode(asked[1]) == (
+        "<|start|>user<|message|>the cat?<|end|><|start|>assistant<|channel|>final<|message|>it sat"
+        "<|end|><|start|>user<|message|>and then<|end|><|start|>assistant"
+    )
+    first = read_examples(output, TOKENIZER, 512)[0]
+    assert first.ids == asked[0] + ids(THOUGHT)
