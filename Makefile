@@ -17,13 +17,14 @@ VLLM_PIP := $(VLLM_BIN)/python -m pip install --disable-pip-version-check -c con
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-browser chromium lint clean
+.PHONY: help demo bench bench-short test test-vllm test-browser chromium lint clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
 	@echo 'make test       set up, lint, run the tests'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
 	@echo 'make test-browser  drive the console in Chromium'
+	@echo 'make bench      every benchmark, about an hour; MT_BENCH=FILE includes MT-Bench'
 	@echo 'make lint       ruff, mypy, import-linter'
 	@echo 'make clean      remove caches and build products (environments and results stay)'
 
@@ -45,6 +46,18 @@ chromium:
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium \
 	    || echo 'chromium could not be installed'; \
 	fi
+
+# MT_BENCH=FILE or a hub id; DEVICE=cuda also sweeps a real shape with random weights there.
+DEVICE ?= cpu
+SUITE = TOKENIZERS_PARALLELISM=false $(BIN)/python benchmarks/suite.py --device $(DEVICE) \
+  --vllm-python $(CURDIR)/$(VLLM_BIN)/python
+
+bench: .venv/.installed .venv-vllm/.installed
+	$(SUITE)
+
+# That all of it works, on a few tokens.
+bench-short: .venv/.installed .venv-vllm/.installed
+	$(SUITE) --short --output results/bench-short
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -70,6 +70,12 @@ class Peer:
             raise PeerFailure(said[-1] if said else f"exit status {self._process.returncode}")
         return json.loads(line)
 
+    def close(self) -> None:
+        """Let it end, as it does when nothing more is asked."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
     def decoder(self, request: dict[str, Any]) -> Decode:
         """Decode by this request, but for its prompts and lengths."""
 

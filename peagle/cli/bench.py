@@ -134,7 +134,7 @@ def run(
         else:
             raise InputError(f"--engine {engine!r}: choose native or vllm")
     about = {**environment(answers.device), "settings": {**settings, "engine": answers.engine}}
-    results = [Result(cell, answers.heads.get(cell.method)) for cell in cells]
+    results = [Result(cell, _from_here(answers.heads.get(cell.method))) for cell in cells]
     write = lambda done, whole: write_json(output, report(done, about, whole))  # noqa: E731
     with progress_bar("loads") as bar, closing(answers):
         task = bar.add_task("", total=len(cells) * repeats)
@@ -182,6 +182,12 @@ def _at_least_one(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+
+
+def _from_here(head: str | None) -> str | None:
+    """A folder below this one by its path from here: a result need not say where a clone lies."""
+    inside = head is not None and Path(head).is_relative_to(Path.cwd())
+    return str(Path(head).relative_to(Path.cwd())) if head and inside else head
 
 
 def _loads(concurrency: str, rate: float | None) -> list[int]:

@@ -1,0 +1,223 @@
+"""Does everything work for every family of targets? Tiny random models of each, from data to vLLM.
+
+    python benchmarks/families.py [--vllm-python .venv-vllm/bin/python] [--families llama,gpt_oss]
+
+For each: the target answers prompts, a P-EAGLE head of the published layout (4 layers, a draft
+vocabulary) is trained for 30 steps on the answers and exported for vLLM; our engine decodes with
+it and without, and the token ids are compared; vLLM decodes with the exported head, and its token
+ids and acceptance are compared with ours. All in float32, greedy, our engine in the deterministic
+mode. What vLLM refuses is written down with its message. Weights are random: acceptance lengths
+say no more than that some drafts were accepted, and others not.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, environment, human_eval, write_json
+from peers import HERE, Peer, PeerFailure
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma4TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from peagle.cli.main import app
+from peagle.engine.llm import LLM
+from peagle.engine.request import Completion, SamplingParams, Stats
+from peagle.model.checkpoint import load_drafter
+
+VOCAB, WINDOW, STEPS, K, TOKENS = 384, 16, 30, 5, 48
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 1024, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MIXED = ["sliding_attention", "full_attention"] * 4
+EXPERTS = {"num_experts_per_tok": 2}
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 256, "rope_theta": 10000.0,
+}  # fmt: skip
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SIZES, **EXPERTS, num_experts=4, moe_intermediate_size=32, norm_topk_prob=True
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **SIZES, **EXPERTS, num_local_experts=4, layer_types=list(MIXED), sliding_window=WINDOW,
+        rope_parameters=YARN,
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **SIZES | {"tie_word_embeddings": True}, layer_types=list(MIXED), sliding_window=WINDOW,
+        global_head_dim=64, num_global_key_value_heads=1, attention_k_eq_v=True,
+        num_kv_shared_layers=2, hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB,
+        final_logit_softcapping=30.0,
+    ),
+}  # fmt: skip
+
+
+def make_target(config: PretrainedConfig, folder: Path) -> None:
+    """A random float32 model with a tokenizer, as a folder."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape)
+            weight.copy_(noise * 0.15 if weight.ndim > 1 else 1 + noise * 0.1)
+    model.save_pretrained(folder)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(human_eval(), trainer)
+    names = {"eos_token": SPECIAL[2], "bos_token": SPECIAL[0], "pad_token": SPECIAL[0]}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+
+
+def peagle(*words: object) -> None:
+    """A command of ours, in this process. Raises what it raises."""
+    app([str(word) for word in words], standalone_mode=False)
+
+
+def train(target: Path, folder: Path) -> dict[str, Any]:
+    """A head in folder/run/head, and how its loss fell."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [q[-80:]]}) + "\n" for q in human_eval(24)))
+    answers = folder / "answers.jsonl"
+    peagle("data", "regenerate", target, "--prompts", prompts, "--output", answers,
+           "--max-tokens", 32)  # fmt: skip
+    peagle("train", target, "--data", answers, "--output", folder / "run", "--steps", STEPS,
+           "--epochs", STEPS, "--layers", 4, "--depths", 8, "--draft-vocab", 256, "--lr", 2e-3,
+           "--eval-every", 10 * STEPS)  # fmt: skip
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    first, last = (sum(part) / len(part) for part in (losses[:5], losses[-5:]))
+    return {"steps": len(losses), "loss_first": round(first, 4), "loss_last": round(last, 4)}
+
+
+def export(head: Path, target: LLM, output: Path) -> dict[str, Any]:
+    """The head for vLLM, read back: the layout of the published ones, and the same weights."""
+    peagle("export", head, output, "--to", "vllm", "--target", target.target.name)
+    config = json.loads((output / "config.json").read_text())
+    ours, back = (load_drafter(folder, target.target) for folder in (head, output))
+    same = all(
+        torch.equal(weight, back.state_dict()[name])
+        for name, weight in ours.state_dict().items()
+        if name in back.state_dict()
+    )
+    return {
+        "architecture": config["architectures"][0],
+        "layers": config["num_hidden_layers"],
+        "draft_vocab_size": config["draft_vocab_size"],
+        "mask_token": config["ptd_token_id"],
+        "same_weights": same,
+    }
+
+
+def decode(llm: LLM, prompts: list[list[int]]) -> list[Completion]:
+    return llm.generate(prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+
+
+def count(answers: list[Completion]) -> Stats:
+    """Rounds and accepted draft tokens of all answers."""
+    total = Stats()
+    for answer in answers:
+        total.add(answer.stats)
+    return total
+
+
+def in_vllm(
+    python: str, target: Path, head: Path, prompts: list[list[int]], ours: list[Completion]
+) -> dict[str, Any]:
+    """vLLM's ids and acceptance beside ours, or what it says against the target or the head."""
+    request = {
+        "target": str(target), "prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True,
+        "max_num_seqs": 1,
+    }  # fmt: skip
+    result: dict[str, Any] = {}
+    heads = {"none": {}, "p-eagle": {"head": str(head), "k": K}}
+    for method, more in heads.items():
+        environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        peer = Peer([python, str(HERE / "vllm_generate.py")], environ)
+        try:
+            said = peer.ask({**request, "method": method, **more})
+        except PeerFailure as failure:
+            return {**result, "refused": {"method": method, "message": str(failure)}}
+        finally:
+            peer.close()
+        pairs = zip(said["token_ids"], ours, strict=True)
+        result[method] = {
+            "same": sum(theirs == mine.token_ids for theirs, mine in pairs),
+            "acceptance_length": round(said["acceptance_length"], 4),
+        }
+    return result
+
+
+def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
+    """One row of the table; everything is made in `folder`."""
+    target = folder / "target"
+    make_target(FAMILIES[name](), target)
+    trained = train(target, folder)
+    llm = LLM(str(target), dtype="float32", deterministic=True)
+    exported = export(folder / "run" / "head", llm, folder / "exported")
+    prompts = [llm.tokenizer(q[-120:])["input_ids"] for q in human_eval(8)]
+    alone = decode(llm, prompts)
+    llm.use(load_drafter(folder / "run" / "head", llm.target), K)
+    drafted = decode(llm, prompts)
+    stats = count(drafted)
+    same = sum(a.token_ids == b.token_ids for a, b in zip(alone, drafted, strict=True))
+    row = {
+        "family": name,
+        "architecture": llm.target.config.architectures[0],
+        "train": trained,
+        "export": exported,
+        "generate": {"prompts": len(prompts), "same": same,
+                     "acceptance_length": round(stats.acceptance_length, 4),
+                     "accepted_per_position": [round(s, 4) for s in stats.accepted_per_position]},
+    }  # fmt: skip
+    if vllm:
+        row["vllm"] = in_vllm(vllm, target, folder / "exported", prompts, drafted)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"))
+    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES))
+    parser.add_argument("--output", type=Path, default=RESULTS / "families.json")
+    args = parser.parse_args()
+    rows = []
+    for name in args.families:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(family(name, Path(folder), args.vllm_python))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+        settings = {"steps": STEPS, "k": K, "max_tokens": TOKENS, "dtype": "float32"}
+        write_json(args.output, {**environment(), "settings": settings, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
