@@ -33,43 +33,60 @@ class Step(NamedTuple):
     missing: str | None = None
 
 
+class Sizes(NamedTuple):
+    """How much of everything, as options."""
+
+    grid: str  # of the table by K and load
+    whole: str  # of all of a data set
+    shape: str  # of the synthetic sweep
+    in_vllm: str = ""
+    costs: str = ""
+    families: str = ""
+
+
+FULL = Sizes(
+    grid="--k 1,3,5,7 --concurrency 1,2,4,8 --limit 12 --max-tokens 64",
+    whole="--max-tokens 64",
+    shape="--k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
+)
+SHORT = Sizes(
+    grid="--k 3 --concurrency 2 --limit 2 --max-tokens 4",
+    whole="--limit 2 --max-tokens 4",
+    shape="--k 3 --concurrency 1 --limit 1 --max-tokens 8",
+    in_vllm="--methods p-eagle",  # a server takes half a minute to start
+    costs="--repeats 2",
+    families="--families gpt_oss",
+)
+
+
 def steps(args: argparse.Namespace) -> list[Step]:
     """What is run, in order."""
-    device = ["--device", args.device]
-    vllm, mt_bench = args.vllm_python, args.mt_bench
-    no_vllm = None if vllm else "no interpreter with vLLM: name one with --vllm-python"
-    no_mt = None if mt_bench else "MT-Bench is no part of this project: MT_BENCH=FILE, one line a "
-    "question, or a hub id"
-    if args.short:
-        grid = ["--k", "3", "--concurrency", "2", "--limit", "2", "--max-tokens", "4"]
-        whole, families, costs = (
-            ["--limit", "2", "--max-tokens", "4"],
-            ["llama"],
-            ["--repeats", "2"],
-        )
-        shapes = ["--k", "3", "--concurrency", "1", "--limit", "1", "--max-tokens", "8"]
-    else:
-        grid = ["--k", "1,3,5,7", "--concurrency", "1,2,4,8", "--limit", "12", "--max-tokens", "64"]
-        whole, families, costs = ["--max-tokens", "64"], [], []
-        shapes = ["--k", "3,5,7", "--concurrency", "1,2,4,8,16,32,64", "--max-tokens", "256"]
-    once, fixed = ["--repeats", "1"], "--ignore-eos"
-    families = ["--families", *families] if families else []
-    families += ["--vllm-python", str(vllm)] if vllm else []
-    run = [*PEAGLE, "bench"]
+    sizes, k = SHORT if args.short else FULL, f"--k {best_k()}"
+    no_vllm = None if args.vllm_python else "no interpreter has vLLM: name it with --vllm-python"
+    no_mt = None if args.mt_bench else "it is no part of this project: MT_BENCH=FILE or a hub id"
+    python = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
+    mt_bench = ["--dataset", str(args.mt_bench)]
+
+    def bench(what: str, *options: str) -> list[str]:
+        words = [word for option in (what, "--repeats 1", *options) for word in option.split()]
+        return [*PEAGLE, "bench", *words]
+
+    def script(name: str, options: str) -> list[str]:
+        return [sys.executable, str(HERE / name), *options.split()]
+
+    device, fixed = f"--device {args.device}", "--ignore-eos"
+    vllm = bench(TARGET, sizes.grid, sizes.in_vllm, fixed, "--engine vllm")
     found = [
-        Step("bench", [*run, TARGET, *grid, *once, fixed, *device]),
-        Step("bench-vllm", [*run, TARGET, *grid, *once, fixed, "--engine", "vllm",
-                            "--vllm-python", str(vllm)], no_vllm),
-        Step("bench-humaneval", [*run, TARGET, "--k", best_k(), *whole, *once, *device]),
-        Step("bench-mt-bench", [*run, TARGET, "--k", best_k(), *whole, *once, *device,
-                                "--dataset", str(mt_bench)], no_mt),
-        Step("draft_cost", [sys.executable, str(HERE / "draft_cost.py"), *costs]),
-        Step("families", [sys.executable, str(HERE / "families.py"), *families]),
-    ]  # fmt: skip
+        Step("bench", bench(TARGET, sizes.grid, fixed, device)),
+        Step("bench-vllm", [*vllm, *python], no_vllm),
+        Step("bench-humaneval", bench(TARGET, sizes.whole, k, device)),
+        Step("bench-mt-bench", [*bench(TARGET, sizes.whole, k, device), *mt_bench], no_mt),
+        Step("draft_cost", script("draft_cost.py", sizes.costs)),
+        Step("families", [*script("families.py", sizes.families), *python]),
+    ]
     if args.device.startswith("cuda"):
-        shape = "openai/gpt-oss-20b"
-        found.append(Step("bench-gpt-oss-20b", [*run, shape, "--random-weights", *shapes, *once,
-                                                *device]))  # fmt: skip
+        shape = bench("openai/gpt-oss-20b --random-weights", sizes.shape, device)
+        found.append(Step("bench-gpt-oss-20b", shape))
     return found
 
 
