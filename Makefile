@@ -17,7 +17,7 @@ VLLM_PIP := $(VLLM_BIN)/python -m pip install --disable-pip-version-check -c con
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-short test test-vllm test-browser chromium lint clean
+.PHONY: help demo bench bench-short test test-vllm test-browser chromium lint docs clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-browser  drive the console in Chromium'
 	@echo 'make bench      every benchmark, about an hour; MT_BENCH=FILE includes MT-Bench'
 	@echo 'make lint       ruff, mypy, import-linter'
+	@echo 'make docs       build the documentation into site/'
 	@echo 'make clean      remove caches and build products (environments and results stay)'
 
 demo: .venv/.installed
@@ -65,8 +66,12 @@ lint: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# A warning is an error; the variable silences an advertisement.
+docs: .venv/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 # torch goes first and alone: resolved together with the rest, pip may choose a CUDA build of

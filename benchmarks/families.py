@@ -23,6 +23,7 @@ from common import RESULTS, environment, human_eval, write_json
 from peers import HERE, Peer, PeerFailure
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma4TextConfig,
     GptOssConfig,
@@ -36,7 +37,9 @@ from transformers import (
 from peagle.cli.main import app
 from peagle.engine.llm import LLM
 from peagle.engine.request import Completion, SamplingParams, Stats
-from peagle.model.checkpoint import load_drafter
+from peagle.model.checkpoint import load_drafter, read_config
+from peagle.server.vllm import Head, plan
+from peagle.vllm_process import look
 
 VOCAB, WINDOW, STEPS, K, TOKENS = 384, 16, 30, 5, 48
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>"]
@@ -80,9 +83,8 @@ def make_target(config: PretrainedConfig, folder: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape)
-            weight.copy_(noise * 0.15 if weight.ndim > 1 else 1 + noise * 0.1)
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn(weight.shape) * 0.15 + ("norm" in name))
     model.save_pretrained(folder)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -154,11 +156,13 @@ def in_vllm(
     python: str, target: Path, head: Path, prompts: list[list[int]], ours: list[Completion]
 ) -> dict[str, Any]:
     """vLLM's ids and acceptance beside ours, or what it says against the target or the head."""
+    drafter = Head(head, read_config(head), K)
+    _, flags = plan(look(Path(python)), drafter, AutoConfig.from_pretrained(target))
     request = {
         "target": str(target), "prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True,
-        "max_num_seqs": 1,
+        "max_num_seqs": 1, "whole_caches": bool(flags),
     }  # fmt: skip
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {"flags": flags}
     heads = {"none": {}, "p-eagle": {"head": str(head), "k": K}}
     for method, more in heads.items():
         environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -57,6 +57,7 @@ class Request:
     concurrency: int | None = None  # the same, in this request; None: max_num_seqs
     prefix_caching: bool = False  # within a request; none finds anything of the one before
     compile: bool = False  # torch.compile (inductor) instead of eager
+    whole_caches: bool = False  # a KV cache of all positions for every layer, windowed ones too
     max_model_len: int = 1024  # prompt + output + K must fit
 
     def __post_init__(self) -> None:
@@ -106,6 +107,7 @@ def build_llm(request: Request) -> Any:
         max_num_seqs=request.max_num_seqs,
         enforce_eager=not request.compile,
         enable_prefix_caching=request.prefix_caching,
+        disable_hybrid_kv_cache_manager=request.whole_caches,
         disable_log_stats=False,  # get_metrics() needs them
         seed=0,
     )

@@ -1,0 +1,135 @@
+"""The documentation site: it builds without a warning, loads nothing from elsewhere, its pictures
+are what the code draws, and every command in it and in the README can be called as it is shown."""
+
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from peagle.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`(peagle\s[^`]+)`")
+
+
+def shown(text: str) -> list[list[str]]:
+    """Words behind `peagle` of every command in the shell blocks of a page."""
+    blocks = [block for language, block in FENCE.findall(text) if language == "sh"]
+    return [words for block in blocks for words in calls(block)]
+
+
+def calls(block: str) -> Iterator[list[str]]:
+    """Words behind `peagle`, of every line of a shell block that calls it."""
+    block = re.sub(r"(?:^|(?<=\s))#.*", "", block.replace("\\\n", " "), flags=re.MULTILINE)
+    lexer = shlex.shlex(block, posix=True, punctuation_chars=";&|<>\n")
+    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t", "", True
+    for ends, words in groupby(lexer, key=lambda word: set(word) <= set(";&|<>\n")):
+        line = list(words)
+        if not ends and "peagle" in line:
+            words_behind = line[line.index("peagle") + 1 :]
+            and_more = words_behind[-1:] == ["..."] and not words_behind[-2].startswith("-")
+            yield words_behind[:-1] if and_more else words_behind
+
+
+def command_of(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
+    """The command that words call, and the words behind its name."""
+    if words[0] not in COMMANDS:
+        raise ValueError(f"there is no command {words[0]}")
+    command, rest = typer.main.get_command(import_module(COMMANDS[words[0]][0]).app), words[1:]
+    while isinstance(command, TyperGroup):
+        if not rest and not command.invoke_without_command:
+            return command, rest
+        context = command.make_context(words[0], list(rest))
+        left = [*context._protected_args, *context.args]
+        if not left:
+            return command, rest
+        _, found, rest = command.resolve_command(context, left)
+        assert found is not None
+        command = found
+    return command, rest
+
+
+def check_call(words: list[str]) -> None:
+    """Parse a command as the command line does, without running it."""
+    command, rest = command_of(words)
+    if not isinstance(command, TyperGroup):
+        command.make_context(words[0], list(rest))
+
+
+def check_span(words: list[str]) -> None:
+    """A command in a sentence, which may lack what the command needs: its name and its options."""
+    if words[0].startswith("-"):
+        return
+    command, rest = command_of([word for word in words if word != "…"])
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    for word in rest:
+        if word.startswith("--") and word not in known:
+            raise ValueError(f"no such option: {word}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_is_shown_can_be_called(page: Path) -> None:
+    text = page.read_text()
+    wrong = []
+    spans = [shlex.split(span)[1:] for span in SPAN.findall(FENCE.sub("", text))]
+    for check, commands in ((check_call, shown(text)), (check_span, spans)):
+        for words in commands:
+            try:
+                check(words)
+            except Exception as error:  # of the parser: its classes are typer's own affair
+                wrong.append(f"peagle {shlex.join(words)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_are_found_in_blocks() -> None:
+    block = "OMP=1 peagle train a --steps 2 \\\n  --data b  # how\ncurl x | peagle catalog && ls\n"
+    assert list(calls(block)) == [["train", "a", "--steps", "2", "--data", "b"], ["catalog"]]
+    assert len(shown((ROOT / "README.md").read_text())) > 25
+
+
+@pytest.mark.parametrize(
+    "call", ["train a --stpes 2", "train a --steps two", "generate a", "data shwo a", "trian a"]
+)
+def test_a_wrong_command_is_caught(call: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|a valid|missing|no command"):
+        check_call(call.split())
+
+
+def test_a_wrong_option_in_a_sentence_is_caught() -> None:
+    check_span(["train", "--resume"])
+    with pytest.raises(ValueError, match="no such option: --rseume"):
+        check_span(["train", "--rseume"])
+
+
+@pytest.mark.slow
+def test_it_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    from mkdocs.commands.build import build  # noqa: PLC0415 (neither are other tests' affair)
+    from mkdocs.config import load_config  # noqa: PLC0415
+
+    site = tmp_path / "site"
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(site))
+    build(config)  # raises at a warning: a link, an anchor, a page that nothing leads to
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 10
+    loads = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>")
+    assert [found for page in pages for found in loads.findall(page.read_text())] == []
+    for style in site.rglob("*.css"):
+        assert not re.search(r"@import|url\([\"']?(?:https?:)?//", style.read_text()), style
+
+
+def test_pictures_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["figures.py", "--output", str(tmp_path)])
+    runpy.run_path(str(ROOT / "docs" / "figures.py"), run_name="__main__")
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    kept = {file.name: file.read_text() for file in (ROOT / "docs" / "figures").iterdir()}
+    assert drawn == kept, "python docs/figures.py"
