@@ -30,8 +30,7 @@ def serving(options: list[str], python: Path | None) -> Iterator[str]:
         port = free.getsockname()[1]
     interpreter = ["--vllm-python", str(python)] if python else []
     line = [sys.executable, "-m", "peagle", "serve", "--engine", "vllm", *interpreter]
-    # GiB on a CPU: it would take most of the machine's memory, or fail where others hold some.
-    environ = {"VLLM_CPU_KVCACHE_SPACE": "2", **os.environ, "PEAGLE_API_KEY": ""}
+    environ = {**os.environ, "PEAGLE_API_KEY": ""}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*line, "--host", HOST, "--port", str(port), *options],

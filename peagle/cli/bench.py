@@ -37,6 +37,7 @@ class _RunByDefault(TyperGroup):
 
 app = typer.Typer(
     cls=_RunByDefault,
+    add_completion=False,
     help="Measure methods under load (`bench TARGET` is short for `bench run TARGET`); compare.",
 )
 

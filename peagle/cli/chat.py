@@ -27,7 +27,7 @@ from peagle.cli.generate import console, last_line, show
 from peagle.data.chat import Message, prompt_ids
 from peagle.data.template import check_template
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

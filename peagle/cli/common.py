@@ -21,12 +21,14 @@ screen = Console(stderr=True, highlight=False, soft_wrap=True)
 TargetArgument = Annotated[
     str,
     typer.Argument(
-        help="Folder, hub id[@revision], .gguf file or catalog name.", show_default=False
+        help="Folder, hub id (owner/name@revision), .gguf file or catalog name.", show_default=False
     ),
 ]
 HeadOption = Annotated[
     str | None,
-    typer.Option("--head", help="Head: folder or hub id[@revision]. Default: the catalog's."),
+    typer.Option(
+        "--head", help="Head: folder or hub id (owner/name@revision). Default: the catalog's."
+    ),
 ]
 MethodOption = Annotated[
     str | None, typer.Option("--method", help="p-eagle, eagle3 or none. Default: what the head is.")

@@ -49,7 +49,9 @@ from peagle.engine.request import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-app = typer.Typer(no_args_is_help=True, help="Make training data, and look at it.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Make training data, and look at it."
+)
 SystemOption = Annotated[str | None, typer.Option("--system", help="System prompt.")]
 TemplateArgsOption = Annotated[
     list[str] | None,

@@ -17,7 +17,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 TARGET = "smollm2-135m"
 
 

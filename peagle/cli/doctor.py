@@ -19,7 +19,7 @@ from peagle.cli.common import (
 from peagle.cli.generate import console
 from peagle.model.checkpoint import find_head
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}
 
 

@@ -31,7 +31,7 @@ from peagle.config import InputError
 from peagle.data.dataset import read_prompts
 from peagle.engine.request import SamplingParams
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command("eval")

@@ -9,7 +9,7 @@ from peagle.cli.common import ChatTemplateOption, ForceOption, screen
 from peagle.config import InputError
 from peagle.model.checkpoint import find_head, read_config, save_drafter
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

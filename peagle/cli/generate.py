@@ -42,7 +42,7 @@ from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM, Run
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console(highlight=False, soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from peagle.cli.common import JsonOption, TargetArgument
 from peagle.cli.generate import console
 from peagle.config import InputError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

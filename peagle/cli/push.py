@@ -6,7 +6,7 @@ import typer
 
 from peagle.cli.common import screen
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

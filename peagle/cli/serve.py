@@ -20,7 +20,7 @@ from peagle.cli.common import (
 )
 from peagle.config import InputError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 # Options that vLLM has otherwise, and what to do.
 NOT_VLLMS = {
     "device": "vLLM finds its devices itself, leave it out",

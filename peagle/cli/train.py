@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peagle.model.target import Target
     from peagle.train.trainer import TrainConfig, Trainer
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 # What --config may name, and its type.
 SETTINGS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("data", "output", "method", "init_from", "feature_layers", "embedding"), str),

@@ -28,7 +28,7 @@ def draft_offsets(target_ids: Tensor) -> Tensor:
 
 def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
     """An id the tokenizer never produces from text: a reserved added token, or an unused row behind
-    the tokenizer's vocabulary. Raises InputError when there is none; then name one."""
+    the tokenizer's vocabulary. Raises InputError when there is none."""
     used = _used_by_template(tokenizer)
     reserved = [
         i for i in sorted(tokenizer.added_tokens_decoder) if i < vocab_size and i not in used
@@ -38,7 +38,10 @@ def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
         for token in candidates:
             if not _why_unfit(token, tokenizer, vocab_size):
                 return token
-    raise InputError("no unused token to serve as the mask token: name one with --mask-token-id")
+    raise InputError(
+        "the tokenizer has no unused token to serve as the mask token: add one to it, and a row "
+        "to the embedding, or train --method eagle3"
+    )
 
 
 def check_mask_token(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:

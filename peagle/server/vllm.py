@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
 from peagle.config import InputError
 from peagle.model.checkpoint import LAYER_IDS, read_config
 from peagle.model.config import DrafterConfig
+from peagle.model.layers import head_size
 from peagle.vllm_process import Installed
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -81,20 +82,43 @@ def check_sizes(name: str, head: DrafterConfig, target: PretrainedConfig) -> Non
         raise InputError(f"head {name}: {why} {target.num_hidden_layers - 1}")
 
 
-def one_group(kinds: Sequence[str], draft: int, slack: float) -> bool:
-    """Whether vLLM keeps the KV cache of a head's `draft` layers in one group, which it asserts
-    after it has loaded everything. `kinds`: of attention, of the target's layers; the head's have
-    full attention, and are taken to be as wide as the target's.
+class Kind(NamedTuple):
+    """What a layer's KV cache is like."""
+
+    attention: str  # as `layer_types` of a configuration has it
+    heads: int
+    size: int  # of a head
+
+
+FULL = "full_attention"
+
+
+def kinds(target: PretrainedConfig) -> list[Kind]:
+    """Of the target's layers that have a KV cache of their own (Gemma-4's last ones may share)."""
+    count = target.num_hidden_layers
+    types = getattr(target, "layer_types", None) or [FULL] * count
+    layers = getattr(target, "per_layer_config", None) or [target] * count
+    own = count - (getattr(target, "num_kv_shared_layers", None) or 0)
+    return [kind_of(layers[i], types[i]) for i in range(own)]
+
+
+def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
+    return Kind(attention, layer.num_key_value_heads, head_size(layer))
+
+
+def one_group(target: Sequence[Kind], own: Kind, draft: int, slack: float) -> bool:
+    """Whether vLLM keeps the KV cache of a head's `draft` layers, each `own`, in one group, which
+    it asserts after it has loaded everything.
 
     vLLM cuts the layers of each kind into groups of as many as the rarest kind has, or of as many
-    as the commonest has where that is less than `slack` times as many (1.5 in 0.32).
+    as the commonest has where that is less than `slack` times as many (1.5 in 0.32). Caches that
+    all hold every position are one group whatever their sizes.
     """
-    counts = Counter(kinds)
-    if len(counts) < 2 or draft == 1:
+    counts = Counter([*target, *[own] * draft])
+    if draft == 1 or all(kind.attention == FULL for kind in counts):
         return True
-    counts["full_attention"] += draft
     least, most = min(counts.values()), max(counts.values())
-    return counts["full_attention"] <= (most if most < least * slack else least)
+    return counts[own] <= (most if most < least * slack else least)
 
 
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:
@@ -111,8 +135,8 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
         said.append("by its V1 model runner")
     if installed.cpu and not installed.samples:
         said.append("right only at temperature 0, as it loses a request's temperature on CPUs")
-    kinds, slack = getattr(target, "layer_types", None) or (), installed.slack
-    if slack is None or one_group(kinds, layers, slack):
+    own, slack = kind_of(head.config.transformer), installed.slack
+    if slack is None or one_group(kinds(target), own, layers, slack):
         return ", ".join(said), []
     said.append("whole KV caches for all layers, as it would spread the head's over several groups")
     return ", ".join(said), ["--disable-hybrid-kv-cache-manager"]
@@ -131,6 +155,8 @@ def environment(
         if given.get(RUNNER, "0") != "0":
             why = "only vLLM's V1 model runner serves this head"
             raise InputError(f"{RUNNER}={given[RUNNER]}: {why}, unset it")
+    if installed.cpu:
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = "4"  # GiB; by itself it takes most of the memory
     if installed.cpu and "OMP_NUM_THREADS" in given:
         # By itself it binds its threads to cores that others may be using.
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

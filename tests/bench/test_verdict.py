@@ -23,6 +23,11 @@ from peagle.engine.request import SamplingParams
             "train it on answers of this target (peagle train --init-from)",
         ),
         (
+            Timing(3, 1.03, 21.4, 20.0),  # faster than its drafts can make it
+            "not worth it: 1.07 × the target alone at K = 3; acceptance length 1.03: "
+            "train it on answers of this target (peagle train --init-from)",
+        ),
+        (
             Timing(2, 2.1, 20.2, 20.0),
             "not worth it: 1.01 × the target alone at K = 2; acceptance length 2.10: "
             "drafting costs more here than it saves: try another --k or a smaller head",

@@ -22,8 +22,20 @@ from peagle.cli.main import main
 from peagle.config import InputError
 from peagle.model.checkpoint import read_config, save_drafter
 from peagle.server.run import bind
-from peagle.server.vllm import Head, command, environment, one_group, plan, read_as_it_is
+from peagle.server.vllm import (
+    Head,
+    Kind,
+    command,
+    environment,
+    kinds,
+    one_group,
+    plan,
+    read_as_it_is,
+)
 from peagle.vllm_process import Installed, look
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "model"))
+from families import FAMILIES  # noqa: E402
 
 STAND_IN = """#!{python}
 import json, os, pathlib, signal, sys
@@ -253,12 +265,12 @@ def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:
 
 
 MIXED = ["sliding_attention", "full_attention"] * 12
+OWN = Kind("full_attention", 2, 64)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "draft", "slack", "whole"),
+    ("types", "draft", "slack", "whole"),
     [
-        ([], 4, 1.5, True),  # a target of one kind
         (["full_attention"] * 8, 4, 1.5, True),
         (MIXED, 1, 1.25, True),
         (MIXED, 4, 1.25, False),  # gpt-oss-20b in vLLM 0.16: 12 and 16
@@ -268,14 +280,27 @@ MIXED = ["sliding_attention", "full_attention"] * 12
         (["sliding_attention"] * 10 + ["full_attention"] * 2, 4, 1.5, True),
     ],
 )
-def test_groups_of_kv_cache(kinds: list[str], draft: int, slack: float, whole: bool) -> None:
-    assert one_group(kinds, draft, slack) == whole
+def test_groups_of_kv_cache(types: list[str], draft: int, slack: float, whole: bool) -> None:
+    assert one_group([Kind(each, 2, 64) for each in types], OWN, draft, slack) == whole
+
+
+def test_groups_of_layers_of_other_sizes() -> None:
+    """As Gemma-4's: its full attention has wider heads than a head's layers, which are then of a
+    kind of their own; its last layers have no KV cache."""
+    sliding, full = Kind("sliding_attention", 2, 64), Kind("full_attention", 1, 128)
+    assert not one_group([sliding, OWN] * 3, OWN, 4, 1.5)
+    assert one_group([sliding, full] * 3, OWN, 4, 1.5)
+    assert one_group([full] * 3, OWN, 4, 1.5), "all hold every position"
+    config = FAMILIES["gemma4"]()
+    assert kinds(config) == [Kind("sliding_attention", 2, 8), Kind("full_attention", 1, 16)]
+    assert kinds(LlamaConfig(num_hidden_layers=2)) == [Kind("full_attention", 32, 128)] * 2
 
 
 def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
     """vLLM is told to keep whole caches, where it would fail after loading everything."""
     head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
-    mixed = LlamaConfig(num_hidden_layers=4, layer_types=MIXED[:4])
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}  # the head's
+    mixed = LlamaConfig(num_hidden_layers=4, layer_types=MIXED[:4], **sizes)
     said, flags = plan(GPU, head, mixed)
     assert flags == ["--disable-hybrid-kv-cache-manager"] and "whole KV caches" in said
     assert plan(replace(GPU, slack=None), head, mixed)[1] == []

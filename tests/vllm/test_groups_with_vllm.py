@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.server.vllm import one_group
+from peagle.server.vllm import Kind, one_group
 from peagle.vllm_process import environment, look
 
 pytestmark = pytest.mark.vllm
@@ -20,25 +20,32 @@ import torch
 from vllm.v1.core.kv_cache_utils import _get_kv_cache_groups_uniform_page_size as group
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-size = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
-kinds = {"full_attention": FullAttentionSpec(**size),
-         "sliding_attention": SlidingWindowSpec(**size, sliding_window=128)}
+def spec(kind):
+    attention, heads, size = kind
+    sizes = {"block_size": 16, "num_kv_heads": heads, "head_size": size, "dtype": torch.bfloat16}
+    if attention == "full_attention":
+        return FullAttentionSpec(**sizes)
+    return SlidingWindowSpec(**sizes, sliding_window=128)
+
 found = []
-for layers, draft in json.loads(sys.argv[1]):
-    specs = {f"layers.{i}": kinds[kind] for i, kind in enumerate(layers)}
-    specs |= {f"draft.{i}": kinds["full_attention"] for i in range(draft)}
+for layers, own, draft in json.loads(sys.argv[1]):
+    specs = {f"layers.{i}": spec(kind) for i, kind in enumerate(layers)}
+    specs |= {f"draft.{i}": spec(own) for i in range(draft)}
     groups = group(specs)
     ours = [g for g in groups if any(name.startswith("draft") for name in g.layer_names)]
     found.append(len(ours) == 1)
 print(json.dumps(found))
 """
-FULL, SLIDING = "full_attention", "sliding_attention"
+OWN, SLIDING = Kind("full_attention", 2, 64), Kind("sliding_attention", 2, 64)
+OTHER = Kind("full_attention", 1, 128)  # as many bytes, as vLLM makes pages before it groups
 TARGETS = {
-    "gpt-oss-20b": [SLIDING, FULL] * 12,
-    "gpt-oss-120b": [SLIDING, FULL] * 18,
-    "five to one": ([SLIDING] * 5 + [FULL]) * 10,
-    "small": [SLIDING, FULL] * 2,
-    "mostly full": ([FULL] * 3 + [SLIDING]) * 4,
+    "gpt-oss-20b": [SLIDING, OWN] * 12,
+    "gpt-oss-120b": [SLIDING, OWN] * 18,
+    "five to one": ([SLIDING] * 5 + [OWN]) * 10,
+    "small": [SLIDING, OWN] * 2,
+    "mostly full": ([OWN] * 3 + [SLIDING]) * 4,
+    "full of other sizes": [SLIDING, OTHER] * 3,
+    "gemma-4-31b": ([SLIDING] * 5 + [OTHER]) * 10,
 }
 
 
@@ -48,8 +55,8 @@ def test_groups_are_those_of_vllm() -> None:
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
     slack = look(Path(python)).slack
     assert slack is not None
-    cases = [(kinds, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
-    ours = [one_group(kinds, draft, slack) for kinds, draft in cases]
+    cases = [(kinds, OWN, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
+    ours = [one_group(*case, slack) for case in cases]
     run = subprocess.run(
         [python, "-c", ASK, json.dumps(cases)],
         capture_output=True,
