@@ -36,7 +36,7 @@ test: lint
 	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' tests
 
 test-vllm: .venv/.installed .venv-vllm/.installed chromium
-	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(BIN)/pytest -m vllm tests
+	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(PYTEST) -n $(JOBS) --dist loadfile -m vllm tests
 
 test-browser: .venv/.installed chromium
 	$(PYTEST) -rs -m browser tests/server/browser

@@ -34,7 +34,6 @@ CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that 
     "1 layer": {"layers": 1},
     "2 layers": {"layers": 2},
     "hidden state by depth": {},
-    "hidden state starts at the mean": {},
     "K trained 5": {"depths": 5},
     "r 0.5": {"ratio": 0.5},
     "r 0.8": {"ratio": 0.8},
@@ -58,20 +57,6 @@ class DepthDrafter(Drafter):
         return self.project(self.mask_hidden[depths.clamp(max=len(self.mask_hidden)) - 1])
 
 
-@torch.no_grad()
-def start_at_the_mean(llm: LLM, drafter: Drafter, documents: list[list[int]]) -> None:
-    """The placeholder begins as the mean feature of some documents."""
-    from peagle.model.attend import CausalAttend  # noqa: PLC0415
-
-    llm.target.tap(drafter.config.feature_layers)
-    rows = []
-    for ids in documents:
-        out = llm.target.forward(torch.tensor(ids), torch.arange(len(ids)), CausalAttend())
-        assert out.features is not None
-        rows.append(out.features[4:].float())  # the first token's states are far from all others
-    drafter.mask_hidden.copy_(torch.cat(rows).mean(0))
-
-
 def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path) -> Drafter:
     """One head."""
     target = llm.target
@@ -85,8 +70,6 @@ def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path
     if name == "hidden state by depth":
         drafter.__class__ = DepthDrafter
         drafter.by_depth()
-    if name == "hidden state starts at the mean":
-        start_at_the_mean(llm, drafter, [e.ids for e in examples[:16]])
     config = TrainConfig(
         folder, seed=seed, max_train_tokens=args.tokens, save_every=10**9, segments=1, **ours
     )
@@ -121,18 +104,22 @@ def table(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def plot(cells: dict[str, list[float]], output: Path) -> None:
-    """A bar a cell, a dot a seed."""
+    """A bar a cell, from the base to its mean; a dot a seed."""
     import matplotlib  # noqa: PLC0415 (needed to draw only)
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     figure, axes = plt.subplots(figsize=(7, 4))
+    base = sum(cells["base"]) / len(cells["base"])
+    axes.axvline(base, color="gray", linewidth=1)
     for number, lengths in enumerate(cells.values()):
-        axes.barh(number, sum(lengths) / len(lengths), color="tab:blue", alpha=0.5)
+        mean = sum(lengths) / len(lengths)
+        colour = "tab:blue" if mean >= base else "tab:red"
+        axes.barh(number, mean - base, left=base, color=colour, alpha=0.5)
         axes.plot(lengths, [number] * len(lengths), "k.")
-    axes.set(yticks=range(len(cells)), yticklabels=list(cells), xlim=(1, None))
-    axes.set_xlabel(f"acceptance length, HumanEval, K = {K}")
+    axes.set(yticks=range(len(cells)), yticklabels=list(cells))
+    axes.set_xlabel(f"acceptance length, HumanEval, K = {K}; a bar from the base, a dot a seed")
     axes.invert_yaxis()
     figure.tight_layout()
     figure.savefig(output, dpi=150)

@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md from benchmarks/results/: of the results that exist.
+"""Write the tables of the docs from benchmarks/results/: of the results that exist.
 
 python benchmarks/docs_tables.py
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PAGE = RESULTS.parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- tables: make bench -->", "<!-- end of tables -->"
+DOCS = RESULTS.parents[1] / "docs"
+END = "<!-- end of tables -->"
 NAMES = {"none": "the target alone", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE"}
 
 Lines = list[str]
@@ -171,7 +171,7 @@ def training_speed(report: Report) -> Lines:
     return [where(report, "threads", "pack"), about, "", *table(head, lines)]
 
 
-SECTIONS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
+BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "bench": ("HumanEval prompts at several loads, this engine", grid),
     "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
     "bench-humaneval": ("All of HumanEval, one request at a time", whole),
@@ -179,22 +179,29 @@ SECTIONS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "bench-gpt-oss-20b": ("Synthetic: GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),
     "families": ("Every family of targets", families),
+}
+TRAINING: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "ablations": ("What each choice of the recipe is worth", ablations),
     "training_speed": ("How fast a head trains", training_speed),
 }
+PAGES = (
+    ("benchmarks.md", "<!-- tables: make bench -->", BENCHMARKS),
+    ("training.md", "<!-- tables: training -->", TRAINING),
+)
 
 
 def main() -> None:
-    lines = Lines()
-    for name, (title, section) in SECTIONS.items():
-        file = RESULTS / f"{name}.json"
-        if file.is_file():
-            lines += [f"### {title}", "", *section(json.loads(file.read_text()))]
-            lines += [f"From `benchmarks/results/{name}.json`.", ""]
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n{END}{after}")
+    for name, begin, sections in PAGES:
+        lines = Lines()
+        for result, (title, section) in sections.items():
+            file = RESULTS / f"{result}.json"
+            if file.is_file():
+                lines += [f"### {title}", "", *section(json.loads(file.read_text()))]
+                lines += [f"From `benchmarks/results/{result}.json`.", ""]
+        page = DOCS / name
+        before, rest = page.read_text().split(begin)
+        _, after = rest.split(END)
+        page.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,8 @@ def _our_warnings_in_a_line() -> Iterator[None]:
     """Each of our own warnings once, as one line on stderr; others as Python shows them."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", InputWarning)
+        # torch's, of bf16 rows under float32 norms, as autocast has them in training.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
         show_others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
