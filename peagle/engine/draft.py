@@ -153,7 +153,7 @@ def _autoregressive(
     Behind the end of a draft that a grammar cut short it is fed tokens nobody reads."""
     spans = [Span(new.blocks, new.start, len(new.ids)) for new in slots]
     out = _forward(drafter, cache, [i for new in slots for i in new.ids], features, spans)
-    ends = torch.tensor([span.length for span in spans]).cumsum(0) - 1
+    ends = torch.tensor([span.length for span in spans]).cumsum(0).to(features.device) - 1
     going = [which for which, new in enumerate(slots) if new.depth]
     rows, depths = ends[going], list[Drafted]()
     while going:
@@ -167,7 +167,7 @@ def _autoregressive(
         going = [going[at] for at in still]
         spans = [slots[which].slot(len(depths)) for which in going]
         out = _forward(drafter, cache, tokens[still], recurrent, spans)
-        rows = torch.arange(len(going))
+        rows = torch.arange(len(going), device=features.device)
     return depths
 
 

@@ -68,18 +68,22 @@ class CachedAttend:
         for span in spans:
             assert span.end <= len(span.blocks) * cache.size, "the scheduler gives blocks enough"
         self.cache, self.spans, self.tiled = cache, spans, tiled
-        self._reads = [_reader(span, cache.size) for span in spans]
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
         short = [span for span in spans if span.length <= SHORT]
         together = len(short) * max((span.end for span in short), default=0)
         worth = len(short) > 1 and together <= WASTE * sum(span.end for span in short)
-        self._short = ShortSpans(spans, cache.size) if worth and not tiled else None
+        self._together = worth and not tiled
+        self._short: ShortSpans | None = None
         self._slots: Tensor | None = None
+        self._reads: list[slice | Tensor] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         keys, values = self.cache.layer(layer, k, v)
-        if self._slots is None:
+        if self._slots is None:  # where the queries are, which is first known here
             self._slots = _slots(self.spans, self.cache.size).to(q.device)
+            self._reads = [_reader(span, self.cache.size, q.device) for span in self.spans]
+            if self._together:
+                self._short = ShortSpans(self.spans, self.cache.size, q.device)
         keys.flatten(0, 1).index_copy_(0, self._slots, k)
         values.flatten(0, 1).index_copy_(0, self._slots, v)
         if len(self.spans) == 1:
@@ -124,7 +128,7 @@ class ShortSpans:
     """The spans of at most SHORT tokens, attended in one call: queries are padded to the longest,
     keys to the most. One call a span costs more than its attention."""
 
-    def __init__(self, spans: list[Span], size: int) -> None:
+    def __init__(self, spans: list[Span], size: int, device: torch.device) -> None:
         tokens, rows, columns, at = list[int](), list[int](), list[int](), list[int]()
         begin, short = 0, [span for span in spans if span.length <= SHORT]
         blocks = -(-max(span.end for span in short) // size)
@@ -139,11 +143,12 @@ class ShortSpans:
                 columns += range(length)
                 at += range(start, start + length)
             begin += length
-        self.tokens, self._table, self._end = torch.tensor(tokens), table, max(at) + 1
-        self._own = torch.tensor(rows), torch.tensor(columns)
+        stands = torch.zeros(len(short), max(columns) + 1, dtype=torch.int64)
+        stands[rows, columns] = torch.tensor(at)
+        self.tokens, self._table = torch.tensor(tokens).to(device), table.to(device)
+        self._own = torch.tensor(rows).to(device), torch.tensor(columns).to(device)
         # Where each query stands; those of padding see the first key, for a softmax needs one.
-        self._stands = torch.zeros(len(short), max(columns) + 1, dtype=torch.int64)
-        self._stands[self._own] = torch.tensor(at)
+        self._stands, self._end = stands.to(device), max(at) + 1
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, keys: Tensor, values: Tensor, q: Tensor, spec: AttentionSpec) -> Tensor:
@@ -161,7 +166,7 @@ class ShortSpans:
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
         """What is added to the scores (B, T, S)."""
-        behind = self._stands[..., None] - torch.arange(self._end)
+        behind = self._stands[..., None] - torch.arange(self._end, device=like.device)
         visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
         return _bias(visible, like)
 
@@ -188,13 +193,13 @@ def _slots(spans: list[Span], size: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _reader(span: Span, size: int) -> slice | Tensor:
+def _reader(span: Span, size: int, device: torch.device) -> slice | Tensor:
     """How the span's blocks are taken from a cache: without a copy when they lie in a row."""
     blocks = span.blocks[: -(-span.end // size)]
     first = blocks[0]
     if list(blocks) == list(range(first, first + len(blocks))):
         return slice(first, first + len(blocks))
-    return torch.tensor(blocks)
+    return torch.tensor(blocks).to(device)
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
