@@ -15,6 +15,7 @@ from peagle.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ("curves.png", "ablations.png")
 INTRODUCTION = """# Command line
 
 Every command with its arguments and options, as `--help` says them. Exit codes: 0 is done, 2 is
@@ -24,9 +25,11 @@ bad input (one line says what and how to mend it), 1 is any other failure, or a 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is not a file under docs/."""
-    page, curves = "".join([INTRODUCTION, *commands()]), str(RESULTS / "curves.png")
+    page = "".join([INTRODUCTION, *commands()])
     files.append(File.generated(config, "reference/cli.md", content=page))
-    files.append(File.generated(config, "figures/curves.png", abs_src_path=curves))
+    for name in PICTURES:
+        picture = str(RESULTS / name)
+        files.append(File.generated(config, f"figures/{name}", abs_src_path=picture))
     return files
 
 
