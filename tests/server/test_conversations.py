@@ -210,6 +210,6 @@ def test_a_tokenizer_that_parses() -> None:
         assert own.push(text) == ""
         return own.finish(tokenizer(opening)["input_ids"], ids)
 
-    text, calls = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
+    text, calls, _ = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
     assert (text, [call["function"]["name"] for call in calls]) == ("ok", ["sit"])
-    assert said('ok[CALL]{"name": "s') == ('ok[CALL]{"name": "s', [])
+    assert said('ok[CALL]{"name": "s') == Spoken('ok[CALL]{"name": "s', [])
