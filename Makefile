@@ -39,7 +39,7 @@ test-vllm: .venv/.installed .venv-vllm/.installed chromium
 	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(PYTEST) -n $(JOBS) --dist loadfile -m vllm tests
 
 test-browser: .venv/.installed chromium
-	$(PYTEST) -rs -m browser tests/server/browser
+	$(PYTEST) -m browser tests/server/browser
 
 # Debian's own, where it is missing and may be installed; else the tests are skipped and say so.
 chromium:

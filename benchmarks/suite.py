@@ -39,7 +39,6 @@ class Sizes(NamedTuple):
     grid: str  # of the table by K and load
     whole: str  # of all of a data set
     shape: str  # of the synthetic sweep
-    in_vllm: str = ""
     costs: str = ""
     families: str = ""
 
@@ -53,7 +52,6 @@ SHORT = Sizes(
     grid="--k 3 --concurrency 2 --limit 2 --max-tokens 4",
     whole="--limit 2 --max-tokens 4",
     shape="--k 3 --concurrency 1 --limit 1 --max-tokens 8",
-    in_vllm="--methods p-eagle",  # a server takes half a minute to start
     costs="--repeats 2",
     families="--families gpt_oss",
 )
@@ -63,6 +61,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     """What is run, in order."""
     sizes, k = SHORT if args.short else FULL, f"--k {best_k()}"
     no_vllm = None if args.vllm_python else "no interpreter has vLLM: name it with --vllm-python"
+    no_vllm = "it takes minutes to compile, and a test does it" if args.short else no_vllm
     no_mt = None if args.mt_bench else "it is no part of this project: MT_BENCH=FILE or a hub id"
     python = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
     mt_bench = ["--dataset", str(args.mt_bench)]
@@ -75,7 +74,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
         return [sys.executable, str(HERE / name), *options.split()]
 
     device, fixed = f"--device {args.device}", "--ignore-eos"
-    vllm = bench(TARGET, sizes.grid, sizes.in_vllm, fixed, "--engine vllm")
+    vllm = bench(TARGET, sizes.grid, fixed, "--engine vllm")
     found = [
         Step("bench", bench(TARGET, sizes.grid, fixed, device)),
         Step("bench-vllm", [*vllm, *python], no_vllm),
