@@ -24,7 +24,7 @@ help:
 	@echo 'make test       set up, lint, run the tests'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
 	@echo 'make test-browser  drive the console in Chromium'
-	@echo 'make bench      every benchmark, about an hour; MT_BENCH=FILE includes MT-Bench'
+	@echo 'make bench      every benchmark, which takes long; MT_BENCH=FILE includes MT-Bench'
 	@echo 'make lint       ruff, mypy, import-linter'
 	@echo 'make docs       build the documentation into site/'
 	@echo 'make clean      remove caches and build products (environments and results stay)'

@@ -2,7 +2,7 @@
 
     python benchmarks/suite.py [--mt-bench FILE] [--vllm-python PYTHON] [--device cuda] [--short]
 
-On a CPU, about an hour: all methods × K × concurrency on 12 HumanEval prompts × 64 tokens, with
+On a CPU: all methods × K × concurrency on 12 HumanEval prompts × 64 tokens, with
 this engine and with vLLM's servers; all of HumanEval and MT-Bench, one request at a time, at the
 catalog's K; what a draft costs; every family of targets. On CUDA the synthetic sweep of a real
 shape, too. Writes benchmarks/results/ and the tables of docs/benchmarks.md; `--short` proves only

@@ -103,7 +103,9 @@ def kinds(target: PretrainedConfig) -> list[Kind]:
 
 
 def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
-    return Kind(attention, layer.num_key_value_heads, head_size(layer))
+    """Of a layer; where nothing is said of key/value heads (GPT-2), there is one a head."""
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    return Kind(attention, heads, head_size(layer))
 
 
 def one_group(target: Sequence[Kind], own: Kind, draft: int, slack: float) -> bool:
