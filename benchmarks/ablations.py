@@ -82,9 +82,8 @@ def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path
 def measure(llm: LLM, drafter: Drafter, prompts: list[list[int]]) -> dict[str, Any]:
     """Acceptance at K."""
     llm.use(drafter, K)
-    total = Stats()
-    for answer in llm.generate(prompts, SamplingParams(max_tokens=96)):
-        total.add(answer.stats)
+    answers = llm.generate(prompts, SamplingParams(max_tokens=96))
+    total = sum((answer.stats for answer in answers), Stats())
     shares = [round(share, 4) for share in total.accepted_per_position]
     return {
         "acceptance_length": round(total.acceptance_length, 4),

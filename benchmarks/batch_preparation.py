@@ -20,7 +20,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, TARGET, environment, write_json
+from common import RESULTS, TARGET, captured, environment, write_json
 from torch import Tensor
 
 from peagle.data.captured import Captured
@@ -28,7 +28,6 @@ from peagle.data.dataset import read_examples
 from peagle.model.source import load_target
 from peagle.model.target import Target
 from peagle.train.batches import Batches
-from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import block_mask, visible
 from peagle.train.partition import partition
@@ -58,14 +57,14 @@ LOADERS = (
 
 
 def prepare(
-    loader: Loader, number: int, batches: Batches, captured: Captured, target: Target
+    loader: Loader, number: int, batches: Batches, states: Captured, target: Target
 ) -> tuple[list[float], int]:
     """Seconds of each part for one example, and its elements."""
     config = TrainConfig(Path())
     generator = torch.Generator().manual_seed(number)
     at = [time.process_time()]
     sequence = batches.sequence(number)
-    captured.output(batches.documents(number), target)
+    states.output(batches.documents(number), target)
     at.append(time.process_time())
     elements = sample_elements(
         sequence.supervised,
@@ -83,14 +82,14 @@ def prepare(
     return [end - start for start, end in zip(at, at[1:], strict=False)], len(elements.anchor)
 
 
-def measure(batches: Batches, captured: Captured, target: Target, repeats: int) -> list[dict]:
+def measure(batches: Batches, states: Captured, target: Target, repeats: int) -> list[dict]:
     """A row a loader."""
     seconds: dict[str, list[list[float]]] = {loader.name: [] for loader in LOADERS}
     sizes: dict[str, list[int]] = {loader.name: [] for loader in LOADERS}
     for number in range(-3, repeats):  # the first three warm up
         turn = number % len(LOADERS)
         for loader in LOADERS[turn:] + LOADERS[:turn]:
-            taken, elements = prepare(loader, max(number, 0), batches, captured, target)
+            taken, elements = prepare(loader, max(number, 0), batches, states, target)
             if number >= 0:
                 seconds[loader.name].append(taken)
                 sizes[loader.name].append(elements)
@@ -119,15 +118,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     target = load_target(TARGET, dtype="bfloat16")
     examples = read_examples(args.data, target.tokenizer, TOKENS)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
-        config = CaptureConfig(Path(folder), max_length=TOKENS)
-        plan = plan_capture(target, examples, config)
-        capture(in_process(target, plan.origin.feature_layers), examples, config.output, plan)
-        captured = Captured(config.output)
+        states = captured(Path(folder), target, examples, TOKENS)
         batches = Batches(examples, batch=1, pack=TOKENS, seed=0)
-        rows = measure(batches, captured, target, args.repeats)
+        rows = measure(batches, states, target, args.repeats)
         tokens = mean(len(batches.sequence(n).ids) for n in range(args.repeats))
     settings = {"target": TARGET, "tokens": TOKENS, "tokens_mean": round(tokens), "depths": DEPTHS,
-                "documents": len(examples), "capture": config.dtype, "repeats": args.repeats,
+                "documents": len(examples), "capture": states.origin.dtype, "repeats": args.repeats,
                 "threads": torch.get_num_threads()}  # fmt: skip
     return {**environment(), "settings": settings, "rows": rows}
 

@@ -14,9 +14,12 @@ from peagle.bench import run, workload
 from peagle.bench.side_by_side import device_name
 from peagle.catalog import head_path
 from peagle.cli.common import progress_bar
-from peagle.data.chat import prompt_ids
+from peagle.data.captured import Captured
+from peagle.data.chat import Example, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Completion, SamplingParams
+from peagle.model.target import Target
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")
@@ -83,6 +86,14 @@ def decode(
             finished = sum(request.finish_reason is not None for request in run.requests)
             bar.update(task, completed=finished)
     return run.completions()
+
+
+def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captured:
+    """What the target makes of documents of at most `length` tokens, captured into `folder`."""
+    config = CaptureConfig(folder, max_length=length)
+    plan = plan_capture(target, examples, config)
+    capture(in_process(target, plan.origin.feature_layers), examples, folder, plan)
+    return Captured(folder)
 
 
 def fingerprint(head: Path) -> str:

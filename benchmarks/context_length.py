@@ -91,9 +91,7 @@ def measure(llm: LLM, cell: Cell, prompts: list[list[int]], max_tokens: int) -> 
     """One row."""
     params = SamplingParams(max_tokens=max_tokens)
     answers = decode(llm, prompts, params, f"{cell.length} tokens, {cell.method}")
-    total = Stats()
-    for answer in answers:
-        total.add(answer.stats)
+    total = sum((answer.stats for answer in answers), Stats())
     return {
         **cell._asdict(),
         "context_tokens": round(mean(map(len, prompts))),

@@ -146,10 +146,7 @@ def decode(llm: LLM, prompts: list[list[int]]) -> list[Completion]:
 
 def count(answers: list[Completion]) -> Stats:
     """Rounds and accepted draft tokens of all answers."""
-    total = Stats()
-    for answer in answers:
-        total.add(answer.stats)
-    return total
+    return sum((answer.stats for answer in answers), Stats())
 
 
 def in_vllm(

@@ -81,9 +81,8 @@ def problem(model: type[BaseModel], answer: Completion) -> str | None:
 
 def row(models: list[type[BaseModel]], answers: list[Completion]) -> dict[str, Any]:
     """What is counted of all answers."""
-    stats, problems = Stats(), [problem(m, a) for m, a in zip(models, answers, strict=True)]
-    for answer in answers:
-        stats.add(answer.stats)
+    problems = [problem(m, a) for m, a in zip(models, answers, strict=True)]
+    stats = sum((answer.stats for answer in answers), Stats())
     accepted = sum(stats.accepted)
     return {
         "answers": len(answers),

@@ -36,10 +36,9 @@ def compare_head(
     llm: LLM, prompts: list[list[int]], expected: list[list[int]], params: SamplingParams
 ) -> dict[str, Any]:
     """One row: how the output with the head in use differs from the target's."""
-    started, stats = time.perf_counter(), Stats()
+    started = time.perf_counter()
     answers = decode(llm, prompts, params, llm.method)
-    for answer in answers:
-        stats.add(answer.stats)
+    stats = sum((answer.stats for answer in answers), Stats())
     found = differences(llm.target, prompts, expected, [a.token_ids for a in answers])
     return {
         "method": llm.method,

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import RESULTS, TARGET, environment, write_json
+from common import RESULTS, TARGET, captured, environment, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
 from peagle.data.captured import Captured
@@ -27,11 +27,10 @@ from peagle.data.dataset import read_examples
 from peagle.model.shape import HeadSpec
 from peagle.model.source import load_target
 from peagle.model.target import Target
-from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
 
-LENGTH, DOCUMENTS = 2048, 96
+LENGTH, DOCUMENTS = 2048, 32
 ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that differ
     "p-eagle": {},
     "p-eagle, captured": {"captured": True},
@@ -90,8 +89,8 @@ def peak(device: torch.device) -> float:
     return 2 * 4096**3 / median(taken[1:])
 
 
-def make(target: Target, examples: list[Example], captured: Captured, row: dict[str, Any]) -> Row:
-    """A training that is ready to run."""
+def make(target: Target, examples: list[Example], states: Captured, row: dict[str, Any]) -> Row:
+    """A training that is ready to run; it is never saved."""
     changes = dict(row)
     method, stored = changes.pop("method", "p-eagle"), changes.pop("captured", False)
     spec = HeadSpec(method, layers=4 if method == "p-eagle" else 1, draft_vocab=7680)
@@ -99,8 +98,8 @@ def make(target: Target, examples: list[Example], captured: Captured, row: dict[
     torch.manual_seed(0)
     drafter = new_drafter(target, answers, spec)
     settings = {"segments": 1, **changes}
-    config = TrainConfig(Path(tempfile.mkdtemp()), save_every=10**9, epochs=100, **settings)
-    return Row(Trainer(config, target, drafter, examples, captured=captured if stored else None))
+    config = TrainConfig(Path(), save_every=10**9, epochs=100, **settings)
+    return Row(Trainer(config, target, drafter, examples, captured=states if stored else None))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,12 +110,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     target = load_target(TARGET, dtype="bfloat16", device=args.device)
     examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
-        config = CaptureConfig(Path(folder), max_length=LENGTH)
-        plan = plan_capture(target, examples, config)
-        capture(in_process(target, plan.origin.feature_layers), examples, config.output, plan)
-        captured = Captured(config.output)
+        states = captured(Path(folder), target, examples, LENGTH)
         wanted = {n: r for n, r in ROWS.items() if device.type == "cuda" or "compile" not in r}
-        rows = {name: make(target, examples, captured, row) for name, row in wanted.items()}
+        rows = {name: make(target, examples, states, row) for name, row in wanted.items()}
         for row in rows.values():
             for _ in range(3):  # kernels and graphs are made
                 row.step(count=False)
@@ -147,7 +143,7 @@ def line(name: str, row: Row, most: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="answers of the target")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps a row")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps a row")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--output", type=Path, default=RESULTS / "training_speed.json")

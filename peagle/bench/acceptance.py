@@ -39,7 +39,7 @@ def measure_acceptance(
         on_done(len(fitting) - done)
         for (i, _), answer in zip(fitting, run.completions(), strict=True):
             histories[i].append({"role": "assistant", "content": answer.text})
-            total.add(answer.stats)
+            total += answer.stats
             output_tokens += len(answer.token_ids)
     return {
         "k": llm.k,

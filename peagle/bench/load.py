@@ -59,11 +59,11 @@ class Drafting:
     accepted: float = 0
     by_position: list[float] = field(default_factory=list)  # rounds whose i-th was accepted
 
-    def add(self, other: "Drafting") -> None:
-        """Add another's counts."""
-        self.rounds, self.accepted = self.rounds + other.rounds, self.accepted + other.accepted
+    def __add__(self, other: "Drafting") -> "Drafting":
+        """Of both."""
         pairs = zip_longest(self.by_position, other.by_position, fillvalue=0.0)
-        self.by_position = [a + b for a, b in pairs]
+        positions = [mine + theirs for mine, theirs in pairs]
+        return Drafting(self.rounds + other.rounds, self.accepted + other.accepted, positions)
 
     def row(self) -> dict[str, Any]:
         """Acceptance length and by position; None where nothing was counted."""

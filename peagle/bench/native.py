@@ -59,7 +59,7 @@ class Native:
         self._open.append(asked)
         self._wake.set()
         await asked.ended
-        self.stats.add(request.stats)
+        self.stats += request.stats
         if request.failure is not None or asked.first is None:
             raise AskError(request.failure or "no token was said")
         ids = request.output

@@ -71,7 +71,7 @@ def compare(
                 pass
             answer = run.completions()[0]
             contender.seconds += run.seconds
-            contender.stats.add(answer.stats)
+            contender.stats += answer.stats
             contender.outputs.append(answer.token_ids)
         on_prompt()
 

@@ -51,7 +51,7 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
     """As the JSON file has it; `base` is the target alone under the same load."""
     cell, samples, drafting = result.cell, result.samples, Drafting()
     for played in result.repeats:
-        drafting.add(played.drafting)
+        drafting += played.drafting
     errors = [error for played in result.repeats for error in played.errors]
     speed = median(result.speeds)
     tpots = [s.tpot for s in samples if s.tpot is not None]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from peagle.config import InputError, first_line
@@ -137,13 +138,11 @@ class Stats:
         for position in range(accepted):
             self.accepted[position] += 1
 
-    def add(self, other: "Stats") -> None:
-        """Add another request's counts."""
-        self.rounds += other.rounds
-        self.drafted += other.drafted
-        self.accepted += [0] * (len(other.accepted) - len(self.accepted))
-        for position, count in enumerate(other.accepted):
-            self.accepted[position] += count
+    def __add__(self, other: "Stats") -> "Stats":
+        """Of both; `sum(many, Stats())` is of all."""
+        positions = zip_longest(self.accepted, other.accepted, fillvalue=0)
+        accepted = [mine + theirs for mine, theirs in positions]
+        return Stats(self.rounds + other.rounds, self.drafted + other.drafted, accepted)
 
     @property
     def acceptance_length(self) -> float:

@@ -41,7 +41,5 @@ def acceptance(target: Target, drafter: Drafter, prompts: list[list[int]]) -> St
     llm = LLM(target, whole_copy(drafter, target.dtype), k=min(7, drafter.config.depths))
     room = target.max_context - MAX_TOKENS
     fitting = [prompt for prompt in prompts if len(prompt) <= room]
-    total = Stats()
-    for answer in llm.generate(fitting, SamplingParams(max_tokens=MAX_TOKENS)):
-        total.add(answer.stats)
-    return total
+    answers = llm.generate(fitting, SamplingParams(max_tokens=MAX_TOKENS))
+    return sum((answer.stats for answer in answers), Stats())

@@ -27,7 +27,7 @@ def one_by_one(llm: LLM) -> tuple[Stats, int]:
             history.append({"role": "user", "content": turn})
             answer = llm.generate([prompt_ids(llm.tokenizer, history)], GREEDY)[0]
             history.append({"role": "assistant", "content": answer.text})
-            total.add(answer.stats)
+            total += answer.stats
             tokens += len(answer.token_ids)
     return total, tokens
 

@@ -78,7 +78,7 @@ def test_our_server_texts_and_counters(llm: LLM, url: str) -> None:
     params, total = SamplingParams(max_tokens=12, ignore_eos=True), Stats()
     answers = llm.generate(asked, params)
     for answer in answers:
-        total.add(answer.stats)
+        total += answer.stats
     said = {s.conversation: s.said for s in found.samples}
     assert [said[i] for i in range(3)] == [answer.text for answer in answers]
     assert found.drafting.row()["acceptance_length"] == round(total.acceptance_length, 4)

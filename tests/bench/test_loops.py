@@ -116,5 +116,5 @@ def test_drafting_adds_up() -> None:
     total = Drafting()
     assert total.row()["acceptance_length"] is None
     for part in (Drafting(4, 3, [2.0, 1.0]), Drafting(6, 4, [2.0, 1.0, 1.0])):
-        total.add(part)
+        total += part
     assert total.row() == {"acceptance_length": 1.7, "accepted_per_position": [0.4, 0.2, 0.1]}

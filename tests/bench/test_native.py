@@ -35,7 +35,7 @@ def test_the_same_ids_and_counts(llm: LLM) -> None:
     llm.use(llm.drafter, 3)  # a new engine
     alone, stats = llm.generate(asked, PARAMS), Stats()
     for answer in alone:
-        stats.add(answer.stats)
+        stats += answer.stats
     assert said == [tuple(answer.token_ids) for answer in alone]
     assert played.drafting.row()["acceptance_length"] == round(stats.acceptance_length, 4)
     assert all(0 < s.ttft <= s.seconds and s.tokens == 12 for s in played.samples)

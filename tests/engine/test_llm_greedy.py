@@ -25,7 +25,7 @@ def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
 def total(done: list[Completion]) -> Stats:
     stats = Stats()
     for completion in done:
-        stats.add(completion.stats)
+        stats += completion.stats
     return stats
 
 

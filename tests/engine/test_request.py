@@ -101,10 +101,8 @@ def test_stats_by_hand() -> None:
 
 def test_stats_add() -> None:
     one, two = Stats(2, 6, [2, 1, 1]), Stats(1, 1, [1])
-    one.add(two)
-    assert one == Stats(3, 7, [3, 1, 1])
-    two.add(Stats(2, 6, [2, 1, 1]))
-    assert two == Stats(3, 7, [3, 1, 1])
+    assert one + two == two + one == sum([one, two], Stats()) == Stats(3, 7, [3, 1, 1])
+    assert two == Stats(1, 1, [1])
 
 
 def test_pending_is_what_was_not_run() -> None:

@@ -36,7 +36,7 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
     values = {name: value for (name, extra), value in read(running).items() if not extra}
     drafting = Stats()
     for answer in answers:
-        drafting.add(answer.stats)
+        drafting += answer.stats
     tokens = sum(len(answer.token_ids) for answer in answers) + 1
     wanted: dict[str, Any] = {
         "num_requests_running": 0,

@@ -59,7 +59,7 @@ def test_greedy_tokens_are_the_targets_own(method: str) -> None:
     assert [difference for difference in found if not difference.tie] == []
     stats = Stats()
     for answer in drafted:
-        stats.add(answer.stats)
+        stats += answer.stats
     assert stats.acceptance_length > 1.2, "a trained head is accepted more often than this"
 
 

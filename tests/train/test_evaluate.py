@@ -23,7 +23,7 @@ def test_equals_the_engine_and_leaves_the_drafter_alone(method: Method) -> None:
     total = Stats()
     llm = LLM(target, drafter.eval(), k=min(7, drafter.config.depths))
     for answer in llm.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS)):
-        total.add(answer.stats)
+        total += answer.stats
     assert (found.rounds, found.accepted) == (total.rounds, total.accepted)
     assert found.rounds > 100
 

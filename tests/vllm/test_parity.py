@@ -86,7 +86,7 @@ def run_ours(
     llm.use(drafter, DEPTHS[drafter.config.method])
     stats, answers = Stats(), llm.generate(prompts, SamplingParams(max_tokens=max_tokens))
     for answer in answers:
-        stats.add(answer.stats)
+        stats += answer.stats
     tokens = [answer.token_ids for answer in answers]
     return Outcome(tokens, stats.acceptance_length, stats.accepted_per_position)
 
