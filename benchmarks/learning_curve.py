@@ -1,9 +1,11 @@
 """Learning curves of training runs: loss, accuracy and acceptance length against answer tokens.
 
     python benchmarks/learning_curve.py runs/p-eagle runs/eagle3 [--output benchmarks/results]
+    python benchmarks/learning_curve.py first/p-eagle,second/p-eagle     # --init-from the first
 
-A run is its folder, its metrics.jsonl, or a curve-NAME.json made here before. Writes
-curve-NAME.json for each run, NAME being its folder's, and one plot of all, curves.png.
+A run is its folder, its metrics.jsonl, or a curve-NAME.json made here before; runs that began with
+the head of the one before are joined by commas, and their tokens added up. Writes curve-NAME.json,
+NAME being the last folder's, and one plot of all, curves.png.
 """
 
 import argparse
@@ -52,6 +54,21 @@ def read(run: Path) -> tuple[str, list[Point]]:
     return file.resolve().parent.name, points(lines)
 
 
+def join(runs: str) -> tuple[str, list[Point]]:
+    """Name and points of runs behind each other. A point's `run` counts them: each has held-out
+    prompts of its own, so acceptance lengths compare within a run."""
+    name, curve = "", list[Point]()
+    for run in runs.split(","):
+        name, found = read(Path(run))
+        seen, before = (curve[-1]["answer_tokens"], curve[-1]["run"] + 1) if curve else (0, 0)
+        curve += [
+            {**point, "answer_tokens": seen + point["answer_tokens"],
+             "run": before + point.get("run", 0)}
+            for point in found
+        ]  # fmt: skip
+    return name, curve
+
+
 def show(name: str, curve: list[Point]) -> None:
     """Print a table."""
     print(f"{name}\nanswer tokens    loss  accuracy at depth 0, 1, 2, 3  acceptance length")
@@ -68,11 +85,8 @@ def plot(curves: dict[str, list[Point]], output: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    lengths = {
-        name: [(p["answer_tokens"], p["acceptance_length"]) for p in c if "acceptance_length" in p]
-        for name, c in curves.items()
-    }
-    panels = len(curves) + any(lengths.values())
+    measured = {name: [p for p in c if "acceptance_length" in p] for name, c in curves.items()}
+    panels = len(curves) + any(measured.values())
     figure, all_axes = plt.subplots(1, panels, figsize=(4.5 * panels, 4), squeeze=False)
     for axes, (name, curve) in zip(all_axes[0], curves.items(), strict=False):
         for index, depth in enumerate(SHOWN):
@@ -85,10 +99,14 @@ def plot(curves: dict[str, list[Point]], output: Path) -> None:
         axes.set_ylabel("share of the target's tokens predicted")
         axes.grid(alpha=0.3)
         axes.legend(loc="upper left", ncols=2)
-    if any(lengths.values()):
+    if any(measured.values()):
         axes = all_axes[0][-1]
-        for name, pairs in lengths.items():
-            axes.plot([n / 1000 for n, _ in pairs], [al for _, al in pairs], "o-", label=name)
+        for number, (name, found) in enumerate(measured.items()):
+            for run in sorted({p["run"] for p in found}):
+                line = [(p["answer_tokens"] / 1000, p["acceptance_length"])
+                        for p in found if p["run"] == run]  # fmt: skip
+                label = name if run == found[-1]["run"] else None
+                axes.plot(*zip(*line, strict=True), "o-", ms=3, color=f"C{number}", label=label)
         axes.set(title="held-out prompts", xlabel="answer tokens, thousands")
         axes.set_ylabel("acceptance length")
         axes.grid(alpha=0.3)
@@ -100,19 +118,18 @@ def plot(curves: dict[str, list[Point]], output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_OR_METRICS")
+    parser.add_argument("runs", nargs="+", metavar="RUN[,RUN...]")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of what is written")
     args = parser.parse_args()
     curves = dict[str, list[Point]]()
-    for run in args.runs:
-        name, curve = read(run)
+    for runs in args.runs:
+        name, curve = join(runs)
         if name in curves:
-            sys.exit(f"{run}: another run is called {name}, too; rename the folder of one")
+            sys.exit(f"{runs}: another run is called {name}, too; rename the folder of one")
         curves[name] = curve
         show(name, curve)
-        if run.suffix != ".json":
-            metrics = {"metrics": "metrics.jsonl", "points": curve}
-            write_json(args.output / f"curve-{name}.json", metrics)
+        metrics = {"metrics": "metrics.jsonl", "points": curve}
+        write_json(args.output / f"curve-{name}.json", metrics)
     plot(curves, args.output / "curves.png")
 
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Train (or train on) both heads of smollm2-135m: same data, same budget, one core each.
-#   heads/train.sh answers.jsonl.gz runs 400000
-# Run it again with a larger budget to continue: checkpoints under runs/ resume exactly. With
-# CONTINUE=1 and no checkpoint, training starts from the shipped heads.
+# Train both heads of smollm2-135m on the same data, one core each.
+#   heads/train.sh answers.jsonl.gz runs/first            # from the target's layers
+#   heads/train.sh captured runs/second runs/first 3e-4   # on from the heads of a run; learning rate
+# The same command again continues what was interrupted, from runs/*/*/checkpoints.
 set -euo pipefail
-data=$1 runs=$2 tokens=$3
-heads=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+data=$1 runs=$2 from=${3:-} lr=${4:-6e-4}
 
 train() { # method, drafter layers, draft tokens trained for
-  local out=$runs/$1 extra=()
-  if [ -d "$out/checkpoints" ]; then extra=(--resume)
-  elif [ -n "${CONTINUE:-}" ]; then extra=(--init-from "$heads/smollm2-135m-$1"); fi
+  local out=$runs/$1 start=()
+  if [ -d "$out/checkpoints" ]; then start=(--resume)
+  elif [ -n "$from" ]; then start=(--init-from "$from/$1/head"); fi
   OMP_NUM_THREADS=1 peagle train smollm2-135m --data "$data" --output "$out" --method "$1" \
-    --layers "$2" --depths "$3" --draft-vocab 7680 --max-train-tokens "$tokens" "${extra[@]}"
+    --layers "$2" --depths "$3" --draft-vocab 7680 --lr "$lr" --eval-every 250 \
+    "${start[@]}" ratio=0.5
 }
 
 train p-eagle 4 8 &

@@ -68,24 +68,27 @@ class CachedAttend:
         for span in spans:
             assert span.end <= len(span.blocks) * cache.size, "the scheduler gives blocks enough"
         self.cache, self.spans, self.tiled = cache, spans, tiled
-        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+        self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
         short = [span for span in spans if span.length <= SHORT]
         together = len(short) * max((span.end for span in short), default=0)
         worth = len(short) > 1 and together <= WASTE * sum(span.end for span in short)
         self._together = worth and not tiled
         self._short: ShortSpans | None = None
-        self._slots: Tensor | None = None
+        self._slots: slice | Tensor | None = None
         self._reads: list[slice | Tensor] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         keys, values = self.cache.layer(layer, k, v)
         if self._slots is None:  # where the queries are, which is first known here
-            self._slots = _slots(self.spans, self.cache.size).to(q.device)
+            self._slots = _slots(self.spans, self.cache.size, q.device)
             self._reads = [_reader(span, self.cache.size, q.device) for span in self.spans]
             if self._together:
                 self._short = ShortSpans(self.spans, self.cache.size, q.device)
-        keys.flatten(0, 1).index_copy_(0, self._slots, k)
-        values.flatten(0, 1).index_copy_(0, self._slots, v)
+        for kept, new in ((keys, k), (values, v)):
+            if isinstance(self._slots, slice):
+                kept.flatten(0, 1)[self._slots].copy_(new)
+            else:
+                kept.flatten(0, 1).index_copy_(0, self._slots, new)
         if len(self.spans) == 1:
             return self._alone(0, q, keys, values, spec)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
@@ -105,17 +108,21 @@ class CachedAttend:
     ) -> Tensor:
         """One span's output (length, N, H)."""
         span, read = self.spans[index], self._reads[index]
-        seen = [x[read].flatten(0, 1)[: span.end] for x in (keys, values)]
+        if isinstance(read, slice):
+            seen = [x.flatten(0, 1)[read] for x in (keys, values)]
+        else:
+            seen = [x.index_select(0, read).flatten(0, 1)[: span.end] for x in (keys, values)]
         # The rows of a long prompt are enough for the kernel as they are.
         draft = span.length <= SHORT and spec.softcap is None and spec.sinks is None
-        if (spec.window, index) not in self._masks:
+        groups = q.shape[1] // keys.shape[2]
+        if (spec.window, index, groups) not in self._masks:
             mask = causal_mask(span.start, span.length, spec.window, q.device)
             if self.tiled:
                 mask = tiled_mask(mask, span.length, span.end, q.device)
             elif draft and mask is not None:
-                mask = _bias(mask, q)[None]
-            self._masks[spec.window, index] = mask
-        mask = self._masks[spec.window, index]
+                mask = _bias(mask[None], q, groups)
+            self._masks[spec.window, index, groups] = mask
+        mask = self._masks[spec.window, index, groups]
         if self.tiled:
             whole = [F.pad(x, (0, 0, 0, 0, 0, -span.end % KEY_BLOCK)) for x in seen]
             return tiled_attention(q, whole[0], whole[1], mask, spec)
@@ -149,33 +156,35 @@ class ShortSpans:
         self._own = torch.tensor(rows).to(device), torch.tensor(columns).to(device)
         # Where each query stands; those of padding see the first key, for a softmax needs one.
         self._stands, self._end = stands.to(device), max(at) + 1
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(self, keys: Tensor, values: Tensor, q: Tensor, spec: AttentionSpec) -> Tensor:
         """Output (len(tokens), N, H) of the short spans' tokens over keys and values (blocks, size,
         M, H) of the cache."""
-        if spec.window not in self._masks:
-            self._masks[spec.window] = self._mask(spec.window, q)
+        key = spec.window, q.shape[1] // keys.shape[2]
+        if key not in self._masks:
+            self._masks[key] = self._mask(*key, q)
         queries = q.new_zeros(*self._stands.shape, *q.shape[1:])
         queries[self._own] = q[self.tokens]
         # Whole blocks are copied; an index would go through them element by element.
         taken = [x.index_select(0, self._table.flatten()) for x in (keys, values)]
         seen = [x.unflatten(0, self._table.shape).flatten(1, 2)[:, : self._end] for x in taken]
-        mask = self._masks[spec.window]
+        mask = self._masks[key]
         return batched_attention(queries, seen[0], seen[1], mask, spec.scale)[self._own]
 
-    def _mask(self, window: int | None, like: Tensor) -> Tensor:
-        """What is added to the scores (B, T, S)."""
+    def _mask(self, window: int | None, groups: int, like: Tensor) -> Tensor:
+        """What is added to the scores (B, 1, G·T, S)."""
         behind = self._stands[..., None] - torch.arange(self._end, device=like.device)
         visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-        return _bias(visible, like)
+        return _bias(visible, like, groups)
 
 
-def _bias(visible: Tensor, like: Tensor) -> Tensor:
-    """A mask as what is added to scores: torch makes this of it in every call, and so in every
-    layer."""
+def _bias(visible: Tensor, like: Tensor, groups: int) -> Tensor:
+    """A mask (B, T, S) as what is added to the scores of G query heads (B, 1, G·T, S): torch makes
+    this of it in every call, and so in every layer."""
     zeros = torch.zeros(visible.shape, device=visible.device)
-    return zeros.masked_fill(~visible, float("-inf")).to(like)
+    bias = zeros.masked_fill(~visible, float("-inf")).to(like)
+    return bias[:, None].repeat(1, 1, groups, 1)
 
 
 def positions(spans: list[Span], device: torch.device) -> Tensor:
@@ -184,21 +193,24 @@ def positions(spans: list[Span], device: torch.device) -> Tensor:
     return torch.cat(parts)
 
 
-def _slots(spans: list[Span], size: int) -> Tensor:
-    """Where in the cache each packed token is kept (T,)."""
-    parts = []
-    for span in spans:
-        at = torch.arange(span.start, span.end)
-        parts.append(torch.tensor(span.blocks)[at // size] * size + at % size)
-    return torch.cat(parts)
+def _slots(spans: list[Span], size: int, device: torch.device) -> slice | Tensor:
+    """Where in the cache each packed token is kept (T,); a slice when they lie in a row."""
+    at = [
+        span.blocks[position // size] * size + position % size
+        for span in spans
+        for position in range(span.start, span.end)
+    ]
+    row = range(at[0], at[0] + len(at))
+    return slice(row.start, row.stop) if at == list(row) else torch.tensor(at).to(device)
 
 
 def _reader(span: Span, size: int, device: torch.device) -> slice | Tensor:
-    """How the span's blocks are taken from a cache: without a copy when they lie in a row."""
+    """Where the span's keys and values are: the slots, when its blocks lie in a row, for they are
+    read without a copy; else the blocks."""
     blocks = span.blocks[: -(-span.end // size)]
     first = blocks[0]
     if list(blocks) == list(range(first, first + len(blocks))):
-        return slice(first, first + len(blocks))
+        return slice(first * size, first * size + span.end)
     return torch.tensor(blocks).to(device)
 
 

@@ -46,11 +46,14 @@ class LLM:
     ) -> None:
         """`deterministic`: the target is computed in fixed tiles of rows, so that greedy output is
         bit-identical with and without speculation, alone and in any company, in any dtype.
-        What is loaded by name is packed (model/packed.py), for inference alone; objects stay.
+        What is loaded by name is made ready for inference alone (model/lean.py, model/packed.py);
+        objects stay.
 
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
-        self.target = load_target(target, **load).pack() if isinstance(target, str) else target
+        if isinstance(target, str):
+            target = load_target(target, **load).lean().pack()
+        self.target = target
         self.drafter: Drafter | None = None
         for name, value in (("max_batch", max_batch), ("kv_tokens", kv_tokens)):
             if value is not None and value < 1:

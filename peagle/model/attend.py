@@ -50,12 +50,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
 
 
 def batched_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Attention of B sequences at once: q (B, T, N, H) over k, v (B, S, M, H), `bias` (B, T, S)
-    added to the scores. Queries of heads that share keys stand below each other, so keys are read
-    once."""
+    """Attention of B sequences at once: q (B, T, N, H) over k, v (B, S, M, H), `bias` added to the
+    scores (B, 1, G·T, S). Queries of the G heads that share keys stand below each other, so keys
+    are read once."""
     groups, tokens = q.shape[2] // k.shape[2], q.shape[1]
     q = q.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, M, G·T, H)
-    bias = None if bias is None else bias[:, None].repeat(1, 1, groups, 1)
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     return out.unflatten(2, (groups, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -135,8 +135,8 @@ class Drafter(nn.Module):
         assert ids.shape == positions.shape == features.shape[:1], (
             "one id, feature, position a slot"
         )
-        cos, sin = self.rotary(features, positions[None])
-        rotate = Rotation(cos[0, :, None].to(features.dtype), sin[0, :, None].to(features.dtype))
+        tables = self.rotary(features, positions[None])
+        rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
         run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
         x = run(cast(FirstLayer, self.layers[0]).fuse, self.embed(ids), features, rotate, attend)
         for index, layer in enumerate(self.layers[1:], start=1):

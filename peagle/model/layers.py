@@ -1,4 +1,4 @@
-"""Decoder layers of the drafter: Llama's, or Qwen3's with q/k norms.
+"""Decoder layers: Llama's, or Qwen3's with q/k norms.
 
 Shapes: T tokens, D hidden, N query heads, M key/value heads, H head size.
 """
@@ -14,15 +14,20 @@ from peagle.model.attend import Attend, AttentionSpec
 
 
 class Rotation(NamedTuple):
-    """cos and sin of RoPE, each (T, 1, H)."""
+    """cos and sin of RoPE, each (T, 1, H), the first half of sin negated: then the halves of what
+    is turned only change places."""
 
     cos: Tensor
     sin: Tensor
 
+    @classmethod
+    def of(cls, cos: Tensor, sin: Tensor) -> "Rotation":
+        """Of the tables (1, T, H) that transformers makes."""
+        low, high = sin[0].chunk(2, dim=-1)
+        return cls(cos[0, :, None], torch.cat([-low, high], dim=-1)[:, None])
+
     def __call__(self, x: Tensor) -> Tensor:  # (T, heads, H)
-        half = x.shape[-1] // 2
-        turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
-        return x * self.cos + turned * self.sin
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
 
 
 class Attention(nn.Module):

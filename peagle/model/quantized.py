@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peagle.config import InputError, InputWarning
-from peagle.model.packed import StandIn, replace_linears
+from peagle.model.packed import StandIn, replace
 from peagle.model.target import Target
 
 KINDS = ("int8", "int4")
@@ -129,7 +129,7 @@ def quantize_layers(target: Target, kind: str) -> None:
     one tensor. Raises InputError when none can be replaced.
     """
     made = Int8Linear if kind == "int8" else Int4Linear
-    replace_linears(target.layers, lambda layer: made(layer) if made.takes(layer) else layer)
+    replace(target.layers, nn.Linear, lambda layer: made(layer) if made.takes(layer) else layer)
     kept = {
         ".".join(part for part in name.split(".") if not part.isdigit()): list(parameter.shape)
         for name, parameter in target.layers.named_parameters()

@@ -17,6 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.config import InputError
 from peagle.model.attend import ROW_TILE, Attend, AttentionSpec, CausalAttend
+from peagle.model.layers import Rotation
+from peagle.model.lean import lean
 from peagle.model.packed import pack
 
 ATTENTION = "peagle"  # the name our attention is registered under
@@ -30,13 +32,22 @@ class TargetOutput(NamedTuple):
     features: Tensor | None
 
 
-class _Step:
+class Step:
     """Per-forward context; it travels as a keyword argument of the model's own forward."""
 
     def __init__(self, attend: Attend, tokens: int) -> None:
         self.attend, self.tokens = attend, tokens  # rows behind `tokens` are padding
         self.taps: dict[int, Tensor] = {}
         self.attended: set[int] = set()
+        self.rotation: Rotation | None = None  # of all layers
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """Attend, for the rows that are no padding."""
+        self.attended.add(layer)
+        if not (missing := len(q) - self.tokens):
+            return self.attend(layer, q, k, v, spec)
+        q, k, v = (x[: self.tokens] for x in (q, k, v))
+        return F.pad(self.attend(layer, q, k, v, spec), (0, 0, 0, 0, 0, missing))
 
 
 def _attention(  # noqa: PLR0913 (the interface of transformers)
@@ -47,20 +58,15 @@ def _attention(  # noqa: PLR0913 (the interface of transformers)
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    peagle_step: _Step,
+    peagle_step: Step,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,  # dropout and flags of other attention kernels
 ) -> tuple[Tensor, None]:
-    layer = cast(int, module.layer_idx)
-    peagle_step.attended.add(layer)
-    tokens = peagle_step.tokens
-    q, k, v = (x[0].transpose(0, 1)[:tokens] for x in (query, key, value))
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     spec = AttentionSpec(scaling, sliding_window, softcap, s_aux)
-    out = peagle_step.attend(layer, q, k, v, spec)
-    missing = query.shape[2] - tokens
-    return (F.pad(out, (0, 0, 0, 0, 0, missing)) if missing else out)[None], None
+    return peagle_step(cast(int, module.layer_idx), q, k, v, spec)[None], None
 
 
 class _Passthrough(nn.Module):
@@ -122,6 +128,12 @@ class Target:
         if self.config._experts_implementation != experts:
             self.model.set_experts_implementation(experts)
 
+    def lean(self) -> "Target":
+        """Run Llama's and Qwen3's layers by our own code (model/lean.py); returns itself."""
+        lean(self.layers, self.config)
+        self.tap(self._feature_layers)
+        return self
+
     def pack(self) -> "Target":
         """Lay the weights out for inference on a CPU (model/packed.py); returns itself."""
         pack(self.model)
@@ -145,9 +157,9 @@ class Target:
     @torch.no_grad()
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> TargetOutput:
         """Run packed tokens `ids` (T,) at `positions` (T,); `attend` holds the KV and the mask."""
-        return self._forward(ids, positions, _Step(attend, len(ids)))
+        return self._forward(ids, positions, Step(attend, len(ids)))
 
-    def _forward(self, ids: Tensor, positions: Tensor, step: _Step) -> TargetOutput:
+    def _forward(self, ids: Tensor, positions: Tensor, step: Step) -> TargetOutput:
         out = self.decoder(
             input_ids=self._tiled(ids)[None],
             position_ids=self._tiled(positions)[None],
@@ -178,7 +190,7 @@ class Target:
             self.kv_bytes += sum(x.numel() * x.element_size() for x in (k, v))
             return attend(layer, q, k, v, spec)
 
-        step = _Step(note, 1)
+        step = Step(note, 1)
         ids = torch.zeros(1, dtype=torch.int64, device=self.device)
         try:
             with torch.no_grad():
@@ -207,7 +219,7 @@ class Target:
         hooks.append(self.layers[-1].register_forward_hook(lambda _, __, out: left.append(out)))
         try:
             ids = torch.zeros(1, dtype=torch.int64, device=self.device)
-            hidden = self._forward(ids, ids, _Step(CausalAttend(), 1)).hidden
+            hidden = self._forward(ids, ids, Step(CausalAttend(), 1)).hidden
         finally:
             for hook in hooks:
                 hook.remove()

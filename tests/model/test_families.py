@@ -14,13 +14,16 @@ LENGTH = 14
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, "llama lean", "qwen3 lean"])
 def family(request: pytest.FixtureRequest) -> tuple[Target, Reference, Reference]:
     """A target, and what transformers computes with the same weights for two sequences."""
-    model = build(FAMILIES[request.param]())
+    name, _, lean = request.param.partition(" ")
+    model = build(FAMILIES[name]())
     first, second = (reference(model, random_ids(n, seed=n)) for n in (LENGTH, LENGTH - 5))
     target = Target(model, None, request.param)  # from here on the model attends through us
     target.tap(TAPS)
+    if lean:
+        target.lean()
     return target, first, second
 
 

@@ -17,7 +17,7 @@ from peagle.model.attend import CausalAttend
 from peagle.model.checkpoint import save_drafter
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
-from peagle.model.packed import PackedLinear, pack
+from peagle.model.packed import PackedLinear, PackedNorm, pack
 from peagle.model.shape import HeadSpec
 from peagle.model.source import load_target
 from peagle.model.target import Target
@@ -71,6 +71,20 @@ def test_rows_do_not_depend_on_rows_beside_them(outputs: int, inputs: int) -> No
     for row in range(8):
         padded = F.pad(x[row : row + 1], (0, 0, 0, 7))  # as a tile of the deterministic mode
         assert torch.equal(packed(padded)[0], together[row])
+
+
+def test_packed_norms_are_those_of_torch_within_rounding() -> None:
+    torch.manual_seed(0)
+    norm = nn.RMSNorm(576, 1e-5)
+    nn.init.normal_(norm.weight, mean=1.0, std=0.5)
+    norm = norm.bfloat16().requires_grad_(False)
+    packed = pack(nn.Sequential(norm))[0]
+    assert isinstance(packed, PackedNorm) and packed.weight is norm.weight
+    for scale in (1e-4, 1.0, 300.0):  # the least is about as large as the root of eps
+        x = scale * torch.randn(2, 40, 576).bfloat16()
+        exact = F.rms_norm(x.double(), (576,), norm.weight.double(), 1e-5)
+        assert ((packed(x).double() - exact).abs() <= exact.abs() * STEP + 1e-6).all(), scale
+        assert torch.equal(packed(x[0, :1]), packed(x)[0, :1]), "a row by itself"
 
 
 @needs_products
