@@ -3,7 +3,9 @@
 Shapes: T packed tokens, N query heads, M key/value heads, H head size, B spans, S keys.
 """
 
+import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +24,8 @@ from peagle.model.attend import (
 )
 
 SHORT = 32  # tokens of a span that is attended together with others
-WASTE = 2.0  # keys read for them, over keys needed, at most
+WASTE = 1.5  # keys read for one of them, over keys needed, at most
+CACHED = 4 << 20  # bytes of keys and values read together on a CPU: more leave its caches
 
 
 class Span(NamedTuple):
@@ -69,11 +72,7 @@ class CachedAttend:
             assert span.end <= len(span.blocks) * cache.size, "the scheduler gives blocks enough"
         self.cache, self.spans, self.tiled = cache, spans, tiled
         self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
-        short = [span for span in spans if span.length <= SHORT]
-        together = len(short) * max((span.end for span in short), default=0)
-        worth = len(short) > 1 and together <= WASTE * sum(span.end for span in short)
-        self._together = worth and not tiled
-        self._short: ShortSpans | None = None
+        self._short: list[ShortSpans] = []
         self._slots: slice | Tensor | None = None
         self._reads: list[slice | Tensor] = []
 
@@ -82,8 +81,11 @@ class CachedAttend:
         if self._slots is None:  # where the queries are, which is first known here
             self._slots = _slots(self.spans, self.cache.size, q.device)
             self._reads = [_reader(span, self.cache.size, q.device) for span in self.spans]
-            if self._together:
-                self._short = ShortSpans(self.spans, self.cache.size, q.device)
+            if not self.tiled:
+                each = 2 * k[0].numel() * k.element_size()
+                most = CACHED // each if q.device.type == "cpu" else sys.maxsize
+                groups = together(self.spans, most)
+                self._short = [ShortSpans(self.spans, g, self.cache.size, q.device) for g in groups]
         for kept, new in ((keys, k), (values, v)):
             if isinstance(self._slots, slice):
                 kept.flatten(0, 1)[self._slots].copy_(new)
@@ -92,15 +94,15 @@ class CachedAttend:
         if len(self.spans) == 1:
             return self._alone(0, q, keys, values, spec)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
-        short = self._short if spec.softcap is None and spec.sinks is None else None
-        if short is not None:
+        done = set[int]()
+        for short in self._short if spec.softcap is None and spec.sinks is None else ():
             out[short.tokens] = short.attend(keys, values, q, spec)
+            done.update(short.members)
         begin = 0
         for index, span in enumerate(self.spans):
             part = slice(begin, begin := begin + span.length)
-            if short is not None and span.length <= SHORT:
-                continue
-            out[part] = self._alone(index, q[part], keys, values, spec)
+            if index not in done:
+                out[part] = self._alone(index, q[part], keys, values, spec)
         return out
 
     def _alone(
@@ -131,26 +133,42 @@ class CachedAttend:
         return attention(q, seen[0], seen[1], mask, spec)
 
 
-class ShortSpans:
-    """The spans of at most SHORT tokens, attended in one call: queries are padded to the longest,
-    keys to the most. One call a span costs more than its attention."""
+def together(spans: list[Span], most: int) -> list[list[int]]:
+    """Groups of two and more short spans that are best attended in one call: about as long as each
+    other, and of `most` keys at most, with what they are padded by."""
+    short = [index for index, span in enumerate(spans) if span.length <= SHORT]
+    groups, longest = list[list[int]](), 0
+    for index in sorted(short, key=lambda index: spans[index].end, reverse=True):
+        end = spans[index].end
+        if groups and longest <= WASTE * end and (len(groups[-1]) + 1) * longest <= most:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            longest = end
+    return [sorted(group) for group in groups if len(group) > 1]
 
-    def __init__(self, spans: list[Span], size: int, device: torch.device) -> None:
+
+class ShortSpans:
+    """Spans of at most SHORT tokens, attended in one call: queries are padded to the longest, keys
+    to the most. One call a span costs more than its attention."""
+
+    def __init__(
+        self, spans: list[Span], members: list[int], size: int, device: torch.device
+    ) -> None:
         tokens, rows, columns, at = list[int](), list[int](), list[int](), list[int]()
-        begin, short = 0, [span for span in spans if span.length <= SHORT]
-        blocks = -(-max(span.end for span in short) // size)
-        table = torch.zeros(len(short), blocks, dtype=torch.int64)
-        for blocks_of, start, length in spans:
-            if length <= SHORT:
-                row = rows[-1] + 1 if rows else 0
-                own = blocks_of[:blocks]
-                table[row, : len(own)] = torch.tensor(own)
-                tokens += range(begin, begin + length)
-                rows += [row] * length
-                columns += range(length)
-                at += range(start, start + length)
-            begin += length
-        stands = torch.zeros(len(short), max(columns) + 1, dtype=torch.int64)
+        begins = list(accumulate((span.length for span in spans), initial=0))
+        self.members = members
+        blocks = -(-max(spans[index].end for index in members) // size)
+        table = torch.zeros(len(members), blocks, dtype=torch.int64)
+        for row, index in enumerate(members):
+            blocks_of, start, length = spans[index]
+            own = blocks_of[:blocks]
+            table[row, : len(own)] = torch.tensor(own)
+            tokens += range(begins[index], begins[index] + length)
+            rows += [row] * length
+            columns += range(length)
+            at += range(start, start + length)
+        stands = torch.zeros(len(members), max(columns) + 1, dtype=torch.int64)
         stands[rows, columns] = torch.tensor(at)
         self.tokens, self._table = torch.tensor(tokens).to(device), table.to(device)
         self._own = torch.tensor(rows).to(device), torch.tensor(columns).to(device)

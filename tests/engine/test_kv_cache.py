@@ -4,9 +4,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from peagle.engine.kv_cache import SHORT, CachedAttend, KVCache, Span, positions
+from peagle.engine import kv_cache
+from peagle.engine.kv_cache import (
+    SHORT,
+    WASTE,
+    CachedAttend,
+    KVCache,
+    Span,
+    positions,
+    together,
+)
 from peagle.model.attend import AttentionSpec, CausalAttend
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
@@ -128,3 +139,44 @@ def test_capacity_is_asserted() -> None:
 def test_positions() -> None:
     spans = [Span([0], 5, 2), Span([1], 0, 3), Span([2], 9, 1)]
     assert positions(spans, torch.device("cpu")).tolist() == [5, 6, 0, 1, 2, 9]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 2 * SHORT)), max_size=40),
+    st.integers(1, 20_000),
+)
+def test_spans_attended_together_are_alike_and_not_too_many(
+    lengths: list[tuple[int, int]], most: int
+) -> None:
+    spans = [Span([], start, length) for start, length in lengths]
+    groups = together(spans, most)
+    members = [index for group in groups for index in group]
+    assert len(set(members)) == len(members)
+    assert all(spans[index].length <= SHORT for index in members)
+    for group in groups:
+        longest = max(spans[index].end for index in group)
+        assert len(group) > 1 and len(group) * longest <= most
+        assert all(longest <= WASTE * spans[index].end for index in group)
+
+
+def test_spans_of_one_length_are_attended_together_as_far_as_they_fit() -> None:
+    assert together([Span([], 9, 1)] * 5, 20) == [[0, 1], [2, 3]]
+    assert together([Span([], 9, 1)] * 5, 50) == [[0, 1, 2, 3, 4]]
+    assert together([Span([], 9, SHORT + 1)] * 5, 5000) == []
+
+
+def test_many_drafts_of_all_lengths_equal_whole_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several groups, and some alone: more keys than are read together."""
+    monkeypatch.setattr(kv_cache, "CACHED", 300 * 2 * KV_HEADS * SIZE * 4)  # 300 keys
+    spec, lengths = AttentionSpec(SIZE**-0.5), [100, 93, 86, 79, 40, 30, 3]
+    whole = [random_qkv(length, seed) for seed, length in enumerate(lengths)]
+    cache = KVCache(7, max(lengths))
+    for row, qkv in enumerate(whole):
+        CachedAttend(cache, [Span([row], 0, len(qkv[0]) - 2)])(0, *(x[:-2] for x in qkv), spec)
+    spans = [Span([row], length - 2, 2) for row, length in enumerate(lengths)]
+    pending = (torch.cat([qkv[i][-2:] for qkv in whole]) for i in range(3))
+    attend = CachedAttend(cache, spans)
+    out = attend(0, *pending, spec)
+    assert [short.members for short in attend._short] == [[0, 1, 2], [4, 5]]
+    wanted = [CausalAttend()(0, *qkv, spec)[-2:] for qkv in whole]
+    torch.testing.assert_close(out, torch.cat(wanted))
