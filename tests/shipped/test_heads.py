@@ -57,14 +57,12 @@ def test_greedy_tokens_are_the_targets_own(method: str) -> None:
     outputs = [[answer.token_ids for answer in answers] for answers in (plain, drafted)]
     found = differences(llm.target, ids, *outputs)
     assert [difference for difference in found if not difference.tie] == []
-    stats = Stats()
-    for answer in drafted:
-        stats += answer.stats
+    stats = sum((answer.stats for answer in drafted), Stats())
     assert stats.acceptance_length > 1.2, "a trained head is accepted more often than this"
 
 
 def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
-    llm = LLM(target("bfloat16"), max_batch=1, deterministic=True)
+    llm = LLM(TARGET, dtype="bfloat16", max_batch=1, deterministic=True)  # as a user's is
     heads = {method: (HEADS[method], 7) for method in HEADS}
     rows = load_contenders(llm, heads)
     compare(llm, rows, prompts(3), SamplingParams(max_tokens=48))
