@@ -32,6 +32,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 
 Conversations = list[list[str]]  # user turns
+LONGEST = {"HumanEval": 512, "MT-Bench": 256}  # tokens of an answer; MT-Bench asks twice
 
 
 class Cell(NamedTuple):
@@ -50,13 +51,15 @@ def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
     return found
 
 
-def settings(args: argparse.Namespace, conversations: Conversations, head: Path) -> dict[str, Any]:
+def settings(
+    args: argparse.Namespace, conversations: Conversations, head: Path, max_tokens: int
+) -> dict[str, Any]:
     """What a row's numbers depend on."""
     return {
         "target": TARGET,
         "head": fingerprint(head),
         "conversations": len(conversations),
-        "max_tokens": args.max_tokens,
+        "max_tokens": max_tokens,
         "temperature": 0,
         "dtype": args.dtype,
         "batch": args.batch,
@@ -92,11 +95,12 @@ def run(args: argparse.Namespace) -> None:
     folders, rows = heads(args), read_rows(args.output)
     llm = load(args.dtype, args.batch)
     for name, conversations in datasets(args).items():
+        longest = args.max_tokens or LONGEST[name]
         for cell in (Cell(name, k, method) for k in args.k for method in folders):
-            wanted = settings(args, conversations, folders[cell.method])
+            wanted = settings(args, conversations, folders[cell.method], longest)
             if cell not in rows or rows[cell]["settings"] != wanted:
                 llm.use(folders[cell.method], cell.k)
-                row = measure(llm, cell, conversations, args.max_tokens)
+                row = measure(llm, cell, conversations, longest)
                 rows[cell] = {**row, "settings": wanted}
                 write_json(args.output, {"rows": list(rows.values())})
             show(rows[cell])
@@ -107,7 +111,7 @@ def main() -> None:
     parser.add_argument("--mt-bench", type=Path, help='MT-Bench, JSONL of {"turns": [...]}')
     parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N of each data set")
-    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer")
+    parser.add_argument("--max-tokens", type=int, help=f"longest answer, else {LONGEST}")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
     run(parser.parse_args())
