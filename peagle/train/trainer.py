@@ -142,12 +142,12 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the newest checkpoint of `output`. Raises InputError when there is none."""
         self.progress = load_checkpoint(self.config.output, self.drafter, self.optimizer)
-        if self.accelerator.is_main_process:
-            forget_after(self.config.output / "metrics.jsonl", self.progress.step)
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
         when this returns. Raises FloatingPointError when the loss is not finite."""
+        if self.accelerator.is_main_process:  # steps that will be done again, also from the first on
+            forget_after(self.config.output / "metrics.jsonl", self.progress.step)
         with _signals(self._ask_to_stop):
             while not self.finished and not self._stop:
                 started = time.perf_counter()
