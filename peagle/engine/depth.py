@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from peagle.model.config import Method
 
 FRESH = 0.1  # weight of a new measurement of seconds
+HICCUP = 2.0  # times as long as expected: more says nothing of what rows cost
 GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
 PROBE = 32, 3  # rounds without drafts before some are tried, and how deep: things change
 BINS = 10  # of a drafter's confidence
@@ -46,11 +47,11 @@ class Curve:
         return self.seconds[at - 1] * (1 - share) + self.seconds[at] * share
 
     def observe(self, passes: Sequence[int], seconds: float) -> None:
-        """Bend the curve a little towards what forwards of so many rows took together."""
-        factor = 1 + FRESH * (seconds / sum(map(self, passes)) - 1)
-        ends = {bisect_left(self.rows, rows) - before for rows in passes for before in (0, 1)}
-        for near in {min(max(at, 0), len(self.rows) - 1) for at in ends}:
-            self.seconds[near] *= factor
+        """Scale the curve a little towards what forwards of so many rows took together. Its shape
+        stays: the load and the length of contexts move all of it, while the first forward of so
+        many rows takes ten times as long as the next, and would make them look dear for good."""
+        ratio = min(seconds / sum(map(self, passes)), HICCUP)
+        self.seconds = [point * (1 + FRESH * (ratio - 1)) for point in self.seconds]
 
 
 class Calibration:

@@ -146,7 +146,7 @@ class Trainer:
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
         when this returns. Raises FloatingPointError when the loss is not finite."""
-        if self.accelerator.is_main_process:  # steps that will be done again, also from the first on
+        if self.accelerator.is_main_process:  # steps that will be done again
             forget_after(self.config.output / "metrics.jsonl", self.progress.step)
         with _signals(self._ask_to_stop):
             while not self.finished and not self._stop:

@@ -99,10 +99,21 @@ def test_costs_are_refreshed() -> None:
     for _ in range(200):
         curve.observe([4], 0.5)
     assert curve(4) == pytest.approx(0.5, rel=1e-3)
-    assert curve(64) == FLAT[64]
+    assert curve(64) / curve(4) == pytest.approx(FLAT[64] / FLAT[4]), "the shape stays"
     for _ in range(200):
         curve.observe([1, 1, 1], 0.3)
     assert 3 * curve(1) == pytest.approx(0.3, rel=1e-3)
+
+
+def test_a_hiccup_makes_no_number_of_rows_look_dear() -> None:
+    """As the first forward of so many rows, for which a CPU makes its kernels."""
+    curve = Curve(dict(FLAT))
+    for rows in (3, 5, 6, 7):
+        curve.observe([rows], 10.0)
+    assert curve(4) < 1.5 * Curve(dict(FLAT))(4)
+    for _ in range(50):
+        curve.observe([8], Curve(dict(FLAT))(8))
+    assert curve(4) == pytest.approx(Curve(dict(FLAT))(4), rel=0.01)
 
 
 @given(st.integers(1, 200), st.floats(1e-4, 1.0))

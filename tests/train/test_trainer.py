@@ -132,6 +132,24 @@ def test_a_signal_leaves_checkpoint_and_head(
     assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
 
 
+def test_a_run_that_starts_over_keeps_no_lines_of_the_one_before(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    """As one that was killed before its first checkpoint, and so has nothing to resume."""
+
+    def kill(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, target, data, "eagle3", save_every=100).run(kill)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    make_trainer(tmp_path, target, data, "eagle3", steps=2).run()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
 def test_not_a_number_keeps_the_last_checkpoint(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
