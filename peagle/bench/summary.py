@@ -49,9 +49,8 @@ class Result:
 
 def row(result: Result, base: Result | None) -> dict[str, Any]:
     """As the JSON file has it; `base` is the target alone under the same load."""
-    cell, samples, drafting = result.cell, result.samples, Drafting()
-    for played in result.repeats:
-        drafting += played.drafting
+    cell, samples = result.cell, result.samples
+    drafting = sum((played.drafting for played in result.repeats), Drafting())
     errors = [error for played in result.repeats for error in played.errors]
     speed = median(result.speeds)
     tpots = [s.tpot for s in samples if s.tpot is not None]

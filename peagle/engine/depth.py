@@ -51,7 +51,8 @@ class Curve:
         stays: the load and the length of contexts move all of it, while the first forward of so
         many rows takes ten times as long as the next, and would make them look dear for good."""
         ratio = min(seconds / sum(map(self, passes)), HICCUP)
-        self.seconds = [point * (1 + FRESH * (ratio - 1)) for point in self.seconds]
+        factor = 1 + FRESH * (ratio - 1)
+        self.seconds = [point * factor for point in self.seconds]
 
 
 class Calibration:

@@ -5,7 +5,7 @@ Shapes: T packed tokens, N query heads, M key/value heads, H head size, B spans,
 
 import sys
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +72,10 @@ class CachedAttend:
             assert span.end <= len(span.blocks) * cache.size, "the scheduler gives blocks enough"
         self.cache, self.spans, self.tiled = cache, spans, tiled
         self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
+        ends = list(accumulate((span.length for span in spans), initial=0))
+        self._parts = [slice(*pair) for pair in pairwise(ends)]  # each span's packed tokens
         self._short: list[ShortSpans] = []
+        self._lonely: Sequence[int] = range(len(spans))  # spans in none of these
         self._slots: slice | Tensor | None = None
         self._reads: list[slice | Tensor] = []
 
@@ -84,8 +87,11 @@ class CachedAttend:
             if not self.tiled:
                 each = 2 * k[0].numel() * k.element_size()
                 most = CACHED // each if q.device.type == "cpu" else sys.maxsize
-                groups = together(self.spans, most)
-                self._short = [ShortSpans(self.spans, g, self.cache.size, q.device) for g in groups]
+                groups, size = together(self.spans, most), self.cache.size
+                self._short = [
+                    ShortSpans(self.spans, self._parts, g, size, q.device) for g in groups
+                ]
+                self._lonely = sorted(set(self._lonely).difference(*groups))
         for kept, new in ((keys, k), (values, v)):
             if isinstance(self._slots, slice):
                 kept.flatten(0, 1)[self._slots].copy_(new)
@@ -94,15 +100,12 @@ class CachedAttend:
         if len(self.spans) == 1:
             return self._alone(0, q, keys, values, spec)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
-        done = set[int]()
-        for short in self._short if spec.softcap is None and spec.sinks is None else ():
+        plain = spec.softcap is None and spec.sinks is None
+        for short in self._short if plain else ():
             out[short.tokens] = short.attend(keys, values, q, spec)
-            done.update(short.members)
-        begin = 0
-        for index, span in enumerate(self.spans):
-            part = slice(begin, begin := begin + span.length)
-            if index not in done:
-                out[part] = self._alone(index, q[part], keys, values, spec)
+        for index in self._lonely if plain else range(len(self.spans)):
+            part = self._parts[index]
+            out[part] = self._alone(index, q[part], keys, values, spec)
         return out
 
     def _alone(
@@ -153,10 +156,14 @@ class ShortSpans:
     to the most. One call a span costs more than its attention."""
 
     def __init__(
-        self, spans: list[Span], members: list[int], size: int, device: torch.device
+        self,
+        spans: list[Span],
+        parts: list[slice],
+        members: list[int],
+        size: int,
+        device: torch.device,
     ) -> None:
         tokens, rows, columns, at = list[int](), list[int](), list[int](), list[int]()
-        begins = list(accumulate((span.length for span in spans), initial=0))
         self.members = members
         blocks = -(-max(spans[index].end for index in members) // size)
         table = torch.zeros(len(members), blocks, dtype=torch.int64)
@@ -164,7 +171,7 @@ class ShortSpans:
             blocks_of, start, length = spans[index]
             own = blocks_of[:blocks]
             table[row, : len(own)] = torch.tensor(own)
-            tokens += range(begins[index], begins[index] + length)
+            tokens += range(parts[index].start, parts[index].stop)
             rows += [row] * length
             columns += range(length)
             at += range(start, start + length)

@@ -1,7 +1,7 @@
 """The target's decoder layers as our own (model/layers.py), where they are Llama's or Qwen3's.
 
-They compute the same with a third of the operations: for the few rows of decoding a round spends as
-long in Python and in small operations as in half of its matrix products.
+They compute the same in 24 small operations a layer instead of 38, views not counted: for the few
+rows of decoding these and Python take more than half as long as the matrix products between them.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from peagle.model.layers import Layer, Rotation
+from peagle.model.packed import StandIn
 
 if TYPE_CHECKING:
     from peagle.model.target import Step
@@ -45,11 +46,17 @@ def lean(layers: nn.ModuleList, config: PretrainedConfig) -> None:
     for index, theirs in enumerate(layers):
         if type(theirs) in (LlamaDecoderLayer, Qwen3DecoderLayer):
             ours = LeanLayer(config, index)
-            names = {name for name, _ in theirs.named_parameters()}
             window = getattr(theirs.self_attn, "sliding_window", None)
-            if window is None and names == {name for name, _ in ours.named_parameters()}:
+            if window is None and _biases(ours) == _biases(theirs):
                 _take(ours, theirs)
-                layers[index] = ours.requires_grad_(False).eval()
+                layers[index] = ours.eval()
+
+
+def _biases(layer: nn.Module) -> dict[str, bool]:
+    """Which products of a layer add one, whatever form their weights are in."""
+    kinds = (nn.Linear, StandIn)
+    parts = ((name, part) for name, part in layer.named_modules() if isinstance(part, kinds))
+    return {name: part.bias is not None for name, part in parts}
 
 
 def _take(ours: nn.Module, theirs: nn.Module) -> None:

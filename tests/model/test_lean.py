@@ -8,6 +8,8 @@ from transformers import LlamaConfig, Qwen3Config
 
 from peagle.model.attend import CausalAttend
 from peagle.model.lean import LeanLayer
+from peagle.model.packed import StandIn
+from peagle.model.quantized import KINDS, quantize_layers
 from peagle.model.target import Target
 
 OURS = {"llama": [0, 1, 2, 3], "qwen3": [0, 1]}  # Qwen3's last two layers have a window
@@ -24,6 +26,22 @@ def test_a_layer_with_weights_we_have_no_place_for_stays() -> None:
     """vLLM's Qwen3, and so ours, has no bias behind its attention."""
     target = Target(build(Qwen3Config(**PLAIN, head_dim=8, attention_bias=True)), None, "tiny")
     assert not any(isinstance(layer, LeanLayer) for layer in target.lean().layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_layers_are_replaced_with_the_weights_they_have(kind: str) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 192}
+    target = Target(build(LlamaConfig(**PLAIN | sizes)), None, "tiny")
+    quantize_layers(target, kind)
+    held = {name: m for name, m in target.model.named_modules() if isinstance(m, StandIn)}
+    ids, at = random_ids(5), torch.arange(5)
+    before = target.forward(ids, at, CausalAttend()).hidden
+    target.lean()
+    assert all(isinstance(layer, LeanLayer) for layer in target.layers)
+    assert len(held) == 4 * 7
+    assert all(target.model.get_submodule(name) is module for name, module in held.items())
+    after = target.forward(ids, at, CausalAttend()).hidden
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
 
 
 def test_weights_keep_their_names_and_their_memory() -> None:
