@@ -9,6 +9,7 @@ import pytest
 from like_vllm import WORDS, LikeVllm
 from serving import MODEL, Running, Serve, until
 
+from peagle.catalog import find_entry
 from peagle.server import console
 
 pytestmark = pytest.mark.browser
@@ -150,7 +151,8 @@ def test_catalog_and_deployment(
     monkeypatch.setattr(console, "PYTHON", (sys.executable, "-c", script))
     page = opened(f"{served.url}/#catalog")
     entry = page.locator(".entry[data-name=smollm2-135m]")
-    entry.get_by_text("HumanEval 1.74").wait_for()
+    (best, *_) = find_entry("smollm2-135m").heads["p-eagle"].acceptance
+    entry.get_by_text(f"{best.dataset} {best.length:.2f}").wait_for()
     command = "peagle deploy smollm2-135m --to local --yes --port 0"
     assert not entry.get_by_text(command).is_visible()
     entry.get_by_role("button", name="Deploy here").click()
