@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peagle.model import native
 from peagle.model.attend import (
     KEY_BLOCK,
     AttentionSpec,
@@ -24,6 +25,7 @@ from peagle.model.attend import (
 )
 
 SHORT = 32  # tokens of a span that is attended together with others
+# Of the spans that torch attends together:
 WASTE = 1.5  # keys read for one of them, over keys needed, at most
 CACHED = 4 << 20  # bytes of keys and values read together on a CPU: more leave its caches
 
@@ -74,32 +76,56 @@ class CachedAttend:
         self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
         ends = list(accumulate((span.length for span in spans), initial=0))
         self._parts = [slice(*pair) for pair in pairwise(ends)]  # each span's packed tokens
+        self._slots: slice | Tensor | None = None
+        self._native: native.Spans | None = None
+        self._long: list[int] = []
         self._short: list[ShortSpans] = []
         self._lonely: Sequence[int] = range(len(spans))  # spans in none of these
-        self._slots: slice | Tensor | None = None
         self._reads: list[slice | Tensor] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         keys, values = self.cache.layer(layer, k, v)
-        if self._slots is None:  # where the queries are, which is first known here
+        if self._slots is None:
             self._slots = _slots(self.spans, self.cache.size, q.device)
-            self._reads = [_reader(span, self.cache.size, q.device) for span in self.spans]
-            if not self.tiled:
-                each = 2 * k[0].numel() * k.element_size()
-                most = CACHED // each if q.device.type == "cpu" else sys.maxsize
-                groups, size = together(self.spans, most), self.cache.size
-                self._short = [
-                    ShortSpans(self.spans, self._parts, g, size, q.device) for g in groups
-                ]
-                self._lonely = sorted(set(self._lonely).difference(*groups))
         for kept, new in ((keys, k), (values, v)):
             if isinstance(self._slots, slice):
                 kept.flatten(0, 1)[self._slots].copy_(new)
             else:
                 kept.flatten(0, 1).index_copy_(0, self._slots, new)
+        q = q.contiguous()
+        attend = self._natively if native.usable(q, keys, values) else self._by_torch
+        return attend(q, keys, values, spec)
+
+    def _natively(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """Short spans in one call; the rows of a long prompt are enough for torch's kernel."""
+        if self._native is None:
+            self._native = native.Spans(
+                [
+                    (part.start, *span[1:], span.blocks)
+                    for part, span in zip(self._parts, self.spans, strict=True)
+                    if span.length <= SHORT
+                ],
+                self.cache.size,
+            )
+            self._long = [i for i, span in enumerate(self.spans) if span.length > SHORT]
+        out = q.new_empty(*q.shape[:2], values.shape[-1])
+        native.attend(q, keys, values, out, self._native, spec)
+        for index in self._long:
+            part = self._parts[index]
+            out[part] = self._alone(index, q[part], keys, values, spec)
+        return out
+
+    def _by_torch(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """Short spans together, as far as they are alike; the others one by one."""
         if len(self.spans) == 1:
             return self._alone(0, q, keys, values, spec)
-        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        if not self._short and not self.tiled:
+            each = 2 * keys[0, 0].numel() * keys.element_size()
+            most = CACHED // each if q.device.type == "cpu" else sys.maxsize
+            groups, size = together(self.spans, most), self.cache.size
+            self._short = [ShortSpans(self.spans, self._parts, g, size, q.device) for g in groups]
+            self._lonely = sorted(set(self._lonely).difference(*groups))
+        out = q.new_empty(*q.shape[:2], values.shape[-1])
         plain = spec.softcap is None and spec.sinks is None
         for short in self._short if plain else ():
             out[short.tokens] = short.attend(keys, values, q, spec)
@@ -112,6 +138,8 @@ class CachedAttend:
         self, index: int, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec
     ) -> Tensor:
         """One span's output (length, N, H)."""
+        if not self._reads:
+            self._reads = [_reader(span, self.cache.size, q.device) for span in self.spans]
         span, read = self.spans[index], self._reads[index]
         if isinstance(read, slice):
             seen = [x.flatten(0, 1)[read] for x in (keys, values)]

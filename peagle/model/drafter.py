@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from peagle.model.attend import Attend
 from peagle.model.config import DrafterConfig
-from peagle.model.layers import FirstLayer, Layer, Rotation
+from peagle.model.layers import FirstLayer, Layer, Norm, Rotation
 
 if TYPE_CHECKING:
     from peagle.model.target import Target
@@ -61,7 +61,7 @@ class Drafter(nn.Module):
         self.recompute = False  # a layer's activations again in backward, instead of keeping them
         sizes = config.transformer
         features = len(config.feature_layers) * config.target_hidden_size
-        norm = lambda width: nn.RMSNorm(width, sizes.rms_norm_eps)  # noqa: E731
+        norm = lambda width: Norm(width, sizes.rms_norm_eps)  # noqa: E731
         self.input_norm = norm(features) if config.norm_before_fc else None
         self.fc_norm = (
             nn.ModuleList(norm(config.target_hidden_size) for _ in config.feature_layers)

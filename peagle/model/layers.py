@@ -10,7 +10,18 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
+from peagle.model import native
 from peagle.model.attend import Attend, AttentionSpec
+
+
+class Norm(nn.RMSNorm):
+    """RMSNorm; while nothing is learnt on a CPU, in one pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if native.usable(x, self.weight):
+            assert self.eps is not None
+            return native.norm(x, self.weight, self.eps)
+        return super().forward(x)
 
 
 class Rotation(NamedTuple):
@@ -27,6 +38,8 @@ class Rotation(NamedTuple):
         return cls(cos[0, :, None], torch.cat([-low, high], dim=-1)[:, None])
 
     def __call__(self, x: Tensor) -> Tensor:  # (T, heads, H)
+        if native.usable(x, self.cos, self.sin):
+            return native.rotate(x, self.cos, self.sin)
         return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
 
 
@@ -44,8 +57,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
         # vLLM's Qwen3 layers have no output bias, its Llama layers do.
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias and not qwen3)
-        self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
+        self.q_norm = Norm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
+        self.k_norm = Norm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
         self.spec = AttentionSpec(self.head_dim**-0.5)
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:  # (T, D)
@@ -67,10 +80,13 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(*sizes, bias=bias)
         self.up_proj = nn.Linear(*sizes, bias=bias)
         self.down_proj = nn.Linear(*sizes[::-1], bias=bias)
-        self.act = ACT2FN[config.hidden_act]
+        self.act, self.silu = ACT2FN[config.hidden_act], config.hidden_act == "silu"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.silu and native.usable(gate, up):
+            return self.down_proj(native.gate(gate, up))
+        return self.down_proj(self.act(gate) * up)
 
 
 class Layer(nn.Module):
@@ -78,9 +94,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: PretrainedConfig, inputs: int | None = None) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, inputs or config.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
@@ -93,7 +109,7 @@ class FirstLayer(Layer):
 
     def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
         super().__init__(config, inputs=2 * config.hidden_size)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = Norm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual
 
     def fuse(self, embedding: Tensor, feature: Tensor, rotate: Rotation, attend: Attend) -> Tensor:

@@ -1,0 +1,182 @@
+"""native.cpp as torch functions: compiled at first use, in about two seconds, and kept in the
+user's cache. Without a C++ compiler torch does the same in more and slower steps.
+
+Shapes: T tokens, N query heads, M key/value heads, H head size, D hidden.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from peagle.model.attend import AttentionSpec
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of floor stay loops
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+ARGUMENTS = {
+    "norm": [*[POINTER] * 3, COUNT, COUNT, ctypes.c_float, THREADS],
+    "rotate": [*[POINTER] * 4, COUNT, COUNT, COUNT, THREADS],
+    "gate": [*[POINTER] * 3, COUNT, COUNT, THREADS],
+    "linear": [*[POINTER] * 4, *[COUNT] * 3, THREADS],
+    "attend": [*[POINTER] * 6, COUNT, *[POINTER] * 3, THREADS],
+}
+
+log = logging.getLogger(__name__)
+
+
+class Spans:
+    """Which queries of a packed forward see which blocks, as the library wants it. Of each span:
+    its first packed token, that token's position, the number of tokens, and the span's blocks."""
+
+    def __init__(self, spans: Sequence[tuple[int, int, int, Sequence[int]]], size: int) -> None:
+        table, blocks = list[int](), list[int]()
+        for token, start, length, own in spans:
+            table += [token, start, length, len(blocks)]
+            blocks += own[: -(-(start + length) // size)]
+        self.count = len(spans)
+        self.table = (ctypes.c_int64 * len(table))(*table)
+        self.blocks = (ctypes.c_int64 * len(blocks))(*blocks)
+
+
+def usable(x: Tensor, *others: Tensor) -> bool:
+    """Whether the functions here may take these tensors: on a CPU, of one dtype they know, packed
+    closely, and not to be differentiated."""
+    dtype = x.dtype
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or dtype not in DTYPES:
+        return False
+    for tensor in (x, *others):
+        if not tensor.is_cpu or tensor.dtype != dtype or not tensor.is_contiguous():
+            return False
+    return library() is not None
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of x (…, D)."""
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    function("norm", x.dtype)(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE of x (T, heads, H) by cos and sin (T, 1, H), the first half of sin negated."""
+    out = torch.empty_like(x)
+    function("rotate", x.dtype)(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), *x.shape,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def gate(x: Tensor, up: Tensor) -> Tensor:
+    """silu(x) · up, both (…, D)."""
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    function("gate", x.dtype)(
+        x.data_ptr(), up.data_ptr(), out.data_ptr(), x.numel() // width, width,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (…, I) times weight (O, I) in bf16, where there are
+    `tiles` and I is a multiple of 32, O of 16."""
+    outputs, inputs = weight.shape
+    out = x.new_empty(*x.shape[:-1], outputs)
+    function("linear", x.dtype)(
+        x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(),
+        out.data_ptr(), x.numel() // inputs, inputs, outputs, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def attend(  # noqa: PLR0913
+    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, spans: Spans, spec: AttentionSpec
+) -> None:
+    """Causal attention of spans of q (T, N, H) over their keys and values (blocks, size, M, H),
+    into their rows of `out`; a row's result depends on its own query and keys alone."""
+    sinks = spec.sinks.float().contiguous() if spec.sinks is not None else None
+    sizes = (q.shape[1], *keys.shape[1:], values.shape[3], spec.window or 0)
+    function("attend", q.dtype)(
+        q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+        (ctypes.c_int64 * 6)(*sizes), spans.table, spans.count, spans.blocks,
+        (ctypes.c_float * 2)(spec.scale, spec.softcap or 0.0),
+        None if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+
+
+@cache
+def tiles() -> bool:
+    """Whether this CPU multiplies by tiles (AMX), and `linear` may be called."""
+    found = library()
+    return found is not None and bool(found.has_tiles())
+
+
+@cache
+def function(name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
+    """A function of the library for tensors of a dtype."""
+    found = library()
+    assert found is not None
+    pointer = getattr(found, f"{name}_{DTYPES[dtype]}")
+    pointer.argtypes, pointer.restype = ARGUMENTS[name], None
+    return pointer
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None, and a line in the log, where they cannot be compiled."""
+    try:
+        return ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+        log.warning("slower without native code: %s", why.strip().splitlines()[-1])
+        return None
+
+
+def _compiled() -> Path:
+    """The shared library, from the cache or made: one for each source and processor. OpenMP is not
+    linked: it is the one that torch has loaded, and so there is one set of threads."""
+    key = hashlib.sha256(SOURCE.read_bytes() + repr((FLAGS, _processor())).encode()).hexdigest()[
+        :16
+    ]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = caches / "peagle" / f"native-{key}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            parts = [Path(scratch, name) for name in ("native.o", "native.so")]
+            compiler = os.environ.get("CXX", "c++")
+            _run(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(parts[0]))
+            _run(compiler, "-shared", str(parts[0]), "-o", str(parts[1]))
+            parts[1].rename(path)
+    return path
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = ("model name", "flags", "Features")
+    return "".join(sorted({line for line in lines if line.startswith(named)}))
