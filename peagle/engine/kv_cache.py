@@ -78,7 +78,7 @@ class CachedAttend:
         self._parts = [slice(*pair) for pair in pairwise(ends)]  # each span's packed tokens
         self._slots: slice | Tensor | None = None
         self._native: native.Spans | None = None
-        self._long: list[int] = []
+        self._places: Tensor | None = None
         self._short: list[ShortSpans] = []
         self._lonely: Sequence[int] = range(len(spans))  # spans in none of these
         self._reads: list[slice | Tensor] = []
@@ -96,8 +96,17 @@ class CachedAttend:
         attend = self._natively if native.usable(q, keys, values) else self._by_torch
         return attend(q, keys, values, spec)
 
-    def _natively(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """Short spans in one call; the rows of a long prompt are enough for torch's kernel."""
+    def paged(self, layer: int, k: Tensor, v: Tensor) -> native.Paged | None:
+        """For a layer that keeps and attends by itself; None when not all of it can be native. k
+        and v are shaped as in a call."""
+        keys, values = self.cache.layer(layer, k, v)
+        if not native.usable(keys, values) or any(span.length > SHORT for span in self.spans):
+            return None
+        if self._places is None:
+            self._places = torch.tensor(_places(self.spans, self.cache.size))
+        return native.Paged(keys, values, self._places, self._short_spans())
+
+    def _short_spans(self) -> native.Spans:
         if self._native is None:
             self._native = native.Spans(
                 [
@@ -107,10 +116,13 @@ class CachedAttend:
                 ],
                 self.cache.size,
             )
-            self._long = [i for i, span in enumerate(self.spans) if span.length > SHORT]
+        return self._native
+
+    def _natively(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """Short spans in one call; the rows of a long prompt are enough for torch's kernel."""
         out = q.new_empty(*q.shape[:2], values.shape[-1])
-        native.attend(q, keys, values, out, self._native, spec)
-        for index in self._long:
+        native.attend(q, keys, values, out, self._short_spans(), spec)
+        for index in (i for i, span in enumerate(self.spans) if span.length > SHORT):
             part = self._parts[index]
             out[part] = self._alone(index, q[part], keys, values, spec)
         return out
@@ -246,13 +258,18 @@ def positions(spans: list[Span], device: torch.device) -> Tensor:
     return torch.cat(parts)
 
 
-def _slots(spans: list[Span], size: int, device: torch.device) -> slice | Tensor:
-    """Where in the cache each packed token is kept (T,); a slice when they lie in a row."""
-    at = [
+def _places(spans: list[Span], size: int) -> list[int]:
+    """Where in the cache each packed token is kept (T)."""
+    return [
         span.blocks[position // size] * size + position % size
         for span in spans
         for position in range(span.start, span.end)
     ]
+
+
+def _slots(spans: list[Span], size: int, device: torch.device) -> slice | Tensor:
+    """Where in the cache each packed token is kept (T,); a slice when they lie in a row."""
+    at = _places(spans, size)
     row = range(at[0], at[0] + len(at))
     return slice(row.start, row.stop) if at == list(row) else torch.tensor(at).to(device)
 

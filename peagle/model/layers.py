@@ -98,8 +98,14 @@ class Layer(nn.Module):
         self.self_attn = Attention(config, inputs or config.hidden_size)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
+        self.weights: native.LayerWeights | None = None  # all of it, where it runs natively
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
+        if self.weights is not None and native.usable(x, *rotate):
+            like = x.new_empty(len(x), self.weights.kv_heads, self.self_attn.head_dim)
+            paged = getattr(attend, "paged", lambda *_: None)(layer, like, like)
+            if paged is not None:
+                return native.layer(x, self.weights, *rotate, paged, self.self_attn.spec.scale)
         x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -1,5 +1,5 @@
-"""native.cpp as torch functions: compiled at first use, in about two seconds, and kept in the
-user's cache. Without a C++ compiler torch does the same in more and slower steps.
+"""peagle/native as torch functions: compiled at first use, in a few seconds, and kept in the user's
+cache. Without a C++ compiler torch does the same in more and slower steps.
 
 Shapes: T tokens, N query heads, M key/value heads, H head size, D hidden.
 """
@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from peagle.model.attend import AttentionSpec
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = Path(__file__).parents[1] / "native"
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of floor stay loops
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -29,6 +30,7 @@ ARGUMENTS = {
     "norm": [*[POINTER] * 3, COUNT, COUNT, ctypes.c_float, THREADS],
     "rotate": [*[POINTER] * 4, COUNT, COUNT, COUNT, THREADS],
     "gate": [*[POINTER] * 3, COUNT, COUNT, THREADS],
+    "layer": [*[POINTER] * 11, ctypes.c_float, ctypes.c_float, THREADS],
     "linear": [*[POINTER] * 4, *[COUNT] * 3, THREADS],
     "attend": [*[POINTER] * 6, COUNT, *[POINTER] * 3, THREADS],
 }
@@ -121,6 +123,48 @@ def attend(  # noqa: PLR0913
     )  # fmt: skip
 
 
+class Paged(NamedTuple):
+    """Where a layer's keys and values are, and who sees which."""
+
+    keys: Tensor  # (blocks, size, M, H)
+    values: Tensor
+    slots: Tensor  # (T,) int64: where those of this forward are kept
+    spans: Spans
+
+
+class LayerWeights:
+    """What `layer` reads, as the library wants it."""
+
+    def __init__(self, weights: Sequence[Tensor | None], head: int, eps: float) -> None:
+        """Of the norm before, q, k, v, o, the norm between, gate, up, down, and the norms of
+        queries and keys, None where there are none."""
+        self.kept = weights  # alive
+        pointers = [None if weight is None else weight.data_ptr() for weight in weights]
+        self.pointers = (ctypes.c_void_p * len(pointers))(*pointers)
+        _, q, k, *_ = weights
+        assert q is not None and k is not None
+        self.heads, self.kv_heads, self.eps = len(q) // head, len(k) // head, eps
+
+
+def layer(  # noqa: PLR0913
+    x: Tensor, weights: LayerWeights, cos: Tensor, sin: Tensor, paged: Paged, scale: float
+) -> Tensor:
+    """A decoder layer of Llama or Qwen3 on x (T, D), where there are `tiles`; its keys and values
+    are kept."""
+    out = torch.empty_like(x)
+    gate = weights.kept[6]
+    assert gate is not None
+    block, head = paged.keys.shape[1], paged.keys.shape[3]
+    sizes = (*x.shape, weights.heads, weights.kv_heads, head, len(gate), block, paged.spans.count)
+    function("layer", x.dtype)(
+        x.data_ptr(), out.data_ptr(), weights.pointers, cos.data_ptr(), sin.data_ptr(),
+        paged.keys.data_ptr(), paged.values.data_ptr(), paged.slots.data_ptr(),
+        (ctypes.c_int64 * 8)(*sizes), paged.spans.table, paged.spans.blocks, weights.eps, scale,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
 @cache
 def tiles() -> bool:
     """Whether this CPU multiplies by tiles (AMX), and `linear` may be called."""
@@ -152,9 +196,8 @@ def library() -> ctypes.CDLL | None:
 def _compiled() -> Path:
     """The shared library, from the cache or made: one for each source and processor. OpenMP is not
     linked: it is the one that torch has loaded, and so there is one set of threads."""
-    key = hashlib.sha256(SOURCE.read_bytes() + repr((FLAGS, _processor())).encode()).hexdigest()[
-        :16
-    ]
+    texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
+    key = hashlib.sha256(repr((texts, FLAGS, _processor())).encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = caches / "peagle" / f"native-{key}.so"
     if not path.exists():
@@ -162,7 +205,7 @@ def _compiled() -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             parts = [Path(scratch, name) for name in ("native.o", "native.so")]
             compiler = os.environ.get("CXX", "c++")
-            _run(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(parts[0]))
+            _run(compiler, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", str(parts[0]))
             _run(compiler, "-shared", str(parts[0]), "-o", str(parts[1]))
             parts[1].rename(path)
     return path

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peagle.model import native
+from peagle.model.layers import FirstLayer, Layer, Norm
 
 M = TypeVar("M", bound=nn.Module)
 K = TypeVar("K", bound=nn.Module)
@@ -59,7 +60,7 @@ class PackedLinear(StandIn):
 
 
 class TiledLinear(nn.Linear):
-    """A linear layer with its weights as they are, for few rows by native.cpp."""
+    """A linear layer with its weights as they are, for few rows by our own product."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
@@ -75,6 +76,9 @@ def pack(module: M) -> M:
     """Make the bf16 linear layers of `module`, which must not be trained any more, fast on a CPU;
     returns it. Elsewhere, and on a CPU without bf16 products, they stay."""
     replace(module, nn.Linear, _packed)
+    for part in module.modules():
+        if isinstance(part, Layer) and not isinstance(part, FirstLayer):
+            _fuse(part)
     return module
 
 
@@ -85,6 +89,21 @@ def replace(module: nn.Module, kind: type[K], make: Callable[[K], nn.Module]) ->
         for name, child in parent.named_children():
             if type(child) is kind:  # what a subclass does is not known
                 setattr(parent, name, make(child))
+
+
+def _fuse(layer: Layer) -> None:
+    """Run a layer as one native call from now on, when all of it has become native."""
+    at, mlp = layer.self_attn, layer.mlp
+    products = [at.q_proj, at.k_proj, at.v_proj, at.o_proj, mlp.gate_proj, mlp.up_proj,
+                mlp.down_proj]  # fmt: skip
+    if not mlp.silu or any(type(p) is not TiledLinear or p.bias is not None for p in products):
+        return
+    q, k, v, o, gate, up, down = (product.weight for product in products)
+    first, second = layer.input_layernorm, layer.post_attention_layernorm
+    own = (norm.weight if isinstance(norm, Norm) else None for norm in (at.q_norm, at.k_norm))
+    assert first.eps is not None
+    weights = first.weight, q, k, v, o, second.weight, gate, up, down, *own
+    layer.weights = native.LayerWeights(weights, at.head_dim, first.eps)
 
 
 def _packed(layer: nn.Linear) -> nn.Module:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.config import InputError
+from peagle.model import native
 from peagle.model.attend import ROW_TILE, Attend, AttentionSpec, CausalAttend
 from peagle.model.layers import Rotation
 from peagle.model.lean import lean
@@ -40,6 +41,11 @@ class Step:
         self.taps: dict[int, Tensor] = {}
         self.attended: set[int] = set()
         self.rotation: Rotation | None = None  # of all layers
+
+    def paged(self, layer: int, k: Tensor, v: Tensor) -> native.Paged | None:
+        """What a layer needs that keeps and attends by itself; None when it cannot."""
+        paged = getattr(self.attend, "paged", None)
+        return paged(layer, k, v) if paged and len(k) == self.tokens else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend, for the rows that are no padding."""

@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from families import PLAIN, build
 from tiny import make_drafter, make_target
 from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
 
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span
+from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model import native
 from peagle.model.attend import AttentionSpec, attention, causal_mask
 from peagle.model.layers import Norm, Rotation
+from peagle.model.lean import LeanLayer
+from peagle.model.target import Target
 
 DTYPES = (torch.float32, torch.bfloat16)
 STEP = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}  # a unit or two in the last place
@@ -135,6 +139,34 @@ def _exact(span: Span, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> 
     mask = causal_mask(span.start, span.length, spec.window, q.device)
     sinks = None if spec.sinks is None else spec.sinks.double()
     return attention(q.double(), k.double(), v.double(), mask, spec._replace(sinks=sinks))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_whole_layer_is_its_parts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, and so is what it leaves in the cache."""
+    if not native.tiles():
+        pytest.skip("this CPU has no tiles (AMX)")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    config = {"llama": LlamaConfig, "qwen3": Qwen3Config}[family](**PLAIN | sizes)
+    target = Target(build(config).bfloat16(), None, family).lean().pack()
+    assert all(isinstance(layer, LeanLayer) and layer.weights for layer in target.layers)
+    target.tap((0, 2))
+    calls, whole = list[int](), native.layer
+    monkeypatch.setattr(native, "layer", lambda *args: (calls.append(1), whole(*args))[1])
+    rounds = [[(0, 5), (0, 1)], [(5, 1), (1, 32)], [(6, 8), (33, 2)], [(14, 40), (35, 1)]]
+    found = []
+    for paged in (CachedAttend.paged, lambda *_: None):
+        monkeypatch.setattr(CachedAttend, "paged", paged)
+        cache, outs = KVCache(16, 16), []
+        for number, parts in enumerate(rounds):
+            spans = [Span(b, *p) for b, p in zip(([9, 3, 4, 7], [1, 0, 5]), parts, strict=True)]
+            at = positions(spans, torch.device("cpu"))
+            ids = torch.arange(len(at)) + number
+            out = target.forward(ids, at, CachedAttend(cache, spans))
+            outs += [out.hidden, out.features, *(x.clone() for x in cache.layer(3, at, at))]
+        found.append(outs)
+    assert len(calls) == 3 * len(target.layers), "a long span is for torch"
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_what_it_does_not_take() -> None:

@@ -1,0 +1,60 @@
+// The small operations of decoding on a CPU, each in one pass over its data: what torch has takes
+// several, and every one of them costs more to start than to run at a few rows.
+//
+// T is float or bf16; sums are float32. A row is computed in the same way whatever rows stand
+// beside it. peagle/model/native.py compiles this file and calls its functions.
+
+#include "attention.h"
+#include "layer.h"
+#include "rows.h"
+#include "tiles.h"
+
+using namespace peagle;
+
+#define FUNCTIONS(T, NAME)                                                                       \
+  extern "C" void norm_##NAME(const T* x, const T* weight, T* out, int64_t rows, int64_t width,  \
+                              float eps, int threads) {                                          \
+    norm(x, weight, out, rows, width, eps, threads);                                             \
+  }                                                                                              \
+  extern "C" void rotate_##NAME(const T* x, const T* cos, const T* sin, T* out, int64_t rows,    \
+                                int64_t heads, int64_t size, int threads) {                      \
+    rotate(x, cos, sin, out, rows, heads, size, threads);                                        \
+  }                                                                                              \
+  extern "C" void gate_##NAME(const T* x, const T* up, T* out, int64_t rows, int64_t width,      \
+                              int threads) {                                                     \
+    gate(x, up, out, rows, width, threads);                                                      \
+  }                                                                                              \
+  extern "C" void attend_##NAME(const T* q, const T* keys, const T* values, T* out,              \
+                                const int64_t* sizes, const int64_t* spans, int64_t count,       \
+                                const int64_t* blocks, const float* scales, const float* sinks,  \
+                                int threads) {                                                   \
+    attend(q, Kept<T>{keys, values, sizes[1], sizes[2], sizes[3], sizes[4]}, out, sizes[0],      \
+           spans, count, blocks, Spec{scales[0], scales[1], sizes[5], sinks}, threads);          \
+  }
+
+FUNCTIONS(float, float32)
+FUNCTIONS(Bf16, bfloat16)
+
+// Whether `linear` may be called here.
+extern "C" int has_tiles() {
+#if defined(__AMX_BF16__)
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // Linux wants to be asked
+#else
+  return 0;
+#endif
+}
+
+#if defined(__AMX_BF16__)
+extern "C" void linear_bfloat16(const Bf16* x, const Bf16* w, const Bf16* bias, Bf16* out,
+                                int64_t rows, int64_t inputs, int64_t outputs, int threads) {
+  linear(x, w, bias, out, rows, inputs, outputs, threads);
+}
+
+extern "C" void layer_bfloat16(const Bf16* x, Bf16* out, const Weights* weights, const Bf16* cos,
+                               const Bf16* sin, Bf16* keys, Bf16* values, const int64_t* slots,
+                               const Sizes* sizes, const int64_t* spans, const int64_t* blocks,
+                               float eps, float scale, int threads) {
+  layer(x, out, *weights, cos, sin, keys, values, slots, *sizes, spans, blocks, eps, scale,
+        threads);
+}
+#endif
