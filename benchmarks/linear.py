@@ -1,4 +1,4 @@
-"""Time of the demo target's matrix products on a CPU: plain bf16, packed bf16, int8, int4.
+"""Time of the demo target's matrix products on a CPU: bf16 plain, packed, by tiles; int8, int4.
 
     python benchmarks/linear.py [--threads 1,2] [--rows 1,4,8,16,32,64]
 
@@ -18,12 +18,14 @@ from common import RESULTS, TARGET, environment, whole_numbers, write_json
 from torch import Tensor, nn
 
 from peagle.cli.common import progress_bar
-from peagle.model.packed import PackedLinear
+from peagle.model import native
+from peagle.model.packed import PackedLinear, TiledLinear
 from peagle.model.quantized import Int4Linear, Int8Linear
 
 KINDS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "linear": lambda layer: layer,
     "packed": PackedLinear,
+    **({"tiled": TiledLinear} if native.tiles() else {}),
     "int8": Int8Linear,
     "int4": Int4Linear,
 }

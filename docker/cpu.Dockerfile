@@ -6,6 +6,12 @@ FROM python:3.11.14-slim-bookworm AS native
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 WORKDIR /opt/peagle
+# g++: native code is compiled where it runs. Debian removes old versions from its mirrors, so a pin
+# would only break the build.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 # torch goes first and alone, from the index of its CPU builds.
 COPY constraints.txt ./
 RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' constraints.txt)"
@@ -24,11 +30,10 @@ CMD ["serve"]
 FROM native AS vllm
 # hadolint ignore=DL3002
 USER 0
-# g++: vLLM compiles kernels; tcmalloc: its log asks for it. Debian removes old versions from its
-# mirrors, so a pin would only break the build.
+# vLLM compiles kernels, too; tcmalloc: its log asks for it.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ libnuma1 libtcmalloc-minimal4 \
+    && apt-get install --yes --no-install-recommends libnuma1 libtcmalloc-minimal4 \
     && rm -rf /var/lib/apt/lists/*
 COPY constraints-vllm.txt ./
 # As the Makefile does: packages of images and sound are built against another torch.
