@@ -150,16 +150,17 @@ def layer(  # noqa: PLR0913
     x: Tensor, weights: LayerWeights, cos: Tensor, sin: Tensor, paged: Paged, scale: float
 ) -> Tensor:
     """A decoder layer of Llama or Qwen3 on x (T, D), where there are `tiles`; its keys and values
-    are kept."""
+    are kept. There may be more rows than slots: padding."""
     out = torch.empty_like(x)
     gate = weights.kept[6]
     assert gate is not None
     block, head = paged.keys.shape[1], paged.keys.shape[3]
-    sizes = (*x.shape, weights.heads, weights.kv_heads, head, len(gate), block, paged.spans.count)
+    heads = weights.heads, weights.kv_heads, head
+    sizes = len(x), len(paged.slots), x.shape[1], *heads, len(gate), block, paged.spans.count
     function("layer", x.dtype)(
         x.data_ptr(), out.data_ptr(), weights.pointers, cos.data_ptr(), sin.data_ptr(),
         paged.keys.data_ptr(), paged.values.data_ptr(), paged.slots.data_ptr(),
-        (ctypes.c_int64 * 8)(*sizes), paged.spans.table, paged.spans.blocks, weights.eps, scale,
+        (ctypes.c_int64 * 9)(*sizes), paged.spans.table, paged.spans.blocks, weights.eps, scale,
         torch.get_num_threads(),
     )  # fmt: skip
     return out

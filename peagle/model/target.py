@@ -45,7 +45,7 @@ class Step:
     def paged(self, layer: int, k: Tensor, v: Tensor) -> native.Paged | None:
         """What a layer needs that keeps and attends by itself; None when it cannot."""
         paged = getattr(self.attend, "paged", None)
-        return paged(layer, k, v) if paged and len(k) == self.tokens else None
+        return paged(layer, k, v) if paged else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend, for the rows that are no padding."""

@@ -22,8 +22,8 @@ struct Weights {  // of a decoder layer; the norms of queries and keys may be mi
   const Bf16 *input_norm, *q, *k, *v, *o, *post_norm, *gate, *up, *down, *q_norm, *k_norm;
 };
 
-struct Sizes {
-  int64_t rows, width, heads, kv_heads, head, inner, block, spans;
+struct Sizes {  // rows behind the tokens are padding
+  int64_t rows, tokens, width, heads, kv_heads, head, inner, block, spans;
 };
 
 // A decoder layer of Llama or Qwen3, by the functions above: what is between them costs more in
@@ -48,12 +48,13 @@ void layer(const Bf16* x, Bf16* out, const Weights& w, const Bf16* cos, const Bf
   if (w.k_norm) norm(k, w.k_norm, k, n.rows * n.kv_heads, n.head, eps, threads);
   rotate(q, cos, sin, turned_q, n.rows, n.heads, n.head, threads);
   rotate(k, cos, sin, turned_k, n.rows, n.kv_heads, n.head, threads);
-  for (int64_t row = 0; row < n.rows; ++row) {
+  for (int64_t row = 0; row < n.tokens; ++row) {
     std::memcpy(keys + slots[row] * kept, turned_k + row * kept, kept * sizeof(Bf16));
     std::memcpy(values + slots[row] * kept, v + row * kept, kept * sizeof(Bf16));
   }
   attend(turned_q, Kept<Bf16>{keys, values, n.block, n.kv_heads, n.head, n.head}, seen, n.heads,
          spans, n.spans, blocks, Spec{scale, 0, 0, nullptr}, threads);
+  std::fill(seen + n.tokens * queries, seen + n.rows * queries, Bf16{});
   linear(seen, w.o, nullptr, made, n.rows, queries, n.width, threads);
   add(x, made, out, n.rows * n.width);
 

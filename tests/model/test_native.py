@@ -141,8 +141,11 @@ def _exact(span: Span, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> 
     return attention(q.double(), k.double(), v.double(), mask, spec._replace(sinks=sinks))
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_whole_layer_is_its_parts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_layer_is_its_parts(
+    family: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the last bit, and so is what it leaves in the cache."""
     if not native.tiles():
         pytest.skip("this CPU has no tiles (AMX)")
@@ -151,6 +154,7 @@ def test_a_whole_layer_is_its_parts(family: str, monkeypatch: pytest.MonkeyPatch
     target = Target(build(config).bfloat16(), None, family).lean().pack()
     assert all(isinstance(layer, LeanLayer) and layer.weights for layer in target.layers)
     target.tap((0, 2))
+    target.exact(exact)  # with rows of padding
     calls, whole = list[int](), native.layer
     monkeypatch.setattr(native, "layer", lambda *args: (calls.append(1), whole(*args))[1])
     rounds = [[(0, 5), (0, 1)], [(5, 1), (1, 32)], [(6, 8), (33, 2)], [(14, 40), (35, 1)]]
@@ -162,7 +166,7 @@ def test_a_whole_layer_is_its_parts(family: str, monkeypatch: pytest.MonkeyPatch
             spans = [Span(b, *p) for b, p in zip(([9, 3, 4, 7], [1, 0, 5]), parts, strict=True)]
             at = positions(spans, torch.device("cpu"))
             ids = torch.arange(len(at)) + number
-            out = target.forward(ids, at, CachedAttend(cache, spans))
+            out = target.forward(ids, at, CachedAttend(cache, spans, tiled=exact))
             outs += [out.hidden, out.features, *(x.clone() for x in cache.layer(3, at, at))]
         found.append(outs)
     assert len(calls) == 3 * len(target.layers), "a long span is for torch"
