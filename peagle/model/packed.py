@@ -20,7 +20,6 @@ from peagle.model.layers import FirstLayer, Layer, Norm
 M = TypeVar("M", bound=nn.Module)
 K = TypeVar("K", bound=nn.Module)
 ROWS = 8  # oneDNN's layout is chosen for about so many: a verification
-FEW = 128  # rows that our own product is faster for
 
 
 class StandIn(nn.Module):
@@ -60,14 +59,14 @@ class PackedLinear(StandIn):
 
 
 class TiledLinear(nn.Linear):
-    """A linear layer with its weights as they are, for few rows by our own product."""
+    """A linear layer with its weights as they are, for our own product."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) → (…, O)
-        if x.numel() <= FEW * self.in_features and native.usable(x, self.weight):
+        if native.usable(x, self.weight):
             return native.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 

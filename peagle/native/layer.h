@@ -9,7 +9,7 @@
 #include "rows.h"
 #include "tiles.h"
 
-#if defined(__AMX_BF16__)
+#ifdef PEAGLE_TILES
 
 namespace peagle {
 

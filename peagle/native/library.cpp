@@ -37,14 +37,14 @@ FUNCTIONS(Bf16, bfloat16)
 
 // Whether `linear` may be called here.
 extern "C" int has_tiles() {
-#if defined(__AMX_BF16__)
+#ifdef PEAGLE_TILES
   return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // Linux wants to be asked
 #else
   return 0;
 #endif
 }
 
-#if defined(__AMX_BF16__)
+#ifdef PEAGLE_TILES
 extern "C" void linear_bfloat16(const Bf16* x, const Bf16* w, const Bf16* bias, Bf16* out,
                                 int64_t rows, int64_t inputs, int64_t outputs, int threads) {
   linear(x, w, bias, out, rows, inputs, outputs, threads);

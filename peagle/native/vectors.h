@@ -7,12 +7,15 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define PEAGLE_TILES  // Intel's, which multiply
+#endif
+
 namespace peagle {
 
 constexpr int LANES = 16;  // floats of a vector, and keys that are read together
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 struct Bf16 {
   uint16_t bits;

@@ -29,6 +29,7 @@ export function startChat(name, isOwn) {
     $("composer").requestSubmit();
   });
   $("new-chat").addEventListener("click", reset);
+  $("send").disabled = false; // before, the browser would have sent the form by itself
 }
 
 function reset() {

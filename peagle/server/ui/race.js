@@ -11,6 +11,7 @@ let replaying = 0; // requestAnimationFrame's number
 export function startRace() {
   $("race-form").addEventListener("submit", submit);
   $("replay").addEventListener("click", replay);
+  $("race-start").disabled = false; // before, the browser would have sent the form by itself
 }
 
 async function submit(event) {

@@ -28,6 +28,7 @@ def ask(page: Any, text: str, tokens: int = 40) -> str:
     """Send a message by the keyboard, and wait for its answer."""
     tab(page, "Chat")
     page.get_by_label("Max tokens").fill(str(tokens))
+    page.locator("#send:enabled").wait_for()
     before = page.locator(".message.assistant").count()
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
@@ -97,6 +98,18 @@ def test_errors_are_told(
     page.keyboard.press("Enter")
     page.get_by_role("alert").get_by_text("shorten it").wait_for()
     complaints[:] = [c for c in complaints if "status of 400" not in c]
+
+
+def test_nothing_is_sent_before_the_page_is_ready(served: Running, opened: Open) -> None:
+    """By itself a browser would send a form as it does, to nowhere."""
+    page, held = opened("about:blank"), list[Any]()
+    page.route("**/v1/models", lambda route: held.append(route))
+    with page.expect_request("**/v1/models"):
+        page.goto(f"{served.url}/#race")
+    assert page.locator("#race-start").is_disabled() and page.locator("#send").is_disabled()
+    held[0].continue_()
+    page.locator("#race-start:enabled").wait_for()
+    assert page.locator("#send").is_enabled()
 
 
 def test_race(served: Running, opened: Open, shot: Shot) -> None:
