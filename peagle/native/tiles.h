@@ -1,5 +1,5 @@
-// Matrix products x · wᵀ on Intel's tiles (AMX): the weights (outputs, inputs) are read
-// as they lie, once. Every 16 outputs are a panel: written by one thread, 32 inputs at a time.
+// Matrix products x · wᵀ on Intel's tiles (AMX): the weights (outputs, inputs) are read as they lie.
+// Every 16 outputs are a panel, multiplied by one thread, 32 inputs at a time.
 
 #pragma once
 

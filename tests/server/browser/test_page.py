@@ -103,7 +103,11 @@ def test_errors_are_told(
 def test_nothing_is_sent_before_the_page_is_ready(served: Running, opened: Open) -> None:
     """By itself a browser would send a form as it does, to nowhere."""
     page, held = opened("about:blank"), list[Any]()
-    page.route("**/v1/models", lambda route: held.append(route))
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/v1/models", hold)
     with page.expect_request("**/v1/models"):
         page.goto(f"{served.url}/#race")
     assert page.locator("#race-start").is_disabled() and page.locator("#send").is_disabled()
