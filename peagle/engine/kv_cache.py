@@ -93,14 +93,17 @@ class CachedAttend:
             else:
                 kept.flatten(0, 1).index_copy_(0, self._slots, new)
         q = q.contiguous()
-        attend = self._natively if native.usable(q, keys, values) else self._by_torch
+        attend = self._natively if self._usable(q, keys, values) else self._by_torch
         return attend(q, keys, values, spec)
+
+    def _usable(self, *tensors: Tensor) -> bool:
+        return self.cache.size % native.LANES == 0 and native.usable(*tensors)
 
     def paged(self, layer: int, k: Tensor, v: Tensor) -> native.Paged | None:
         """For a layer that keeps and attends by itself; None when not all of it can be native. k
         and v are shaped as in a call."""
         keys, values = self.cache.layer(layer, k, v)
-        if not native.usable(keys, values) or any(span.length > SHORT for span in self.spans):
+        if not self._usable(keys, values) or any(span.length > SHORT for span in self.spans):
             return None
         if self._places is None:
             self._places = torch.tensor(_places(self.spans, self.cache.size))

@@ -19,11 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peagle.config import cache_dir, first_line
 from peagle.model.attend import AttentionSpec
 
 SOURCES = Path(__file__).parents[1] / "native"
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of floor stay loops
+LANES = 16  # keys that are read together: a block has a multiple of them
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 ARGUMENTS = {
@@ -97,8 +99,8 @@ def gate(x: Tensor, up: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (…, I) times weight (O, I) in bf16, where there are
-    `tiles` and I is a multiple of 32, O of 16."""
+    """x (…, I) times weight (O, I) in bf16, where there are `tiles`; I is a multiple of 32, O of
+    16."""
     outputs, inputs = weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
     function("linear", x.dtype)(
@@ -188,10 +190,12 @@ def library() -> ctypes.CDLL | None:
     """The compiled functions; None, and a line in the log, where they cannot be compiled."""
     try:
         return ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", None) or str(error)
-        log.warning("slower without native code: %s", why.strip().splitlines()[-1])
-        return None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines() or [str(error)]
+        log.warning("slower without native code: %s", said[-1])
+    except (OSError, RuntimeError) as error:  # no compiler, no folder, no home
+        log.warning("slower without native code: %s", first_line(error))
+    return None
 
 
 def _compiled() -> Path:
@@ -199,8 +203,7 @@ def _compiled() -> Path:
     linked: it is the one that torch has loaded, and so there is one set of threads."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
     key = hashlib.sha256(repr((texts, FLAGS, _processor())).encode()).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = caches / "peagle" / f"native-{key}.so"
+    path = cache_dir() / f"native-{key}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

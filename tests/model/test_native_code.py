@@ -198,7 +198,7 @@ def test_without_a_compiler_the_same_is_said(
 
     said = say()
     monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "peagle"))
     _forget()
     with caplog.at_level(logging.WARNING):
         assert say() == said
@@ -209,7 +209,7 @@ def test_without_a_compiler_the_same_is_said(
 
 
 def test_the_library_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "peagle"))
     _forget()
     if native.library() is None:
         pytest.skip("no C++ compiler here")
