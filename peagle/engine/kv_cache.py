@@ -76,6 +76,7 @@ class CachedAttend:
         self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
         ends = list(accumulate((span.length for span in spans), initial=0))
         self._parts = [slice(*pair) for pair in pairwise(ends)]  # each span's packed tokens
+        self._long = [index for index, span in enumerate(spans) if span.length > SHORT]
         self._slots: slice | Tensor | None = None
         self._native: native.Spans | None = None
         self._places: Tensor | None = None
@@ -103,7 +104,7 @@ class CachedAttend:
         """For a layer that keeps and attends by itself; None when not all of it can be native. k
         and v are shaped as in a call."""
         keys, values = self.cache.layer(layer, k, v)
-        if not self._usable(keys, values) or any(span.length > SHORT for span in self.spans):
+        if self._long or not self._usable(keys, values):
             return None
         if self._places is None:
             self._places = torch.tensor(_places(self.spans, self.cache.size))
@@ -125,7 +126,7 @@ class CachedAttend:
         """Short spans in one call; the rows of a long prompt are enough for torch's kernel."""
         out = q.new_empty(*q.shape[:2], values.shape[-1])
         native.attend(q, keys, values, out, self._short_spans(), spec)
-        for index in (i for i, span in enumerate(self.spans) if span.length > SHORT):
+        for index in self._long:
             part = self._parts[index]
             out[part] = self._alone(index, q[part], keys, values, spec)
         return out

@@ -72,7 +72,7 @@ inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t pa
 }
 
 void linear(const Bf16* x, const Bf16* w, const Bf16* bias, Bf16* out, int64_t rows,
-              int64_t inputs, int64_t outputs, int threads) {
+            int64_t inputs, int64_t outputs, int threads) {
   int64_t blocks = (rows + LANES - 1) / LANES, steps = inputs / STEP;
   static thread_local std::vector<Bits> turned;
   turned.resize(blocks * steps * LANES);
@@ -95,7 +95,8 @@ void linear(const Bf16* x, const Bf16* w, const Bf16* bias, Bf16* out, int64_t r
         int64_t panels = std::min<int64_t>(2, (outputs - at) / LANES);
         int64_t beside = std::min<int64_t>(2, blocks - block);
         Bits sums[2][2][LANES];
-        square(given + block * steps * LANES, beside, w + at * inputs, panels, inputs, block == 0, sums);
+        square(given + block * steps * LANES, beside, w + at * inputs, panels, inputs, block == 0,
+               sums);
         for (int64_t p = 0; p < panels; ++p)
           for (int64_t b = 0; b < beside; ++b) {
             transpose(sums[p][b]);
