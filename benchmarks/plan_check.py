@@ -19,7 +19,7 @@ from common import RESULTS, TARGET, environment, write_json
 from peagle.data.dataset import read_examples
 from peagle.data.template import load_tokenizer
 
-STEPS = 2
+STEPS = 10
 CONFIGURATIONS: list[dict[str, Any]] = [
     {"method": "p-eagle", "context": 1024, "segments": 1, "layers": 4},
     {"method": "p-eagle", "context": 2048, "segments": 1, "layers": 4},

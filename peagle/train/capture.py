@@ -30,7 +30,8 @@ from peagle.data.chat import Example
 from peagle.data.shard import DTYPES, Shard, token_bytes, write_shard
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.step import ROW_TILE, Sequence, run_target
+from peagle.train.step import Sequence, run_target
+from peagle.train.tiles import ROW_TILE
 
 HEADER = 1024  # bytes of a shard besides its tokens and documents, at most
 # The target over documents, in their order.

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from peagle.train.tiles import whole_tiles
+
 LossName = Literal["kl", "cross-entropy"]
 
 
@@ -74,11 +76,11 @@ class ChunkedDivergence(torch.autograd.Function):
         work = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         head = weight.to(work)
         for rows, target_logits in chunks:
-            part = normed[rows].to(work)
-            logits = F.linear(part, head) * scale
+            part = whole_tiles(normed[rows]).to(work)
+            logits = F.linear(part, head)[: len(rows)] * scale
             found = divergence(logits, target_logits, loss)
-            gradient = found.gradient.to(work) * scale
-            for_normed[rows] = (gradient @ head).to(normed.dtype)
+            gradient = whole_tiles(found.gradient.to(work) * scale)
+            for_normed[rows] = (gradient @ head)[: len(rows)].to(normed.dtype)
             for_weight += gradient.T @ part
             total += found.each.sum()
             best.append(logits.max(-1).indices)  # several times faster than argmax on a CPU

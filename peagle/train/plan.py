@@ -24,6 +24,9 @@ from peagle.train.trainer import TrainConfig
 
 ADAMW = 16  # bytes a trained weight: float32 weight, gradient and two moments
 GIB = 2**30
+# On a CPU, as measured (benchmarks/plan_check.py):
+KERNELS = GIB // 10  # made for every number of rows, and kept
+HELD = 0.4  # of what comes and goes in a step, the allocator holds so much again in gaps
 
 
 class Plan(NamedTuple):
@@ -78,18 +81,22 @@ def plan(  # noqa: PLR0913 (what decides)
     )
     cost = pass_cost(drafter)
     weights = sum(p.numel() for p in drafter.parameters())
-    memory = {
-        "runtime": _runtime() if dense else 0,
+    stays = {
+        "runtime": _runtime() + KERNELS if dense else 0,
         "target": _bytes_of(target),
         "drafter and optimizer": ADAMW * weights,
+    }
+    comes = {
         "target states": context * states,
         "loss": _loss_bytes(target, spec, len(elements.anchor)),
     }
-    left = room - sum(memory.values())
+    held = HELD if dense else 0.0
+    left = (room - sum(stays.values())) / (1 + held) - sum(comes.values())
     segments = segments or choose_segments(elements, documents, cost, left, dense=dense)
     largest = max(len(part.own) for part in partition(elements, documents, segments))
-    memory["activations"] = int(pass_bytes(cost, largest, dense=False))
-    memory["attention mask"] = int(pass_bytes(cost, largest, dense=dense)) - memory["activations"]
+    comes["activations"] = int(pass_bytes(cost, largest, dense=False))
+    comes["attention mask"] = int(pass_bytes(cost, largest, dense=dense)) - comes["activations"]
+    memory = {**stays, **comes, "allocator": int(held * sum(comes.values()))}
     hours = None if rate is None else tokens / rate / processes / 3600
     return Plan(memory, segments, round(tokens / answered) * states, hours)
 

@@ -19,8 +19,8 @@ from peagle.train.cod import Elements
 from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
 from peagle.train.mask import DenseAttend, FlexAttend, StepwiseAttend, block_mask, visible
 from peagle.train.partition import Segment
+from peagle.train.tiles import missing, whole_tiles
 
-ROW_TILE = 64  # rows of a forward are padded to a multiple of this
 LOSS_ROWS = 512  # rows of logits alive at once
 
 
@@ -102,7 +102,8 @@ class Trainee(nn.Module):
 
 
 class DocumentsAttend:
-    """Attend of the target over packed documents, each causal and alone."""
+    """Attend of the target over packed documents, each causal and alone: nothing sees the rows
+    that fill its tiles, for they stand behind it."""
 
     def __init__(self, documents: Tensor) -> None:
         lengths = documents.unique_consecutive(return_counts=True)[1].tolist()
@@ -111,8 +112,11 @@ class DocumentsAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         lengths = [length for length, _ in self.parts]
         split = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
-        parts = zip(self.parts, split, strict=True)
-        return torch.cat([attend(layer, q, k, v, spec) for (_, attend), (q, k, v) in parts])
+        outputs = []
+        for (length, attend), part in zip(self.parts, split, strict=True):
+            q, k, v = map(whole_tiles, part)
+            outputs.append(attend(layer, q, k, v, spec)[:length])
+        return torch.cat(outputs)
 
 
 def run_target(target: Target, sequence: Sequence) -> TargetOutput:
@@ -168,7 +172,7 @@ def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: 
     assert drafter.config.mask_token_id is not None
     count, (anchor, depth) = len(elements.anchor), _padded(elements)
     real = anchor[depth == 0]
-    projected = drafter.project(features[real])
+    projected = drafter.project(whole_tiles(features[real]))[: len(real)]
     placeholders = drafter.placeholders(depth[len(real) :])
     mask_ids = torch.full_like(anchor[len(real) :], drafter.config.mask_token_id)
     ids = torch.cat([sequence.ids[real + 1], mask_ids])
@@ -179,26 +183,31 @@ def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: 
 
 
 def _padded(elements: Elements) -> Elements:
-    """Up to a multiple of ROW_TILE elements, behind every depth: only the padding sees them.
-    Kernels are made anew for every number of rows, and kept: lengths that recur save both."""
-    missing = -len(elements.anchor) % ROW_TILE
-    anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(missing)])
-    behind = (elements.depth[-1:] + 1).expand(missing)
+    """Up to a multiple of ROW_TILE elements, behind every depth: only the padding sees them."""
+    more = missing(len(elements.anchor))
+    anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
+    behind = (elements.depth[-1:] + 1).expand(more)
     return Elements(anchor, torch.cat([elements.depth, behind]))
 
 
 def _autoregressive(
     drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
 ) -> Tensor:
-    """EAGLE-3's training-time test: depth by depth, each fed the hidden state before it."""
-    attend = StepwiseAttend(visible(elements, sequence.documents))
-    anchor = elements.anchor[elements.at(0)]
-    feature, outputs = drafter.project(features[anchor]), list[Tensor]()
-    for depth in range(int(elements.depth.max()) + 1):
+    """EAGLE-3's training-time test: depth by depth, each fed the hidden state before it. The last
+    tile of a depth is filled with copies of its first element, which nobody sees."""
+    groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
+    filled = [torch.cat([group, group[:1].expand(missing(len(group)))]) for group in groups]
+    copies = [torch.arange(len(f)) >= len(g) for f, g in zip(filled, groups, strict=True)]
+    every, copy = torch.cat(filled), torch.cat(copies).to(features.device)
+    mask = visible(elements, sequence.documents)[every][:, every].masked_fill_(copy, False)
+    attend, outputs = StepwiseAttend(mask), list[Tensor]()
+    anchors = [elements.anchor[rows] for rows in filled]
+    feature = drafter.project(features[anchors[0]])
+    for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
         positions = sequence.positions[anchor] + depth
         out = drafter(sequence.ids[anchor + 1 + depth], feature, positions, attend)
-        outputs.append(out.normed)
-        children = elements.anchor[elements.at(depth + 1)]
-        feature = out.recurrent[torch.searchsorted(anchor, children)]
-        anchor = children
+        outputs.append(out.normed[: len(group)])
+        if depth + 1 < len(groups):
+            parents = torch.searchsorted(elements.anchor[group], anchors[depth + 1])
+            feature = out.recurrent[parents]
     return torch.cat(outputs)

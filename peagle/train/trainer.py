@@ -35,8 +35,9 @@ from peagle.train.state import (
     save_checkpoint,
     snapshot,
 )
-from peagle.train.step import ROW_TILE, Sequence, StepResult, Trainee, compile_layers, run_target
+from peagle.train.step import Sequence, StepResult, Trainee, compile_layers, run_target
 from peagle.train.step import supervised_elements as supervised
+from peagle.train.tiles import ROW_TILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.evaluate import hold_out
 from peagle.train.start import new_drafter
-from peagle.train.step import ROW_TILE, run_target
+from peagle.train.step import run_target
+from peagle.train.tiles import ROW_TILE
 from peagle.train.trainer import TrainConfig, Trainer
 
 LAYERS = (1, 2, 3)

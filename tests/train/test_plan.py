@@ -10,7 +10,7 @@ from peagle.config import InputError
 from peagle.model.config import Method
 from peagle.model.shape import HeadSpec
 from peagle.train import plan as plans
-from peagle.train.plan import ADAMW, GIB, Plan, measured_rate, outline, plan
+from peagle.train.plan import ADAMW, GIB, HELD, Plan, measured_rate, outline, plan
 from peagle.train.start import new_drafter
 from peagle.train.state import append_line
 
@@ -51,6 +51,8 @@ def test_parts(folder: Path, method: Method) -> None:
     assert made.memory["target states"] == 200 * 4 * 32 * 4, "three features and the last state"
     assert made.captured == 10_000 * 4 * 32 * 4
     assert all(size > 0 for size in made.memory.values())
+    comes = ("target states", "loss", "activations", "attention mask")
+    assert made.memory["allocator"] == int(HELD * sum(made.memory[part] for part in comes))
     assert made.total == sum(made.memory.values()) and made.hours is None
 
 
@@ -73,7 +75,8 @@ def test_prompts_are_not_trained_on(folder: Path) -> None:
 
 
 def test_cuda_has_no_dense_mask(folder: Path) -> None:
-    assert make(folder, device="cuda").memory["attention mask"] == 0
+    memory = make(folder, device="cuda").memory
+    assert memory["attention mask"] == memory["allocator"] == memory["runtime"] == 0
 
 
 def test_hours_from_a_run(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from peagle.train import step as step_module
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.partition import Segment
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.tiles import missing
 
 TOKENS, DEPTHS = 26, 5
 
@@ -81,6 +82,19 @@ def test_training_equals_drafting(
         torch.testing.assert_close(logits, drafted[anchor][depth], rtol=0, atol=1e-4)
     spread = torch.stack(list(trained.values())).std(0).min()
     assert spread > 0.05, "elements differ, so the comparison says something"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@torch.no_grad()
+def test_rows_recur(target: Target, method: Method) -> None:
+    """Kernels are made, and kept, for every number of rows: whole tiles only, whatever is drawn."""
+    drafter, sequence, rows = make_drafter(target, method), make_sequence(), list[int]()
+    drafter.norm.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    elements = all_elements(sequence, 0.7)
+    features = features_of(target, drafter, sequence.ids.tolist())
+    normed = run_drafter(drafter, sequence, features, elements)
+    assert rows and all(missing(count) == 0 for count in rows)
+    assert len(normed) == len(elements.anchor)
 
 
 @torch.no_grad()
