@@ -2,11 +2,13 @@
 
 A block holds `size` tokens, of the target and of the drafter alike. Drafter slot i reads token
 i + 1, so what a block holds is decided by its own tokens *and the next one*: that is its key,
-behind the block before it. A block found this way serves both as if it had been computed.
+behind the block before it. A block found this way serves both as if it had been computed: the
+drafter at once where it has run the block, too (`drafted`), else from the features kept with it.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 BLOCK = 16  # tokens of a block
 ROOT = 0  # content id of nothing: what a first block stands behind
@@ -26,6 +28,7 @@ class BlockPool:
         self._key: dict[int, Key] = {}  # of blocks that can be found
         self._content: dict[int, int] = {}  # of the same: content ids, never used again
         self._contents = ROOT
+        self._drafted = set[int]()  # blocks whose slots the drafter has run
 
     @property
     def free(self) -> int:
@@ -89,6 +92,15 @@ class BlockPool:
         self._content[block] = self._contents
         return self._contents
 
+    def mark_drafted(self, blocks: Iterable[int]) -> None:
+        """The drafter has run all slots of these."""
+        self._drafted.update(blocks)
+
+    def drafted(self, blocks: Iterable[int]) -> int:
+        """How many of a request's first blocks the drafter has run."""
+        return sum(1 for _ in takewhile(self._drafted.__contains__, blocks))
+
     def _forget(self, block: int) -> None:
+        self._drafted.discard(block)
         if key := self._key.pop(block, None):
             del self._found[key], self._content[block]

@@ -86,6 +86,7 @@ class AdaptiveDepth:
         self.overhead = 0.0  # seconds of a round outside both models
         self.calibration = Calibration()
         self.worth = 0.0  # least chance of a token that is verified
+        self.probing = False  # nothing pays: what was chosen last is for one request, to see
         self._recent = deque([self._extended([UNKNOWN])], RECENT)
         self._quiet = 0
 
@@ -109,7 +110,8 @@ class AdaptiveDepth:
         steepness = self.verify(batch * (1 + self.k)) - self.verify(batch)
         self.worth = best * steepness / (batch * self.k)
         self._quiet = 0 if depth else (self._quiet + 1) % PROBE[0]
-        return depth or (min(PROBE[1], self.k) if self._quiet == 0 else 0)
+        self.probing = not depth and self._quiet == 0
+        return min(PROBE[1], self.k) if self.probing else depth
 
     def trim(self, confidences: Sequence[float]) -> int:
         """How many of a draft's tokens to verify."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from peagle.engine.blocks import BLOCK, BlockPool
 from peagle.engine.depth import AdaptiveDepth
 from peagle.engine.draft import NewSlots, passes, propose
+from peagle.engine.features import FeatureCache
 from peagle.engine.grammar import Grammars
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import Chunk, FinishReason, Request, RequestFailure, TokenLogprob
@@ -23,8 +24,6 @@ from peagle.engine.text import TextStream, end_tokens
 from peagle.model.attend import ROW_TILE
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
-
-LAG = 256  # slots that a drafter may be behind while nothing is drafted: their features wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,7 @@ class Engine:
         budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
         self.scheduler = Scheduler(pool, settings.max_batch, budget, reach=settings.k)
         self.target_cache, self.drafter_cache = (KVCache(pool.count, BLOCK) for _ in range(2))
+        self.features = FeatureCache(pool.count, BLOCK)
         self._grammars, self._ends = grammars, end_tokens(target)
         self.chosen = 0  # draft tokens that were thought to pay, when last asked
 
@@ -107,8 +107,7 @@ class Engine:
     @torch.no_grad()
     def verify(self, works: list[Work]) -> TargetOutput:
         """Run the works' tokens through the target: packed in one forward, or in fixed tiles."""
-        spans = [Span(w.request.blocks, w.request.computed, w.tokens) for w in works]
-        device = self.target.device
+        spans, device = _spans(works), self.target.device
         tokens = [token for w in works for token in w.request.pending[: w.tokens]]
         ids = torch.tensor(tokens, device=device)
         if not self.settings.deterministic:
@@ -127,7 +126,9 @@ class Engine:
 
     @torch.no_grad()
     def accept(self, works: list[Work], out: TargetOutput) -> None:
-        """Keep what the target agrees with, and its next token; note the drafter's new features."""
+        """Keep what the target agrees with, and its next token; keep features for the drafter."""
+        if out.features is not None:
+            self.features.keep(_spans(works), out.features)
         judged, begin = list[int](), 0
         for work in works:
             begin += work.tokens
@@ -136,9 +137,9 @@ class Engine:
         logits = self._logits(out.hidden[judged]) if judged else out.hidden[:0]
         largest, likely = logits.max(-1) if judged else (logits, logits)
         best, finite = likely.tolist(), largest.isfinite().tolist()
-        begin, row = 0, 0
+        row = 0
         for work in works:
-            request, start = work.request, work.request.computed
+            request = work.request
             if work.complete:
                 rows = slice(row, row := row + 1 + len(request.draft))
                 try:
@@ -148,45 +149,45 @@ class Engine:
                     request.finish_reason, request.failure = "error", str(failure)
             else:
                 request.computed += work.tokens
-            if out.features is not None:
-                kept = request.computed - start
-                request.features.append(out.features[begin : begin + kept])
-            begin += work.tokens
 
     def draft(self, works: list[Work]) -> list[int]:
-        """Propose the next tokens of every request that goes on; returns the rows of the drafter's
-        forwards."""
+        """Propose the next tokens of requests that go on; returns the rows of the drafter's
+        forwards. A request that nothing is drafted for is left as it is: once drafting pays, the
+        drafter runs the slots it is behind, a round's budget of them in a round."""
         going = [work.request for work in works if work.request.finish_reason is None]
         if self.drafter is None or not going:
             return []
-        decoding = [r for r in going if r.computed == len(r.tokens) - 1]
-        depths = dict(zip(map(id, decoding), self._depths(decoding), strict=True))
-        slots, drafted = list[NewSlots](), list[Request]()
-        for request in going:
-            depth, behind = depths.get(id(request), 0), request.computed - request.slots
-            # Prompts at once, whether drafting pays or not: only then can others find them.
-            if depth or behind >= LAG or request.slots < request.prompt_length:
-                ids = request.tokens[request.slots + 1 : request.computed + 1]
-                features = torch.cat(request.features)
-                matcher = request.sampler.matcher
-                new = NewSlots(request.blocks, request.slots, ids, features, depth, matcher)
-                slots.append(new)
-                drafted.append(request)
+        room, slots, drafted = self.scheduler.budget, list[NewSlots](), list[Request]()
+        for request, depth in zip(going, self._depths(going), strict=True):
+            if not depth or not room:
+                continue
+            new = self.scheduler.undrafted(request, room)
+            ids = request.tokens[new.start + 1 : new.stop + 1]
+            features = self.features.read(Span(request.blocks, new.start, len(new)))
+            deep = depth if new.stop == len(request.tokens) - 1 else 0
+            matcher = request.sampler.matcher
+            slots.append(NewSlots(request.blocks, new.start, ids, features, deep, matcher))
+            drafted.append(request)
+            self.scheduler.drafted(request, new.stop)
+            room -= len(new)
         if not slots:
             return []
         drafts = propose(self.drafter, self.drafter_cache, slots)
         for request, (draft, sure) in zip(drafted, drafts, strict=True):
             keep = len(draft) if self.depths is None else self.depths.trim(sure)
             request.draft, request.sure = draft[:keep], sure[:keep]
-            request.features, request.slots = [], request.computed
         return passes(self.drafter, slots)
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
-        if batch := len(requests):
-            self.chosen = self.settings.k if self.depths is None else self.depths.choose(batch)
-        limit = self.target.max_context
-        return [min(self.chosen, max(0, limit - len(request.tokens))) for request in requests]
+        limit, some = self.target.max_context, requests
+        self.chosen = self.settings.k
+        if self.depths is not None:
+            self.chosen = self.depths.choose(self.scheduler.load)
+            if self.depths.probing:
+                some = sorted(requests, key=lambda r: len(r.tokens) - r.slots)[:1]
+        chosen = dict.fromkeys(map(id, some), self.chosen)
+        return [min(chosen.get(id(r), 0), max(0, limit - len(r.tokens))) for r in requests]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""
@@ -247,10 +248,13 @@ class Engine:
                 for cache in (self.target_cache, self.drafter_cache):
                     cache.wipe(request.blocks[request.known :])
             else:
-                seen = request.computed if self.drafter is None else request.slots
-                self.scheduler.advance(request, seen)
+                self.scheduler.advance(request)
             if request.finish_reason is not None:
                 self.scheduler.remove(request)
+
+
+def _spans(works: list[Work]) -> list[Span]:
+    return [Span(work.request.blocks, work.request.computed, work.tokens) for work in works]
 
 
 def tiles(spans: list[Span], size: int) -> Iterator[list[Span]]:

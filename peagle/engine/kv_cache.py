@@ -55,7 +55,7 @@ class KVCache:
         """A layer's keys and values, shaped as k, v (length, M, H) want them."""
         if layer not in self._layers:
             shape = self.blocks, self.size
-            self._layers[layer] = tuple(_zeros((*shape, *x.shape[1:]), x) for x in (k, v))  # type: ignore[assignment]
+            self._layers[layer] = tuple(zeros((*shape, *x.shape[1:]), x) for x in (k, v))  # type: ignore[assignment]
         return self._layers[layer]
 
     def wipe(self, blocks: list[int]) -> None:
@@ -87,7 +87,7 @@ class CachedAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         keys, values = self.cache.layer(layer, k, v)
         if self._slots is None:
-            self._slots = _slots(self.spans, self.cache.size, q.device)
+            self._slots = places(self.spans, self.cache.size, q.device)
         for kept, new in ((keys, k), (values, v)):
             if isinstance(self._slots, slice):
                 kept.flatten(0, 1)[self._slots].copy_(new)
@@ -271,7 +271,7 @@ def _places(spans: list[Span], size: int) -> list[int]:
     ]
 
 
-def _slots(spans: list[Span], size: int, device: torch.device) -> slice | Tensor:
+def places(spans: list[Span], size: int, device: torch.device) -> slice | Tensor:
     """Where in the cache each packed token is kept (T,); a slice when they lie in a row."""
     at = _places(spans, size)
     row = range(at[0], at[0] + len(at))
@@ -288,7 +288,7 @@ def _reader(span: Span, size: int, device: torch.device) -> slice | Tensor:
     return torch.tensor(blocks).to(device)
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)

@@ -19,12 +19,13 @@ def free_memory(device: torch.device) -> int:
 
 
 def token_bytes(target: Target, drafter: Drafter | None) -> int:
-    """Bytes of KV cache a token takes, the drafter's included."""
+    """Bytes of KV cache a token takes: the drafter's, and the features it drafts from, included."""
     if drafter is None:
         return target.kv_bytes
     config = drafter.config.transformer
     width = config.num_key_value_heads * head_size(config) * drafter.norm.weight.element_size()
-    return target.kv_bytes + 2 * len(drafter.layers) * width
+    features = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
+    return target.kv_bytes + 2 * len(drafter.layers) * width + features * target.dtype.itemsize
 
 
 def kv_tokens(target: Target, drafter: Drafter | None, most: int, wanted: int | None) -> int:

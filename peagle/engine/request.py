@@ -166,7 +166,6 @@ class Request:
     params: SamplingParams
     computed: int = 0  # tokens the target has run and keeps
     slots: int = 0  # slots the drafter has run and keeps, at most `computed`
-    features: list[Any] = field(default_factory=list)  # of tokens slots … computed − 1, (n, F·E)
     draft: list[int] = field(default_factory=list)  # to verify in the next round
     sure: list[float] = field(default_factory=list)  # probabilities the drafter gave these tokens
     blocks: list[int] = field(default_factory=list)  # of KV cache; the scheduler's, as are:

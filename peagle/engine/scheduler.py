@@ -71,13 +71,39 @@ class Scheduler:
             return self.schedule()
         return works
 
-    def advance(self, request: Request, seen: int) -> None:
-        """Let blocks be found whose first `seen` tokens target and drafter have run."""
+    @property
+    def load(self) -> int:
+        """Requests that run, and those that will as soon as a round has room for their prompts."""
+        count, free = len(self.running), self.pool.free
+        for request in self.waiting:
+            free -= self.pool.blocks(len(request.tokens) + self.reach)
+            if count == self.max_batch or free < 0:
+                break
+            count += 1
+        return count
+
+    def advance(self, request: Request) -> None:
+        """Let the blocks that the target has filled be found."""
         size = self.pool.size
-        for end in range((request.known + 1) * size, seen + 1, size):
+        for end in range((request.known + 1) * size, request.computed + 1, size):
             block, tokens = request.blocks[request.known], request.tokens[end - size : end + 1]
             request.content = self.pool.remember(block, request.content, tokens)
             request.known += 1
+
+    def undrafted(self, request: Request, most: int) -> range:
+        """The next slots that the drafter has to run, one at least. In blocks that requests share
+        it may have run them for another one: then they are there."""
+        size, behind = self.pool.size, request.computed - request.slots
+        if behind > size:
+            there = self.pool.drafted(request.blocks) * size
+            request.slots = max(request.slots, min(there, request.computed - 1))
+        return range(request.slots, min(request.computed, request.slots + most))
+
+    def drafted(self, request: Request, slots: int) -> None:
+        """The drafter has run a request's first so many slots."""
+        size = self.pool.size
+        self.pool.mark_drafted(request.blocks[request.slots // size : slots // size])
+        request.slots = slots
 
     def remove(self, request: Request) -> None:
         """A request that has ended, or is not wanted any more, gives up all it holds."""
@@ -105,8 +131,8 @@ class Scheduler:
             self.pool.release(found)
             return False
         request.blocks, request.known, request.content = found, len(found), content
-        request.computed = request.slots = len(found) * self.pool.size
-        request.reused = request.computed
+        request.computed = request.reused = len(found) * self.pool.size
+        request.slots = self.pool.drafted(found) * self.pool.size
         return True
 
     def _extend(self, request: Request, count: int) -> bool:
@@ -138,4 +164,4 @@ class Scheduler:
         self.pool.release(request.blocks)
         request.blocks, request.known, request.content = [], 0, ROOT
         request.computed = request.slots = 0
-        request.draft, request.sure, request.features = [], [], []
+        request.draft, request.sure = [], []

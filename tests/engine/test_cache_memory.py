@@ -22,6 +22,9 @@ def test_token_bytes_are_what_the_caches_hold(
     for cache in (llm.engine.target_cache, llm.engine.drafter_cache):
         for keys, values in cache._layers.values():
             held += (keys.numel() + values.numel()) * keys.element_size()
+    kept = llm.engine.features._kept
+    assert kept is not None
+    held += kept.numel() * kept.element_size()
     assert held == 160 * token_bytes(target, drafters[method])
 
 

@@ -27,16 +27,20 @@ def run(scheduler: Scheduler, work: Work, chance: random.Random) -> None:
     assert len(request.blocks) * scheduler.pool.size >= needed
     if not work.complete:
         assert not request.draft
-        request.computed = request.slots = request.computed + work.tokens
+        request.computed += work.tokens
     else:
         room = request.params.max_tokens - len(request.output)
         said = min(chance.randint(0, len(request.draft)) + 1, room)
         request.tokens += [chance.randint(0, 3) for _ in range(said)]
-        request.computed = request.slots = len(request.tokens) - 1
+        request.computed = len(request.tokens) - 1
         request.draft = [0] * chance.randint(0, K)
         if len(request.output) == request.params.max_tokens:
             request.finish_reason = "length"
-    scheduler.advance(request, request.slots)
+    if chance.random() < 0.5:  # else the drafter falls behind
+        new = scheduler.undrafted(request, chance.randint(1, 30))
+        assert request.slots == new.start < new.stop <= request.computed
+        scheduler.drafted(request, new.stop)
+    scheduler.advance(request)
     if request.finish_reason:
         scheduler.remove(request)
 
@@ -116,12 +120,14 @@ def test_a_prompt_that_others_had_is_found() -> None:
     scheduler.add(first)
     [work] = scheduler.schedule()
     first.tokens.append(3)
-    first.computed = first.slots = 14
-    scheduler.advance(first, 14)
+    first.computed = 14
+    scheduler.drafted(first, 9)
+    scheduler.advance(first)
     scheduler.remove(first)
     scheduler.add(again)
     [work] = scheduler.schedule()
     assert (again.reused, work.tokens) == (12, 2)
+    assert again.slots == 8, "the drafter has not run all of the third block"
 
 
 def test_what_can_never_fit_is_refused() -> None:

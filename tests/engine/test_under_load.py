@@ -8,7 +8,11 @@ import torch
 from tiny import METHODS
 
 from peagle.config import InputError
+from peagle.engine import engine
+from peagle.engine.depth import PROBE, RECENT, Curve
+from peagle.engine.draft import Draft, NewSlots
 from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.llm import LLM, Run
 from peagle.engine.request import Request, SamplingParams
 from peagle.model.config import Method
@@ -109,29 +113,94 @@ def test_prompts_are_found_where_nothing_is_drafted(
         assert run.requests[0].reused == reused and run.requests[0].stats.rounds == 0
 
 
+@pytest.fixture
+def proposed(monkeypatch: pytest.MonkeyPatch) -> list[list[NewSlots]]:
+    """What the drafter is given, round by round."""
+    seen, propose = list[list[NewSlots]](), engine.propose
+
+    def noted(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Draft]:
+        seen.append(slots)
+        return propose(drafter, cache, slots)
+
+    monkeypatch.setattr(engine, "propose", noted)
+    return seen
+
+
+Drafts = dict[tuple[int, ...], list[int]]  # what was drafted, by all tokens before it
+
+
+def drafts(llm: LLM, quiet: int, prompts: list[list[int]]) -> Drafts:
+    """In the first `quiet` rounds nothing is drafted."""
+    rounds, depths, seen = 0, llm.engine._depths, Drafts()
+    llm.engine._depths = lambda requests: (  # type: ignore[method-assign]
+        [0] * len(requests) if rounds < quiet else depths(requests)
+    )
+    run = Run(llm, prompts, SamplingParams(max_tokens=30))
+    while not run.requests or any(r.finish_reason is None for r in run.requests):
+        run.step()
+        rounds += 1
+        seen |= {tuple(r.tokens): r.draft for r in run.requests if r.draft}
+    llm.engine._depths = depths  # type: ignore[method-assign]
+    return seen
+
+
+def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
+    """They are what a new engine drafts behind the same tokens."""
+    for tokens, draft in seen.items():
+        run = Run(LLM(target, drafter, k=3), [tokens[:-1]], SamplingParams(max_tokens=9))
+        run.step()
+        if (tuple(run.requests[0].tokens), run.requests[0].draft) != (tokens, draft):
+            return False
+    return len({tuple(draft) for draft in seen.values()}) > 2
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_that_was_not_used_catches_up(
-    target: Target, drafters: dict[Method, Drafter], method: Method, monkeypatch
-) -> None:  # noqa: ANN001
-    """Behind a stretch without drafts, drafts are those of a head that has run all along."""
-    params = SamplingParams(max_tokens=30)
+    target: Target, drafters: dict[Method, Drafter], method: Method
+) -> None:
+    """Behind a stretch without drafts, drafts are those of a head that has run all along: be it its
+    own stretch, or another request's whose blocks were found."""
+    chance, drafter = random.Random(0), drafters[method]
+    prompt = [chance.randint(5, 127) for _ in range(21)]
+    llm = LLM(target, drafter, k=3)
+    later = drafts(llm, 9, [prompt])
+    assert as_ever(target, drafter, later) and len(min(later)) > len(prompt) + 8
+    llm = LLM(target, drafter, k=3)
+    assert not drafts(llm, 99, [prompt])
+    found = drafts(llm, 0, [prompt])
+    assert as_ever(target, drafter, found) and len(min(found)) == len(prompt) + 1
 
-    def drafts(quiet: range) -> dict[int, list[int]]:
-        llm, rounds = LLM(target, drafters[method], k=3), 0
-        depth = lambda requests: [0 if rounds in quiet else 3] * len(requests)  # noqa: E731
-        monkeypatch.setattr(llm.engine, "_depths", depth)
-        run, seen = Run(llm, [[70, 71, 72]], params), {}
-        while not run.requests or run.requests[0].finish_reason is None:
-            run.step()
-            rounds += 1
-            if run.requests[0].draft:
-                seen[len(run.requests[0].tokens)] = run.requests[0].draft
-        return seen
 
-    always, later = drafts(range(0)), drafts(range(0, 9))
-    both = always.keys() & later.keys()
-    assert len(both) > 2 and min(later) > min(always) + 5
-    assert all(always[at] == later[at] for at in both)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_catches_up_within_the_budget_of_rounds(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    method: Method,
+    proposed: list[list[NewSlots]],
+) -> None:
+    """And runs what requests share once."""
+    chance = random.Random(0)
+    shared = [chance.randint(5, 127) for _ in range(40)]
+    prompts = [[*shared, 70 + at, 71, 72] for at in range(3)]
+    llm = LLM(target, drafters[method], k=3)
+    llm.generate([shared + [9]], SamplingParams(max_tokens=1))
+    llm.engine.scheduler.budget = 20
+    later = drafts(llm, 20, prompts)
+    rows = [sum(len(new.ids) for new in slots) for slots in proposed]
+    assert max(rows) == rows[0] == 20
+    assert as_ever(target, drafters[method], later)
+
+
+def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
+    target: Target, drafters: dict[Method, Drafter], proposed: list[list[NewSlots]]
+) -> None:
+    llm = LLM(target, drafters["p-eagle"])
+    depths = llm.engine.depths
+    assert depths is not None
+    depths.verify = Curve({1: 1.0, 2: 2.0})  # rows cost what they cost alone
+    depths._recent.extend([[0.01] * llm.k] * RECENT)
+    llm.generate([[70 + at, 71] for at in range(5)], SamplingParams(max_tokens=3 * PROBE[0]))
+    assert 2 <= len(proposed) <= 4 and all(len(slots) == 1 for slots in proposed)
 
 
 def test_one_that_fails_fails_alone(target: Target, drafters: dict[Method, Drafter]) -> None:
