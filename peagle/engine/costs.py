@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from peagle.engine.blocks import BLOCK
-from peagle.engine.depth import Curve, measure
+from peagle.engine.depth import PROMPT, Curve, measure
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -28,8 +28,9 @@ def verify_curve(target: Target, most: int) -> Curve:
 
 
 def draft_curve(drafter: Drafter, most: int) -> Curve:
-    """Seconds of one drafter forward, every row of it predicting, up to `most` rows."""
-    (cache, spans), weight = _room(most), drafter.norm.weight
+    """Seconds of one drafter forward, every row of it predicting, up to `most` rows, and of one
+    over a prompt."""
+    (cache, spans), weight = _room(max(most, PROMPT)), drafter.norm.weight
     width = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
 
     @torch.no_grad()
@@ -39,7 +40,7 @@ def draft_curve(drafter: Drafter, most: int) -> Curve:
         out = drafter(ids, features, ids, CachedAttend(cache, spans(rows)))
         drafter.draft_tokens(out.normed).tolist()
 
-    return measure(_timed(run), most)
+    return measure(_timed(run), most, PROMPT)
 
 
 def _room(most: int) -> tuple[KVCache, Callable[[int], list[Span]]]:

@@ -10,6 +10,9 @@ drafting k tokens each D(k); k maximises
 over recent drafts, and with that rate r, in tokens a second, a token is verified where p_ij is at
 least r · dV/dR, what its row costs. So speculation fades out as the machine fills up, from the
 tokens least likely to stand.
+
+A drafter that is to draft for a request must run its prompt first. That pays where what is saved on
+the tokens the request has left is more than what those slots cost.
 """
 
 from bisect import bisect_left
@@ -21,10 +24,12 @@ from peagle.model.config import Method
 FRESH = 0.1  # weight of a new measurement of seconds
 HICCUP = 2.0  # times as long as expected: more says nothing of what rows cost
 GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
-PROBE = 32, 3  # rounds without drafts before some are tried, and how deep: things change
+PROBE = 32, 3  # rounds without drafts before one is tried, and how deep: things change
 BINS = 10  # of a drafter's confidence
 PRIOR = 8.0  # draft tokens that a bin's own middle counts for
 FORGET = 0.999  # weight a bin's earlier tokens keep, a token
+ANSWER = 512  # tokens that an answer is thought to have left at most, whatever it may
+PROMPT = 256  # rows of a drafter's forward over a prompt, as measured
 RECENT = 64  # drafts that stand for the next ones
 UNKNOWN = 0.5  # chance, given the one before, of a token deeper than was drafted
 
@@ -86,8 +91,9 @@ class AdaptiveDepth:
         self.overhead = 0.0  # seconds of a round outside both models
         self.calibration = Calibration()
         self.worth = 0.0  # least chance of a token that is verified
-        self.probing = False  # nothing pays: what was chosen last is for one request, to see
+        self.probing = False  # nothing was drafted for long: the next is for one request, to see
         self._recent = deque([self._extended([UNKNOWN])], RECENT)
+        self._saved = 0.0  # seconds a token, by drafting as was chosen last
         self._quiet = 0
 
     def observe_overhead(self, seconds: float) -> None:
@@ -98,7 +104,7 @@ class AdaptiveDepth:
         if not batch:
             return 0
         best = batch / (self.verify(batch) + self.overhead)
-        depth, promised, kept, gain = 0, GAIN * best, 0.0, 0.0
+        alone, depth, promised, kept, gain = best, 0, GAIN * best, 0.0, 0.0
         for k in range(1, self.k + 1):
             verified = [draft[k - 1] for draft in self._recent if draft[k - 1] >= self.worth]
             kept += len(verified) / len(self._recent)
@@ -109,9 +115,18 @@ class AdaptiveDepth:
                 depth, promised, best = k, rate, rate
         steepness = self.verify(batch * (1 + self.k)) - self.verify(batch)
         self.worth = best * steepness / (batch * self.k)
-        self._quiet = 0 if depth else (self._quiet + 1) % PROBE[0]
-        self.probing = not depth and self._quiet == 0
-        return min(PROBE[1], self.k) if self.probing else depth
+        self._saved = 1 / alone - 1 / best
+        self._quiet += 1
+        self.probing = self._quiet == PROBE[0]
+        if not self.probing:
+            return depth
+        self._quiet = 0
+        return depth or min(PROBE[1], self.k)
+
+    def pays(self, behind: int, left: int) -> bool:
+        """Whether to draft, as was chosen last, for a request that the drafter is so many slots
+        behind and that may say so many more tokens."""
+        return self._saved * min(left, ANSWER) > behind * self.draft(PROMPT) / PROMPT
 
     def trim(self, confidences: Sequence[float]) -> int:
         """How many of a draft's tokens to verify."""
@@ -120,6 +135,7 @@ class AdaptiveDepth:
             chance *= self.calibration(confidence)
             chances.append(chance)
         if chances:
+            self._quiet = 0
             self._recent.append(self._extended(chances))
         return sum(chance >= self.worth for chance in chances)
 
@@ -139,11 +155,12 @@ def _bin(confidence: float) -> int:
     return min(BINS - 1, int(confidence * BINS))
 
 
-def measure(run: Callable[[int], float], most: int) -> Curve:
-    """A curve up to `most` rows: `run` takes rows and returns seconds."""
+def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:
+    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds."""
     rows = [1]
     while rows[-1] < most:
         rows.append(min(2 * rows[-1], most))
+    rows += [count for count in also if count > most]
     seconds = {count: min(run(count) for _ in range(3)) for count in rows}
     # More rows never take less: where they did, what came before was disturbed.
     for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):

@@ -180,14 +180,18 @@ class Engine:
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
-        limit, some = self.target.max_context, requests
-        self.chosen = self.settings.k
-        if self.depths is not None:
-            self.chosen = self.depths.choose(self.scheduler.load)
-            if self.depths.probing:
-                some = sorted(requests, key=lambda r: len(r.tokens) - r.slots)[:1]
-        chosen = dict.fromkeys(map(id, some), self.chosen)
-        return [min(chosen.get(id(r), 0), max(0, limit - len(r.tokens))) for r in requests]
+        limit, depths = self.target.max_context, self.depths
+        self.chosen = self.settings.k if depths is None else depths.choose(self.scheduler.load)
+        deep = [min(self.chosen, max(0, limit - len(r.tokens))) for r in requests]
+        if depths is None:
+            return deep
+        behind = [len(r.tokens) - r.slots for r in requests]
+        if depths.probing:
+            nearest = behind.index(min(behind))
+            return [depth if at == nearest else 0 for at, depth in enumerate(deep)]
+        left = [r.params.max_tokens - len(r.output) for r in requests]
+        worth = map(depths.pays, behind, left)
+        return [depth if some else 0 for depth, some in zip(deep, worth, strict=True)]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""

@@ -4,6 +4,7 @@ import pytest
 from tiny import METHODS
 
 from peagle.engine.costs import draft_curve, verify_curve
+from peagle.engine.depth import PROMPT
 from peagle.engine.llm import LLM
 from peagle.engine.memory import token_bytes
 from peagle.engine.request import SamplingParams
@@ -44,7 +45,7 @@ def test_curves_are_of_the_rows_asked_for(
     assert verify.rows == [1, 2, 4, 8, 12] and all(second > 0 for second in verify.seconds)
     assert set(seen) == ({8} if exact else {1, 2, 4, 8, 12})
     draft = draft_curve(drafters["p-eagle"], 6)
-    assert draft.rows == [1, 2, 4, 6] and all(second > 0 for second in draft.seconds)
+    assert draft.rows == [1, 2, 4, 6, PROMPT] and all(second > 0 for second in draft.seconds)
 
 
 def test_a_large_cache_costs_what_is_used_of_it(target: Target) -> None:

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.depth import PROBE, AdaptiveDepth, Calibration, Curve, measure
+from peagle.engine.depth import (
+    ANSWER,
+    PROBE,
+    PROMPT,
+    RECENT,
+    AdaptiveDepth,
+    Calibration,
+    Curve,
+    measure,
+)
 from peagle.model.config import Method
 
 FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
@@ -74,6 +83,18 @@ def test_a_small_promise_is_not_enough() -> None:
     for _ in range(64):
         depths.trim([0.99])
     assert depths.choose(1) == 0
+
+
+def test_a_prompt_is_run_where_it_pays() -> None:
+    """Drafting saves about 0.01 s a token here; a slot of a prompt costs 0.001 s."""
+    depths = chooser(draft={1: 0.001, 64: 0.002, PROMPT: 0.001 * PROMPT})
+    decode(depths, [0.9] * 7)
+    assert depths.pays(4, 1) and depths.pays(500, 100) and depths.pays(3000, ANSWER)
+    assert not depths.pays(500, 10)
+    assert not depths.pays(100_000, 10 * ANSWER), "an answer may end long before its limit"
+    for _ in range(RECENT):
+        depths.trim([0.01] * 7)
+    assert depths.choose(1) == 0 and not depths.pays(1, ANSWER)
 
 
 def test_quiet_rounds_are_probed() -> None:
