@@ -183,7 +183,7 @@ def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: 
 
 
 def _padded(elements: Elements) -> Elements:
-    """Up to a multiple of ROW_TILE elements, behind every depth: only the padding sees them."""
+    """In whole tiles: what fills the last is behind every depth, so only the padding sees it."""
     more = missing(len(elements.anchor))
     anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
     behind = (elements.depth[-1:] + 1).expand(more)

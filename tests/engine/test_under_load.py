@@ -188,6 +188,8 @@ def test_a_head_catches_up_within_the_budget_of_rounds(
     later = drafts(llm, 20, prompts)
     rows = [sum(len(new.ids) for new in slots) for slots in proposed]
     assert max(rows) == rows[0] == 20
+    ran = [new.start + at for slots in proposed for new in slots for at in range(len(new.ids))]
+    assert sorted(slot for slot in ran if slot < 32) == list(range(32)), "two blocks are shared"
     assert as_ever(target, drafters[method], later)
 
 
