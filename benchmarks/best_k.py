@@ -26,8 +26,6 @@ from common import (
 from peagle.bench.side_by_side import Contender, compare, identical
 from peagle.cli.common import progress_bar
 from peagle.engine.request import SamplingParams
-from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, int]:
@@ -43,7 +41,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     folders, llm = heads(args), load(args.dtype, deterministic=True)
     prompts, contenders = as_ids(llm, human_eval(args.limit)), [Contender("none", None, None)]
     for method, folder in folders.items():
-        drafter = pack(Drafter.load(folder, llm.target))
+        drafter = llm.load_head(folder)
         contenders += [Contender(method, drafter, k) for k in args.k]
     with progress_bar("prompts") as bar:
         task = bar.add_task("", total=len(prompts))

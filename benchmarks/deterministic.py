@@ -27,7 +27,6 @@ from common import (
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 
 
 @dataclass
@@ -67,7 +66,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     llm = load("bfloat16")
     best = json.loads((RESULTS / "best_k.json").read_text())["best_k"]
-    drafters = {m: pack(Drafter.load(folder, llm.target)) for m, folder in heads(args).items()}
+    drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
     kinds = [("none", None, None), *((m, d, best[m]) for m, d in drafters.items())]
     rows = [Row(*kind, concurrency) for concurrency in args.concurrency for kind in kinds]
     prompts = as_ids(llm, human_eval(args.prompts))

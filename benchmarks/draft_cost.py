@@ -32,7 +32,6 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model.attend import CausalAttend
 from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 
 NEW = 3  # slots
 
@@ -54,7 +53,7 @@ def prefix(llm: LLM, length: int) -> list[int]:
 
 def prepare(llm: LLM, head: Path, ids: list[int], room: int) -> Step:
     """Fill the drafter's cache up to the new slots."""
-    drafter, run = pack(Drafter.load(head, llm.target)), len(ids) - 1
+    drafter, run = llm.load_head(head), len(ids) - 1
     llm.target.tap(drafter.config.feature_layers)
     features = llm.target.forward(
         torch.tensor(ids[:-1]), torch.arange(run), CausalAttend()

@@ -55,7 +55,6 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams, Stats
 from peagle.model.checkpoint import save_drafter
 from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 from peagle.model.source import locate
 
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}  # quantize of our targets
@@ -128,7 +127,7 @@ def our_decoder(
 
 def our_rows(llm: LLM, weights: str, args: argparse.Namespace, warm_up: list[int]) -> list[Row]:
     """Pinned best K and adaptive depths; with more than one request at a time bf16 alone."""
-    drafters = {m: pack(Drafter.load(folder, llm.target)) for m, folder in heads(args).items()}
+    drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
     rows = []
     for concurrency in args.concurrency if weights == "bf16" else [1]:
         ways: list[tuple[str, int | None]] = [("none", None)]

@@ -12,7 +12,6 @@ import torch
 from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams, Stats
 from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ def load_contenders(llm: LLM, heads: dict[str, tuple[Path, int]]) -> list[Conten
     """The target alone, then each head (folder, K) by method."""
     rows = [Contender("none", None, None)]
     for method, (folder, k) in heads.items():
-        rows.append(Contender(method, pack(Drafter.load(folder, llm.target)), k))
+        rows.append(Contender(method, llm.load_head(folder), k))
     return rows
 
 

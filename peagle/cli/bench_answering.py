@@ -59,8 +59,6 @@ def native(
     from peagle.cli.common import open_llm
     from peagle.engine.request import SamplingParams
     from peagle.model.checkpoint import find_head
-    from peagle.model.drafter import Drafter
-    from peagle.model.packed import pack
 
     heads = _places(target, named, cells)
     folders = {method: find_head(place) for method, place in heads.items()}
@@ -68,7 +66,7 @@ def native(
     llm = open_llm(target, None, "none", None, **options)
     drafters: dict[str, Any] = {"none": None}
     for method, folder in folders.items():
-        drafters[method] = pack(Drafter.load(folder, llm.target, force=force))
+        drafters[method] = llm.load_head(folder, force=force)
         if (found := drafters[method].config.method) != method:
             raise InputError(f"--{method} {heads[method]}: is a {found} head")
 

@@ -13,8 +13,6 @@ from peagle.data.template import use_template
 from peagle.engine.llm import LLM, Run
 from peagle.engine.request import RequestFailure, SamplingParams
 from peagle.model.checkpoint import find_head
-from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -114,7 +112,7 @@ def open_llm(
         use_template(llm.tokenizer, chat_template)
         if folder is None:
             return llm
-        drafter = pack(Drafter.load(folder, llm.target, force=force))
+        drafter = llm.load_head(folder, force=force)
     if method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
     llm.use(drafter, k)

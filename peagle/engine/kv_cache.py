@@ -100,15 +100,15 @@ class CachedAttend:
     def _usable(self, *tensors: Tensor) -> bool:
         return self.cache.size % native.LANES == 0 and native.usable(*tensors)
 
-    def paged(self, layer: int, k: Tensor, v: Tensor) -> native.Paged | None:
-        """For a layer that keeps and attends by itself; None when not all of it can be native. k
-        and v are shaped as in a call."""
-        keys, values = self.cache.layer(layer, k, v)
-        if self._long or not self._usable(keys, values):
+    def paged(self, layers: Sequence[int], like: Tensor) -> native.Paged | None:
+        """For layers that keep and attend by themselves, keys and values shaped as `like` (length,
+        M, H); None when not all of it can be native."""
+        if self._long or self.cache.size % native.LANES or not native.usable(like):
             return None
         if self._places is None:
             self._places = torch.tensor(_places(self.spans, self.cache.size))
-        return native.Paged(keys, values, self._places, self._short_spans())
+        caches = [self.cache.layer(layer, like, like) for layer in layers]
+        return native.Paged(caches, self._places, self._short_spans())
 
     def _short_spans(self) -> native.Spans:
         if self._native is None:

@@ -76,8 +76,7 @@ class LLM:
         if head is None:
             self.drafter, self.k, self.adaptive = None, 0, False
         else:
-            drafter = head if isinstance(head, Drafter) else pack(Drafter.load(head, self.target))
-            self.drafter = drafter
+            self.drafter = head if isinstance(head, Drafter) else self.load_head(head)
             trained = self.drafter.config.depths
             self.k, self.adaptive = k or min(7, trained), k is None
             if self.k > trained:
@@ -87,6 +86,11 @@ class LLM:
                     f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1
                 )
         self.tap()
+
+    def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
+        """A head for this target, made ready for inference alone. `force` and what is raised: as
+        `Drafter.load` has them."""
+        return pack(Drafter.load(name, self.target, force=force))
 
     def tap(self) -> None:
         """Have the target work for this head and mode, whoever used the target before."""

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from peagle.model.attend import Attend
 from peagle.model.config import DrafterConfig
-from peagle.model.layers import FirstLayer, Layer, Norm, Rotation
+from peagle.model.layers import FirstLayer, Layer, Norm, Rotation, run_natively
 
 if TYPE_CHECKING:
     from peagle.model.target import Target
@@ -137,10 +137,13 @@ class Drafter(nn.Module):
         )
         tables = self.rotary(features, positions[None])
         rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
-        run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
-        x = run(cast(FirstLayer, self.layers[0]).fuse, self.embed(ids), features, rotate, attend)
-        for index, layer in enumerate(self.layers[1:], start=1):
-            x = run(layer, x, rotate, attend, index)
+        layers, embedded = cast(list[Layer], list(self.layers)), self.embed(ids)
+        x = run_natively(layers, features, rotate, attend, 0, embedding=embedded)
+        if x is None:
+            run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
+            x = run(cast(FirstLayer, layers[0]).fuse, embedded, features, rotate, attend)
+            for index, layer in enumerate(layers[1:], start=1):
+                x = run(layer, x, rotate, attend, index)
         normed = self.norm(x)
         return DrafterOutput(normed, normed if self.config.norm_output else x)
 

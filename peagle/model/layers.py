@@ -3,6 +3,7 @@
 Shapes: T tokens, D hidden, N query heads, M key/value heads, H head size.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -101,13 +102,35 @@ class Layer(nn.Module):
         self.weights: native.LayerWeights | None = None  # all of it, where it runs natively
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
-        if self.weights is not None and native.usable(x, *rotate):
-            like = x.new_empty(len(x), self.weights.kv_heads, self.self_attn.head_dim)
-            paged = getattr(attend, "paged", lambda *_: None)(layer, like, like)
-            if paged is not None:
-                return native.layer(x, self.weights, *rotate, paged, self.self_attn.spec.scale)
+        whole = run_natively([self], x, rotate, attend, layer)
+        if whole is not None:
+            return whole
         x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def run_natively(  # noqa: PLR0913 (what layers are run on)
+    layers: Sequence[Layer],
+    x: Tensor,
+    rotate: Rotation,
+    attend: Attend,
+    first: int,
+    *,
+    embedding: Tensor | None = None,
+) -> Tensor | None:
+    """Layers first, first + 1, … of a model, one behind the other on x (T, D), in one call; None
+    when not all of it can be native. `embedding` (T, D): for a head, with its first layer."""
+    weights = [layer.weights for layer in layers if layer.weights is not None]
+    more = () if embedding is None else (embedding,)
+    if not layers or len(weights) < len(layers) or not native.usable(x, *rotate, *more):
+        return None
+    like = x.new_empty(0, weights[0].kv_heads, weights[0].head)
+    indices = range(first, first + len(layers))
+    paged = getattr(attend, "paged", lambda *_: None)(indices, like)
+    if paged is None:
+        return None
+    scale = layers[0].self_attn.spec.scale
+    return native.layers(x, weights, *rotate, paged, scale, embedding=embedding)
 
 
 class FirstLayer(Layer):

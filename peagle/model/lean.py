@@ -4,15 +4,17 @@ For the few rows of decoding the small operations of a layer, and Python between
 long as its matrix products: ours are fewer, and where all of a layer is native, one call.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
-from peagle.model.layers import Layer, Rotation
+from peagle.model.layers import Layer, Rotation, run_natively
 from peagle.model.packed import StandIn
 
 if TYPE_CHECKING:
@@ -50,6 +52,30 @@ def lean(layers: nn.ModuleList, config: PretrainedConfig) -> None:
             if window is None and _biases(ours) == _biases(theirs):
                 _take(ours, theirs)
                 layers[index] = ours.eval()
+
+
+def run_whole(
+    decoder: nn.Module, ids: Tensor, positions: Tensor, step: "Step", taps: Sequence[int]
+) -> list[Tensor] | None:
+    """What enters each of the layers `taps`, and what leaves the decoder, (T, E), with one native
+    call between two taps; None when there is a layer that it does not take. ids, positions (T,)."""
+    if type(decoder) not in (LlamaModel, Qwen3Model):  # an embedding, layers and a norm
+        return None
+    llama = cast(LlamaModel, decoder)
+    layers = cast(list[Layer], list(llama.layers))
+    if any(type(layer) is not LeanLayer for layer in layers):
+        return None
+    x = llama.embed_tokens(ids)
+    rotate = Rotation.of(*llama.rotary_emb(x, positions[None]))
+    found = list[Tensor]()
+    for first, end in pairwise([0, *taps, len(layers)]):
+        if end > first:
+            ran = run_natively(layers[first:end], x, rotate, step, first)
+            if ran is None:
+                return None
+            x = ran
+        found.append(x)
+    return [*found[:-1], llama.norm(x)]
 
 
 def _biases(layer: nn.Module) -> dict[str, bool]:

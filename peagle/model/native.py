@@ -32,8 +32,8 @@ ARGUMENTS = {
     "norm": [*[POINTER] * 3, COUNT, COUNT, ctypes.c_float, THREADS],
     "rotate": [*[POINTER] * 4, COUNT, COUNT, COUNT, THREADS],
     "gate": [*[POINTER] * 3, COUNT, COUNT, THREADS],
-    "layer": [*[POINTER] * 11, ctypes.c_float, ctypes.c_float, THREADS],
-    "linear": [*[POINTER] * 4, *[COUNT] * 3, THREADS],
+    "layers": [*[POINTER] * 4, COUNT, *[POINTER] * 7, ctypes.c_float, ctypes.c_float, THREADS],
+    "linear": [*[POINTER] * 4, COUNT, COUNT, THREADS],
     "attend": [*[POINTER] * 6, COUNT, *[POINTER] * 3, THREADS],
 }
 
@@ -98,14 +98,27 @@ def gate(x: Tensor, up: Tensor) -> Tensor:
     return out
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (…, I) times weight (O, I) in bf16, where there are `tiles`; I is a multiple of 32, O of
-    16."""
-    outputs, inputs = weight.shape
-    out = x.new_empty(*x.shape[:-1], outputs)
+class Matrix(NamedTuple):
+    """Weights (O, I) of a product where there are `tiles`; I is a multiple of 32, O of 16."""
+
+    data: Tensor  # bf16 as they lie; of fewer bits in the library's order (model/quantized.py)
+    scales: Tensor | None  # of 8 bits: (O,)
+    bits: int
+    outputs: int
+    inputs: int
+
+    def words(self) -> tuple[int, int | None, int, int]:
+        """As the library wants it."""
+        scales = None if self.scales is None else self.scales.data_ptr()
+        return self.data.data_ptr(), scales, self.bits, self.outputs
+
+
+def linear(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+    """x (…, I) in bf16 times a matrix."""
+    out = x.new_empty(*x.shape[:-1], matrix.outputs)
     function("linear", x.dtype)(
-        x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(),
-        out.data_ptr(), x.numel() // inputs, inputs, outputs, torch.get_num_threads(),
+        x.data_ptr(), (POINTER * 4)(*matrix.words()), None if bias is None else bias.data_ptr(),
+        out.data_ptr(), x.numel() // matrix.inputs, matrix.inputs, torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -126,44 +139,58 @@ def attend(  # noqa: PLR0913
 
 
 class Paged(NamedTuple):
-    """Where a layer's keys and values are, and who sees which."""
+    """Where the keys and values of some layers are, and who sees which."""
 
-    keys: Tensor  # (blocks, size, M, H)
-    values: Tensor
+    caches: list[tuple[Tensor, Tensor]]  # of each layer, (blocks, size, M, H)
     slots: Tensor  # (T,) int64: where those of this forward are kept
     spans: Spans
 
 
 class LayerWeights:
-    """What `layer` reads, as the library wants it."""
+    """A layer as `layers` reads it."""
 
-    def __init__(self, weights: Sequence[Tensor | None], head: int, eps: float) -> None:
-        """Of the norm before, q, k, v, o, the norm between, gate, up, down, and the norms of
-        queries and keys, None where there are none."""
-        self.kept = weights  # alive
-        pointers = [None if weight is None else weight.data_ptr() for weight in weights]
-        self.pointers = (ctypes.c_void_p * len(pointers))(*pointers)
-        _, q, k, *_ = weights
-        assert q is not None and k is not None
-        self.heads, self.kv_heads, self.eps = len(q) // head, len(k) // head, eps
+    def __init__(
+        self,
+        products: Sequence[Matrix],
+        norms: Sequence[Tensor | None],
+        head: int,
+        eps: float,
+        *,
+        normed_residual: bool = False,
+    ) -> None:
+        """q, k, v, o, gate, up, down, and the norms before and between, of queries and keys, and of
+        the feature in a head's first layer, None where there are none."""
+        self.kept = products, norms  # alive
+        words = [word for product in products for word in product.words()]
+        words += [None if norm is None else norm.data_ptr() for norm in norms]
+        words.append(int(normed_residual))
+        self.words = (POINTER * len(words))(*words)
+        self.kv_heads, self.head, self.eps = products[1].outputs // head, head, eps
 
 
-def layer(  # noqa: PLR0913
-    x: Tensor, weights: LayerWeights, cos: Tensor, sin: Tensor, paged: Paged, scale: float
+def layers(  # noqa: PLR0913
+    x: Tensor,
+    weights: Sequence[LayerWeights],
+    cos: Tensor,
+    sin: Tensor,
+    paged: Paged,
+    scale: float,
+    *,
+    embedding: Tensor | None = None,
 ) -> Tensor:
-    """A decoder layer of Llama or Qwen3 on x (T, D), where there are `tiles`; its keys and values
-    are kept. There may be more rows than slots: padding."""
+    """Decoder layers of Llama or Qwen3, one after another and of one shape, on x (T, D), where
+    there are `tiles`; their keys and values are kept. There may be more rows than slots: padding.
+    A head's first layer reads `embedding` (T, D) as well."""
     out = torch.empty_like(x)
-    gate = weights.kept[6]
-    assert gate is not None
-    block, head = paged.keys.shape[1], paged.keys.shape[3]
-    heads = weights.heads, weights.kv_heads, head
-    sizes = len(x), len(paged.slots), x.shape[1], *heads, len(gate), block, paged.spans.count
-    function("layer", x.dtype)(
-        x.data_ptr(), out.data_ptr(), weights.pointers, cos.data_ptr(), sin.data_ptr(),
-        paged.keys.data_ptr(), paged.values.data_ptr(), paged.slots.data_ptr(),
-        (ctypes.c_int64 * 9)(*sizes), paged.spans.table, paged.spans.blocks, weights.eps, scale,
-        torch.get_num_threads(),
+    keys, first = paged.caches[0][0], weights[0]
+    sizes = *x.shape[:1], len(paged.slots), x.shape[1], first.head, keys.shape[1], paged.spans.count
+    caches = [part.data_ptr() for pair in paged.caches for part in pair]
+    function("layers", x.dtype)(
+        x.data_ptr(), None if embedding is None else embedding.data_ptr(), out.data_ptr(),
+        (POINTER * len(weights))(*(ctypes.addressof(layer.words) for layer in weights)),
+        len(weights), cos.data_ptr(), sin.data_ptr(), (POINTER * len(caches))(*caches),
+        paged.slots.data_ptr(), (COUNT * len(sizes))(*sizes), paged.spans.table,
+        paged.spans.blocks, first.eps, scale, torch.get_num_threads(),
     )  # fmt: skip
     return out
 

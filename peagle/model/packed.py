@@ -65,9 +65,13 @@ class TiledLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
 
+    @property
+    def matrix(self) -> native.Matrix:
+        return native.Matrix(self.weight, None, 16, self.out_features, self.in_features)
+
     def forward(self, x: Tensor) -> Tensor:  # (…, I) → (…, O)
         if native.usable(x, self.weight):
-            return native.linear(x, self.weight, self.bias)
+            return native.linear(x, self.matrix, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -76,7 +80,7 @@ def pack(module: M) -> M:
     returns it. Elsewhere, and on a CPU without bf16 products, they stay."""
     replace(module, nn.Linear, _packed)
     for part in module.modules():
-        if isinstance(part, Layer) and not isinstance(part, FirstLayer):
+        if isinstance(part, Layer):
             _fuse(part)
     return module
 
@@ -95,14 +99,19 @@ def _fuse(layer: Layer) -> None:
     at, mlp = layer.self_attn, layer.mlp
     products = [at.q_proj, at.k_proj, at.v_proj, at.o_proj, mlp.gate_proj, mlp.up_proj,
                 mlp.down_proj]  # fmt: skip
-    if not mlp.silu or any(type(p) is not TiledLinear or p.bias is not None for p in products):
+    read = (getattr(p, "matrix", None) for p in products if p.bias is None)
+    matrices = [matrix for matrix in read if matrix is not None]
+    if not mlp.silu or len(matrices) < len(products):
         return
-    q, k, v, o, gate, up, down = (product.weight for product in products)
     first, second = layer.input_layernorm, layer.post_attention_layernorm
     own = (norm.weight if isinstance(norm, Norm) else None for norm in (at.q_norm, at.k_norm))
     assert first.eps is not None
-    weights = first.weight, q, k, v, o, second.weight, gate, up, down, *own
-    layer.weights = native.LayerWeights(weights, at.head_dim, first.eps)
+    feature = layer.hidden_norm.weight if isinstance(layer, FirstLayer) else None
+    norms = first.weight, second.weight, *own, feature
+    normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
+    layer.weights = native.LayerWeights(
+        matrices, norms, at.head_dim, first.eps, normed_residual=normed
+    )
 
 
 def _packed(layer: nn.Linear) -> nn.Module:

@@ -19,7 +19,7 @@ from peagle.config import InputError
 from peagle.model import native
 from peagle.model.attend import ROW_TILE, Attend, AttentionSpec, CausalAttend
 from peagle.model.layers import Rotation
-from peagle.model.lean import lean
+from peagle.model.lean import lean, run_whole
 from peagle.model.packed import pack
 
 ATTENTION = "peagle"  # the name our attention is registered under
@@ -42,10 +42,10 @@ class Step:
         self.attended: set[int] = set()
         self.rotation: Rotation | None = None  # of all layers
 
-    def paged(self, layer: int, k: Tensor, v: Tensor) -> native.Paged | None:
-        """What a layer needs that keeps and attends by itself; None when it cannot."""
+    def paged(self, layers: Sequence[int], like: Tensor) -> native.Paged | None:
+        """What layers need that keep and attend by themselves; None when they cannot."""
         paged = getattr(self.attend, "paged", None)
-        return paged(layer, k, v) if paged else None
+        return paged(layers, like) if paged else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend, for the rows that are no padding."""
@@ -109,7 +109,7 @@ class Target:
         self.model = model.requires_grad_(False).eval()
         self.decoder = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
-        self._head = _head_only(model, self.decoder)
+        self.renew_head()
         self.row_tile = 1  # rows of a forward are padded to a multiple of this
         self._experts = self.config._experts_implementation
         self._feature_layers: tuple[int, ...] = ()
@@ -143,8 +143,12 @@ class Target:
     def pack(self) -> "Target":
         """Lay the weights out for inference on a CPU (model/packed.py); returns itself."""
         pack(self.model)
-        self._head = _head_only(self.model, self.decoder)
+        self.renew_head()
         return self
+
+    def renew_head(self) -> None:
+        """See that `logits` uses the output head that the model has now."""
+        self._head = _head_only(self.model, self.decoder)
 
     def tap(self, layers: Sequence[int]) -> None:
         """Return the residual stream entering these layers as features from now on."""
@@ -166,14 +170,16 @@ class Target:
         return self._forward(ids, positions, Step(attend, len(ids)))
 
     def _forward(self, ids: Tensor, positions: Tensor, step: Step) -> TargetOutput:
-        out = self.decoder(
-            input_ids=self._tiled(ids)[None],
-            position_ids=self._tiled(positions)[None],
-            use_cache=False,
-            peagle_step=step,
-        )
-        taps = [step.taps[layer][: len(ids)] for layer in self._feature_layers]
-        hidden = out.last_hidden_state[0, : len(ids)]
+        rows = self._tiled(ids), self._tiled(positions)
+        found = run_whole(self.decoder, *rows, step, self._feature_layers)
+        if found is None:
+            ids_, positions_ = (x[None] for x in rows)
+            out = self.decoder(
+                input_ids=ids_, position_ids=positions_, use_cache=False, peagle_step=step
+            )
+            found = [step.taps[layer] for layer in self._feature_layers]
+            found.append(out.last_hidden_state[0])
+        *taps, hidden = (x[: len(ids)] for x in found)
         return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
 
     @torch.no_grad()

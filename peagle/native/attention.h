@@ -3,7 +3,6 @@
 #pragma once
 
 #include <limits>
-#include <vector>
 
 #include "vectors.h"
 

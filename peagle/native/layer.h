@@ -3,11 +3,10 @@
 #pragma once
 
 #include <utility>
-#include <vector>
 
 #include "attention.h"
 #include "rows.h"
-#include "tiles.h"
+#include "linear.h"
 
 #ifdef PEAGLE_TILES
 
@@ -18,51 +17,66 @@ void add(const Bf16* x, const Bf16* y, Bf16* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(out[i], load(x[i]) + load(y[i]));
 }
 
-struct Weights {  // of a decoder layer; the norms of queries and keys may be missing
-  const Bf16 *input_norm, *q, *k, *v, *o, *post_norm, *gate, *up, *down, *q_norm, *k_norm;
+struct Weights {  // of a decoder layer; the norms behind the second may be missing
+  Matrix q, k, v, o, gate, up, down;
+  const Bf16 *input_norm, *post_norm, *q_norm, *k_norm;
+  const Bf16* hidden_norm;  // of a head's first layer, and whether what it makes is the residual
+  int64_t normed_residual;
+};
+
+struct Cache {  // a layer's
+  Bf16 *keys, *values;
 };
 
 struct Sizes {  // rows behind the tokens are padding
-  int64_t rows, tokens, width, heads, kv_heads, head, inner, block, spans;
+  int64_t rows, tokens, width, head, block, spans;
 };
 
 // A decoder layer of Llama or Qwen3, by the functions above: what is between them costs more in
-// Python than they do.
-void layer(const Bf16* x, Bf16* out, const Weights& w, const Bf16* cos, const Bf16* sin, Bf16* keys,
-           Bf16* values, const int64_t* slots, const Sizes& n, const int64_t* spans,
+// Python than they do. A head's first layer reads an embedding beside x. `out` may be x.
+void layer(const Bf16* x, const Bf16* embedding, Bf16* out, const Weights& w, const Bf16* cos, const Bf16* sin,
+           const Cache& cache, const int64_t* slots, const Sizes& n, const int64_t* spans,
            const int64_t* blocks, float eps, float scale, int threads) {
-  int64_t queries = n.heads * n.head, kept = n.kv_heads * n.head;
-  static thread_local std::vector<Bf16> room;
-  room.resize(n.rows * (2 * n.width + 3 * queries + 4 * kept + 2 * n.inner));
-  Bf16* free = room.data();
+  int64_t queries = w.q.outputs, kept = w.k.outputs, inner = w.gate.outputs;
+  int64_t heads = queries / n.head, kv_heads = kept / n.head;
+  static thread_local std::vector<Bits> room;  // aligned, as tiles want rows
+  int64_t values = n.rows * (3 * n.width + 3 * queries + 3 * kept + 2 * inner);
+  void* all = room_for(room, (values + STEP - 1) / STEP);
+  Bf16* free = static_cast<Bf16*>(all);
   auto take = [&](int64_t width) { return std::exchange(free, free + n.rows * width); };
-  Bf16 *normed = take(n.width), *made = take(n.width), *q = take(queries), *k = take(kept),
+  Bf16 *normed = take(2 * n.width), *made = take(n.width), *q = take(queries), *k = take(kept),
        *v = take(kept), *turned_q = take(queries), *turned_k = take(kept), *seen = take(queries),
-       *gated = take(n.inner), *up = take(n.inner);
+       *gated = take(inner), *up = take(inner);
 
-  norm(x, w.input_norm, normed, n.rows, n.width, eps, threads);
-  linear(normed, w.q, nullptr, q, n.rows, n.width, queries, threads);
-  linear(normed, w.k, nullptr, k, n.rows, n.width, kept, threads);
-  linear(normed, w.v, nullptr, v, n.rows, n.width, kept, threads);
-  if (w.q_norm) norm(q, w.q_norm, q, n.rows * n.heads, n.head, eps, threads);
-  if (w.k_norm) norm(k, w.k_norm, k, n.rows * n.kv_heads, n.head, eps, threads);
-  rotate(q, cos, sin, turned_q, n.rows, n.heads, n.head, threads);
-  rotate(k, cos, sin, turned_k, n.rows, n.kv_heads, n.head, threads);
-  for (int64_t row = 0; row < n.tokens; ++row) {
-    std::memcpy(keys + slots[row] * kept, turned_k + row * kept, kept * sizeof(Bf16));
-    std::memcpy(values + slots[row] * kept, v + row * kept, kept * sizeof(Bf16));
+  int64_t inputs = w.hidden_norm ? 2 * n.width : n.width;
+  norm(w.hidden_norm ? embedding : x, w.input_norm, normed, inputs, n.rows, n.width, eps, threads);
+  if (w.hidden_norm) {
+    norm(x, w.hidden_norm, normed + n.width, inputs, n.rows, n.width, eps, threads);
+    if (w.normed_residual) {
+      norm(x, w.hidden_norm, out, n.width, n.rows, n.width, eps, threads);
+      x = out;
+    }
   }
-  attend(turned_q, Kept<Bf16>{keys, values, n.block, n.kv_heads, n.head, n.head}, seen, n.heads,
-         spans, n.spans, blocks, Spec{scale, 0, 0, nullptr}, threads);
+  linear(normed, {{w.q, nullptr, q}, {w.k, nullptr, k}, {w.v, nullptr, v}}, n.rows, inputs,
+         threads);
+  if (w.q_norm) norm(q, w.q_norm, q, n.head, n.rows * heads, n.head, eps, threads);
+  if (w.k_norm) norm(k, w.k_norm, k, n.head, n.rows * kv_heads, n.head, eps, threads);
+  rotate(q, cos, sin, turned_q, n.rows, heads, n.head, threads);
+  rotate(k, cos, sin, turned_k, n.rows, kv_heads, n.head, threads);
+  for (int64_t row = 0; row < n.tokens; ++row) {
+    std::memcpy(cache.keys + slots[row] * kept, turned_k + row * kept, kept * sizeof(Bf16));
+    std::memcpy(cache.values + slots[row] * kept, v + row * kept, kept * sizeof(Bf16));
+  }
+  attend(turned_q, Kept<Bf16>{cache.keys, cache.values, n.block, kv_heads, n.head, n.head}, seen,
+         heads, spans, n.spans, blocks, Spec{scale, 0, 0, nullptr}, threads);
   std::fill(seen + n.tokens * queries, seen + n.rows * queries, Bf16{});
-  linear(seen, w.o, nullptr, made, n.rows, queries, n.width, threads);
+  linear(seen, {{w.o, nullptr, made}}, n.rows, queries, threads);
   add(x, made, out, n.rows * n.width);
 
-  norm(out, w.post_norm, normed, n.rows, n.width, eps, threads);
-  linear(normed, w.gate, nullptr, gated, n.rows, n.width, n.inner, threads);
-  linear(normed, w.up, nullptr, up, n.rows, n.width, n.inner, threads);
-  gate(gated, up, gated, n.rows, n.inner, threads);
-  linear(gated, w.down, nullptr, made, n.rows, n.inner, n.width, threads);
+  norm(out, w.post_norm, normed, n.width, n.rows, n.width, eps, threads);
+  linear(normed, {{w.gate, nullptr, gated}, {w.up, nullptr, up}}, n.rows, n.width, threads);
+  gate(gated, up, gated, n.rows, inner, threads);
+  linear(gated, {{w.down, nullptr, made}}, n.rows, inner, threads);
   add(out, made, out, n.rows * n.width);
 }
 

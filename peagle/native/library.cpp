@@ -7,14 +7,14 @@
 #include "attention.h"
 #include "layer.h"
 #include "rows.h"
-#include "tiles.h"
+#include "linear.h"
 
 using namespace peagle;
 
 #define FUNCTIONS(T, NAME)                                                                       \
   extern "C" void norm_##NAME(const T* x, const T* weight, T* out, int64_t rows, int64_t width,  \
                               float eps, int threads) {                                          \
-    norm(x, weight, out, rows, width, eps, threads);                                             \
+    norm(x, weight, out, width, rows, width, eps, threads);                                             \
   }                                                                                              \
   extern "C" void rotate_##NAME(const T* x, const T* cos, const T* sin, T* out, int64_t rows,    \
                                 int64_t heads, int64_t size, int threads) {                      \
@@ -45,16 +45,18 @@ extern "C" int has_tiles() {
 }
 
 #ifdef PEAGLE_TILES
-extern "C" void linear_bfloat16(const Bf16* x, const Bf16* w, const Bf16* bias, Bf16* out,
-                                int64_t rows, int64_t inputs, int64_t outputs, int threads) {
-  linear(x, w, bias, out, rows, inputs, outputs, threads);
+extern "C" void linear_bfloat16(const Bf16* x, const Matrix* matrix, const Bf16* bias, Bf16* out,
+                                int64_t rows, int64_t inputs, int threads) {
+  linear(x, {{*matrix, bias, out}}, rows, inputs, threads);
 }
 
-extern "C" void layer_bfloat16(const Bf16* x, Bf16* out, const Weights* weights, const Bf16* cos,
-                               const Bf16* sin, Bf16* keys, Bf16* values, const int64_t* slots,
-                               const Sizes* sizes, const int64_t* spans, const int64_t* blocks,
-                               float eps, float scale, int threads) {
-  layer(x, out, *weights, cos, sin, keys, values, slots, *sizes, spans, blocks, eps, scale,
-        threads);
+extern "C" void layers_bfloat16(const Bf16* x, const Bf16* embedding, Bf16* out,
+                                const Weights* const* weights, int64_t count, const Bf16* cos,
+                                const Bf16* sin, const Cache* caches, const int64_t* slots,
+                                const Sizes* sizes, const int64_t* spans, const int64_t* blocks,
+                                float eps, float scale, int threads) {
+  for (int64_t i = 0; i < count; ++i)
+    layer(i ? out : x, embedding, out, *weights[i], cos, sin, caches[i], slots, *sizes, spans,
+          blocks, eps, scale, threads);
 }
 #endif

@@ -6,13 +6,14 @@
 
 namespace peagle {
 
+// Rows of `out` lie `stride` apart.
 template <typename T>
-void norm(const T* x, const T* weight, T* out, int64_t rows, int64_t width, float eps,
-          int threads) {
+void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int64_t width,
+          float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
   for (int64_t row = 0; row < rows; ++row) {
     const T* from = x + row * width;
-    T* to = out + row * width;
+    T* to = out + row * stride;
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < width; ++i) sum += load(from[i]) * load(from[i]);

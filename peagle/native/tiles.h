@@ -1,5 +1,5 @@
-// Matrix products x · wᵀ on Intel's tiles (AMX): the weights (outputs, inputs) are read as they lie.
-// Every 16 outputs are a panel, multiplied by one thread, 32 inputs at a time.
+// Matrix products x · wᵀ on Intel's tiles (AMX), of bf16 weights as they lie. Every 16 outputs are a
+// panel, multiplied by one thread, 32 inputs at a time.
 
 #pragma once
 
@@ -10,8 +10,6 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <vector>
 
 namespace peagle {
 
@@ -71,42 +69,40 @@ inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t pa
   _tile_stored(3, sums[1][1], 64);
 }
 
-void linear(const Bf16* x, const Bf16* w, const Bf16* bias, Bf16* out, int64_t rows,
-            int64_t inputs, int64_t outputs, int threads) {
+// Rows x (rows, inputs) as tiles (rows / 16, inputs / 32), inputs downwards.
+inline const Bits* turned(const Bf16* x, int64_t rows, int64_t inputs) {
   int64_t blocks = (rows + LANES - 1) / LANES, steps = inputs / STEP;
-  static thread_local std::vector<Bits> turned;
-  turned.resize(blocks * steps * LANES);
+  static thread_local std::vector<Bits> room;
+  Bits* tiles = room_for(room, blocks * steps * LANES);
   for (int64_t block = 0; block < blocks; ++block)
     for (int64_t k = 0; k < steps; ++k) {
       Bits tile[LANES] = {};
       for (int64_t j = 0; j < std::min<int64_t>(LANES, rows - block * LANES); ++j)
         tile[j] = pairs(x + (block * LANES + j) * inputs + k * STEP);
       transpose(tile);
-      std::memcpy(&turned[(block * steps + k) * LANES], tile, sizeof(tile));
+      std::memcpy(tiles + (block * steps + k) * LANES, tile, sizeof(tile));
     }
-  const Bits* given = turned.data();
-#pragma omp parallel num_threads(threads)
-  {
-    Tiles tiles;
-    _tile_loadconfig(&tiles);
-#pragma omp for
-    for (int64_t at = 0; at < outputs; at += 2 * LANES)
-      for (int64_t block = 0; block < blocks; block += 2) {
-        int64_t panels = std::min<int64_t>(2, (outputs - at) / LANES);
-        int64_t beside = std::min<int64_t>(2, blocks - block);
-        Bits sums[2][2][LANES];
-        square(given + block * steps * LANES, beside, w + at * inputs, panels, inputs, block == 0,
-               sums);
-        for (int64_t p = 0; p < panels; ++p)
-          for (int64_t b = 0; b < beside; ++b) {
-            transpose(sums[p][b]);
-            int64_t row = (block + b) * LANES, output = at + p * LANES;
-            for (int64_t j = 0; j < std::min<int64_t>(LANES, rows - row); ++j)
-              write(Vector(sums[p][b][j]), bias ? bias + output : nullptr,
-                    out + (row + j) * outputs + output);
-          }
+  return tiles;
+}
+
+// The panels from output `at` on, two at most, of a product with all rows.
+inline void multiply(const Bits* turned, const Bf16* w, const Bf16* bias, Bf16* out, int64_t at,
+                     int64_t rows, int64_t inputs, int64_t outputs) {
+  int64_t blocks = (rows + LANES - 1) / LANES, steps = inputs / STEP;
+  int64_t panels = std::min<int64_t>(2, (outputs - at) / LANES);
+  for (int64_t block = 0; block < blocks; block += 2) {
+    Bits sums[2][2][LANES];
+    int64_t beside = std::min<int64_t>(2, blocks - block);
+    square(turned + block * steps * LANES, beside, w + at * inputs, panels, inputs, block == 0,
+           sums);
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t b = 0; b < beside; ++b) {
+        transpose(sums[p][b]);
+        int64_t row = (block + b) * LANES, output = at + p * LANES;
+        for (int64_t j = 0; j < std::min<int64_t>(LANES, rows - row); ++j)
+          write(Vector(sums[p][b][j]), bias ? bias + output : nullptr,
+                out + (row + j) * outputs + output);
       }
-    _tile_release();
   }
 }
 

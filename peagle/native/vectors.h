@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define PEAGLE_TILES  // Intel's, which multiply
@@ -20,6 +21,13 @@ typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 struct Bf16 {
   uint16_t bits;
 };
+
+// Room for `count`, kept for the next time: `resize` would write zeros whenever sizes alternate.
+template <typename T>
+inline T* room_for(std::vector<T>& kept, size_t count) {
+  if (kept.size() < count) kept.resize(count);
+  return kept.data();
+}
 
 inline float load(float x) { return x; }
 inline float load(Bf16 x) {

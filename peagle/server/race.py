@@ -16,7 +16,6 @@ from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request, SamplingParams, pieces
 from peagle.model.drafter import Drafter
-from peagle.model.packed import pack
 
 ORDER = ("eagle3", "p-eagle")
 MOST_TOKENS = 256  # of each answer: everybody else waits
@@ -78,7 +77,7 @@ class Races:
         if not isinstance(lane.head, Path):
             return lane.head
         if lane.head not in self._loaded:
-            self._loaded[lane.head] = pack(Drafter.load(lane.head, self._llm.target))
+            self._loaded[lane.head] = self._llm.load_head(lane.head)
         return self._loaded[lane.head]
 
 

@@ -4,12 +4,14 @@ import logging
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from families import PLAIN, build
 from tiny import make_drafter, make_target
+from tiny_heads import head_config
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
@@ -18,8 +20,10 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import SamplingParams
 from peagle.model import native
 from peagle.model.attend import AttentionSpec, attention, causal_mask
+from peagle.model.drafter import Drafter
 from peagle.model.layers import Norm, Rotation
 from peagle.model.lean import LeanLayer
+from peagle.model.packed import pack
 from peagle.model.target import Target
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -155,8 +159,7 @@ def test_a_whole_layer_is_its_parts(
     assert all(isinstance(layer, LeanLayer) and layer.weights for layer in target.layers)
     target.tap((0, 2))
     target.exact(exact)  # with rows of padding
-    calls, whole = list[int](), native.layer
-    monkeypatch.setattr(native, "layer", lambda *args: (calls.append(1), whole(*args))[1])
+    calls = _calls(monkeypatch)
     rounds = [[(0, 5), (0, 1)], [(5, 1), (1, 32)], [(6, 8), (33, 2)], [(14, 40), (35, 1)]]
     found = []
     for paged in (CachedAttend.paged, lambda *_: None):
@@ -169,8 +172,46 @@ def test_a_whole_layer_is_its_parts(
             out = target.forward(ids, at, CachedAttend(cache, spans, tiled=exact))
             outs += [out.hidden, out.features, *(x.clone() for x in cache.layer(3, at, at))]
         found.append(outs)
-    assert len(calls) == 3 * len(target.layers), "a long span is for torch"
+    assert calls == 3 * [2, 2], "all layers up to a tap at once; a long span is for torch"
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_head_is_its_parts(family: str, normed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: its first layer, which reads two inputs, and those behind it."""
+    if not native.tiles():
+        pytest.skip("this CPU has no tiles (AMX)")
+    sizes = {"intermediate_size": 64}
+    config = head_config(kind=family, sizes=sizes, norm_before_residual=normed)
+    drafter = Drafter(config).bfloat16().eval()
+    for parameter in drafter.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
+    pack(drafter)
+    calls, found = _calls(monkeypatch), []
+    features = torch.randn(9, 32).bfloat16()
+    for paged in (CachedAttend.paged, lambda *_: None):
+        monkeypatch.setattr(CachedAttend, "paged", paged)
+        cache, outs = KVCache(4, 16), []
+        for spans in ([Span([2], 0, 6), Span([0, 3], 0, 3)], [Span([2], 4, 2), Span([0, 3], 3, 7)]):
+            at = positions(spans, torch.device("cpu"))
+            out = drafter(at + 5, features[: len(at)], at, CachedAttend(cache, spans))
+            outs += [*out, *(x.clone() for x in cache.layer(2, at, at))]
+        found.append(outs)
+    assert calls == [3, 3]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def _calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Layers of each native call from now on."""
+    calls, run = list[int](), native.layers
+
+    def note(x: Tensor, weights: list[native.LayerWeights], *rest: Any, **more: Any) -> Tensor:
+        calls.append(len(weights))
+        return run(x, weights, *rest, **more)
+
+    monkeypatch.setattr(native, "layers", note)
+    return calls
 
 
 def test_what_it_does_not_take() -> None:

@@ -1,4 +1,5 @@
-"""int8 and int4 weights: how near they are, which product they give, and what they leave alone."""
+"""int8 and int4 weights: how near they are, which product they give, and what they leave alone.
+Both ways to hold them are tested, as far as this CPU has them."""
 
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from peagle.config import InputError, InputWarning
+from peagle.model import native
 from peagle.model.attend import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.quantized import (
@@ -20,6 +22,9 @@ from peagle.model.quantized import (
     Int4Linear,
     Int8Linear,
     QuantizedLinear,
+    TiledInts,
+    _int4,
+    _int8,
     quantize_layers,
 )
 from peagle.model.source import load_target
@@ -28,6 +33,16 @@ from peagle.model.target import Target
 LAYERS = (Int8Linear, Int4Linear)
 DTYPES = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # rounding
 WIDE = PLAIN | {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
+
+
+@pytest.fixture(params=(TiledInts, QuantizedLinear))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
+    """What bf16 layers are replaced by."""
+    if request.param is QuantizedLinear:
+        monkeypatch.setattr(native, "tiles", lambda: False)
+    elif not native.tiles():
+        pytest.skip("this CPU has no tiles (AMX)")
+    return request.param
 
 
 def linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> nn.Linear:
@@ -89,6 +104,45 @@ def test_rows_do_not_depend_on_rows_beside_them(kind) -> None:
         assert torch.equal(parts, together), block
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (192, 96), (80, 64), (576, 1536)])
+def test_tiles_hold_the_same_weights(kind: str, outputs: int, inputs: int) -> None:
+    if not native.tiles():
+        pytest.skip("this CPU has no tiles (AMX)")
+    layer = linear(-(-outputs // 64) * 64, inputs, torch.bfloat16)  # torch takes whole 64
+    by_torch = (Int8Linear if kind == "int8" else Int4Linear)(layer).weight[:outputs]
+    layer.weight = nn.Parameter(layer.weight[:outputs], requires_grad=False)
+    layer.out_features = outputs
+    assert torch.equal(TiledInts(layer, kind).weight, by_torch)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (192, 96), (80, 64), (576, 1536)])
+def test_tiles_multiply_by_weights_that_are_not_rounded(
+    kind: str, outputs: int, inputs: int, bias: bool
+) -> None:
+    """But for float32 sums and one rounding to bf16; and every row as if it were alone."""
+    if not native.tiles():
+        pytest.skip("this CPU has no tiles (AMX)")
+    layer = linear(outputs, inputs, torch.bfloat16, bias=bias)
+    made, added = TiledInts(layer, kind), layer.bias.double() if bias else None
+    if kind == "int8":
+        q, scale = _int8(layer.weight)
+        exact_weight = q.double() * scale.double()[:, None]
+    else:
+        q, scale, zero = (part.double() for part in _int4(layer.weight))
+        scale, zero = (part.repeat_interleave(GROUP, dim=1) for part in (scale, zero))
+        exact_weight = (q - 8) * scale + zero
+    x = torch.randn(300, inputs).bfloat16()
+    together = made(x)
+    for rows in (1, 4, 16, 17, 40, 300):
+        assert torch.equal(made(x[None, :rows])[0], together[:rows]), rows
+    exact = F.linear(x.double(), exact_weight, added)
+    bound = exact.abs() * DTYPES[torch.bfloat16] + 1e-5 * exact.norm(dim=1, keepdim=True)
+    assert ((together.double() - exact).abs() <= bound).all()
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_weights_that_are_all_the_same(kind) -> None:
     layer = linear(64, 64, torch.bfloat16)
@@ -109,16 +163,23 @@ def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_head_embedding_and_fingerprint_stay(kind: str) -> None:
-    target = Target(build(LlamaConfig(**WIDE)).bfloat16(), None, "tiny")
+def test_embedding_and_fingerprint_stay(kind: str, way: type[nn.Module]) -> None:
+    """The output head goes the way of the layers where products of int8 never lose."""
+    config = LlamaConfig(**WIDE | {"vocab_size": 128, "tie_word_embeddings": True})
+    target = Target(build(config).bfloat16(), None, "tiny")
     table, head = target.embedding.clone(), target.model.lm_head
-    fingerprint = target.weights_hash()
+    hidden, fingerprint = torch.randn(3, 64).bfloat16(), target.weights_hash()
+    before = target.logits(hidden)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quantize_layers(target, kind)
-    assert sum(isinstance(m, QuantizedLinear) for m in target.model.modules()) == 4 * 7
-    assert target.model.lm_head is head and torch.equal(target.embedding, table)
-    assert target.weights_hash() == fingerprint
+    tiled = way is TiledInts
+    assert sum(isinstance(m, way) for m in target.model.modules()) == 4 * 7 + tiled
+    assert torch.equal(target.embedding, table) and target.weights_hash() == fingerprint
+    assert (target.model.lm_head is head) != tiled
+    found = target.logits(hidden)
+    assert torch.equal(found, before) != tiled, "the head that logits are taken with"
+    assert (found - before).norm() < 0.02 * before.norm()
 
 
 def test_what_stays_is_named() -> None:
