@@ -149,20 +149,4 @@ class Task {
   }
 };
 
-// spans: (count, 4): first packed token, position of the first, tokens, and where its blocks begin
-// in `blocks`.
-template <typename T>
-void attend(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const int64_t* spans,
-            int64_t count, const int64_t* blocks, const Spec& spec, int threads) {
-  int64_t groups = query_heads / kept.heads;
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
-  for (int64_t span = 0; span < count; ++span)
-    for (int64_t head = 0; head < kept.heads; ++head) {
-      const int64_t* s = spans + 4 * span;
-      Task<T> task(kept, spec, blocks + s[3], s[1], s[2]);
-      task.run(q + s[0] * query_heads * kept.key_width, out + s[0] * query_heads * kept.value_width,
-               head, groups);
-    }
-}
-
 }  // namespace peagle

@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "attention.h"
 #include "rows.h"
+#include "spans.h"
 #include "linear.h"
 
 #ifdef PEAGLE_TILES

@@ -4,9 +4,9 @@
 // T is float or bf16; sums are float32. A row is computed in the same way whatever rows stand
 // beside it. peagle/model/native.py compiles this file and calls its functions.
 
-#include "attention.h"
 #include "layer.h"
 #include "rows.h"
+#include "spans.h"
 #include "linear.h"
 
 using namespace peagle;
@@ -38,7 +38,7 @@ FUNCTIONS(Bf16, bfloat16)
 // Whether `linear` may be called here.
 extern "C" int has_tiles() {
 #ifdef PEAGLE_TILES
-  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // Linux wants to be asked
+  return may_use_tiles();
 #else
   return 0;
 #endif

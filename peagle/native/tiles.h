@@ -15,6 +15,11 @@ namespace peagle {
 
 constexpr int64_t STEP = 2 * LANES;
 
+inline bool may_use_tiles() {
+  static bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // Linux wants to be asked
+  return may;
+}
+
 // Two bf16 in each lane.
 inline Bits pairs(const Bf16* from) {
   Bits lanes;
