@@ -28,7 +28,7 @@ class TiledTask {
   void run(const Bf16* q, Bf16* out, int64_t head, int64_t groups) {
     int64_t queries = groups * kept.heads, rows = groups * (end - start);
     Tiles tiles;
-    _tile_loadconfig(&tiles);
+    configure(tiles);
     for (int64_t begin = 0; begin < rows; begin += LANES) {
       int64_t count = std::min<int64_t>(LANES, rows - begin);
       int64_t places[LANES];
@@ -73,8 +73,8 @@ class TiledTask {
       const Bf16* keys = kept.key(blocks, at, head);
       _tile_zero(0);
       for (int64_t s = 0; s < steps; ++s) {
-        _tile_loadd(1, keys + s * STEP, kept.heads * kept.key_width * 2);
-        _tile_loadd(2, turned + s * LANES, 64);
+        LOAD_TILE(1, keys + s * STEP, kept.heads * kept.key_width * 2);
+        LOAD_TILE(2, turned + s * LANES, 64);
         _tile_dpbf16ps(0, 1, 2);
       }
       _tile_stored(0, to, 64);
@@ -161,9 +161,9 @@ class TiledTask {
         if (k + 1 < steps)
           interleave(first + (k + 1) * STEP, head, dim, ring + (k + 1) % 2 * 2 * LANES);
         const Bits* now = ring + k % 2 * 2 * LANES;
-        _tile_loadd(2, parts + k * LANES, 64);
-        _tile_loadd(3, now, 64);
-        _tile_loadd(4, now + LANES, 64);
+        LOAD_TILE(2, parts + k * LANES, 64);
+        LOAD_TILE(3, now, 64);
+        LOAD_TILE(4, now + LANES, 64);
         _tile_dpbf16ps(0, 2, 3);
         _tile_dpbf16ps(1, 2, 4);
       }

@@ -115,14 +115,14 @@ inline void pass(const Bf16* x, const float* totals, int64_t rows, const Panels<
   clear();
   for (int64_t k = 0; k < w.steps; ++k) {
     if (k + w.AHEAD < w.steps) w.make(k + w.AHEAD);
-    _tile_loadd(6, w.tile(0, k), 64);
-    _tile_loadd(7, w.tile(1, k), 64);
+    LOAD_TILE(6, w.tile(0, k), 64);
+    LOAD_TILE(7, w.tile(1, k), 64);
     if (MANY) {
-      _tile_loadd(4, x + k * STEP, inputs * 2);
+      LOAD_TILE(4, x + k * STEP, inputs * 2);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
     }
-    _tile_loadd(5, x + first * inputs + k * STEP, inputs * 2);
+    LOAD_TILE(5, x + first * inputs + k * STEP, inputs * 2);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
     if (BITS == 8) continue;
@@ -155,7 +155,7 @@ void multiply(const Bf16* x, const float* totals, const Matrix& w, const Bf16* b
     bool many = count > LANES;
     if (others != count - many * LANES) {
       Mixed tiles(others = count - many * LANES);
-      _tile_loadconfig(&tiles);
+      configure(tiles);
     }
     auto run = many ? pass<BITS, true> : pass<BITS, false>;
     run(x + first * inputs, totals + first * steps, count, both, sums);

@@ -39,7 +39,7 @@ void linear(const Bf16* x, const Product (&products)[COUNT], int64_t rows, int64
       int64_t at = (pair - (i ? ends[i - 1] : 0)) * 2 * LANES;
       const Product& p = products[i];
       if (p.matrix.bits == 16) {
-        if (configured != WHOLE) _tile_loadconfig(&whole);
+        if (configured != WHOLE) configure(whole);
         configured = WHOLE;
         multiply(tiles, static_cast<const Bf16*>(p.matrix.data), p.bias, p.out, at, rows, inputs,
                  p.matrix.outputs);

@@ -41,6 +41,17 @@ struct Tiles {  // the configuration that `ldtilecfg` reads: 8 tiles of 16 rows 
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+// GCC's own name too little of what they read, and so it may leave that unwritten.
+inline void configure(const Tiles& tiles) {
+  asm volatile("" : : "m"(tiles));
+  _tile_loadconfig(&tiles);
+}
+#define LOAD_TILE(tile, from, stride)  \
+  do {                                 \
+    asm volatile("" : : : "memory");   \
+    _tile_loadd(tile, from, stride);   \
+  } while (0)
+
 // Up to two panels by up to two blocks of 16 rows: so every tile that is loaded is used twice.
 // `turned`: (blocks, inputs / 32) tiles of x; `sums`: (panels, blocks).
 inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t panels,
@@ -55,15 +66,15 @@ inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t pa
     if (ahead)
       for (int64_t j = 0; j < 2 * LANES; ++j)
         __builtin_prefetch(w + 2 * (LANES * inputs + k * LANES * STEP) + j * STEP, 0, 1);
-    _tile_loadd(4, w + k * STEP, inputs * 2);
-    _tile_loadd(6, turned, 64);
+    LOAD_TILE(4, w + k * STEP, inputs * 2);
+    LOAD_TILE(6, turned, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (panels > 1) {
-      _tile_loadd(5, second + k * STEP, inputs * 2);
+      LOAD_TILE(5, second + k * STEP, inputs * 2);
       _tile_dpbf16ps(2, 5, 6);
     }
     if (blocks > 1) {
-      _tile_loadd(7, turned + steps * LANES, 64);
+      LOAD_TILE(7, turned + steps * LANES, 64);
       _tile_dpbf16ps(1, 4, 7);
       if (panels > 1) _tile_dpbf16ps(3, 5, 7);
     }
