@@ -2,8 +2,8 @@
 
     python benchmarks/best_k.py [--k 1,2,3,4,5,6,7] [--limit 10] [--max-tokens 96]
 
-On the first HumanEval prompts; the demo answers the last ones. One request at a time, greedy,
-deterministic, all methods and K interleaved.
+On the first HumanEval prompts; the demo answers the last ones. One request at a time, greedy, all
+methods and K interleaved.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def best(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The report."""
-    folders, llm = heads(args), load(args.dtype, deterministic=True)
+    folders, llm = heads(args), load(args.dtype)
     prompts, contenders = as_ids(llm, human_eval(args.limit)), [Contender("none", None, None)]
     for method, folder in folders.items():
         drafter = llm.load_head(folder)
@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "temperature": 0,
         "dtype": args.dtype,
-        "deterministic": True,
     }
     found = {"best_k": best(rows), "identical": identical(contenders), "rows": rows}
     return {**environment(), "settings": settings, **found}
