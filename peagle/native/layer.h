@@ -34,9 +34,9 @@ struct Sizes {  // rows behind the tokens are padding
 
 // A decoder layer of Llama or Qwen3, by the functions above: what is between them costs more in
 // Python than they do. A head's first layer reads an embedding beside x. `out` may be x.
-void layer(const Bf16* x, const Bf16* embedding, Bf16* out, const Weights& w, const Bf16* cos, const Bf16* sin,
-           const Cache& cache, const int64_t* slots, const Sizes& n, const int64_t* spans,
-           const int64_t* blocks, float eps, float scale, int threads) {
+void layer(const Bf16* x, const Bf16* embedding, Bf16* out, const Weights& w, const Bf16* cos,
+           const Bf16* sin, const Cache& cache, const int64_t* slots, const Sizes& n,
+           const int64_t* spans, const int64_t* blocks, float eps, float scale, int threads) {
   int64_t queries = w.q.outputs, kept = w.k.outputs, inner = w.gate.outputs;
   int64_t heads = queries / n.head, kv_heads = kept / n.head;
   static thread_local std::vector<Bits> room;  // aligned, as tiles want rows

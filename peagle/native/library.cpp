@@ -14,7 +14,7 @@ using namespace peagle;
 #define FUNCTIONS(T, NAME)                                                                       \
   extern "C" void norm_##NAME(const T* x, const T* weight, T* out, int64_t rows, int64_t width,  \
                               float eps, int threads) {                                          \
-    norm(x, weight, out, width, rows, width, eps, threads);                                             \
+    norm(x, weight, out, width, rows, width, eps, threads);                                      \
   }                                                                                              \
   extern "C" void rotate_##NAME(const T* x, const T* cos, const T* sin, T* out, int64_t rows,    \
                                 int64_t heads, int64_t size, int threads) {                      \
