@@ -107,14 +107,7 @@ class TiledTask {
   static Vector powers(Vector x) {
     x = x > -87.0f ? x : Vector{} - 87.0f;
     Vector whole = Vector(_mm512_floor_ps(__m512(x * 1.44269504f + 0.5f)));
-    Vector rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Vector sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
-    return Vector(_mm512_scalef_ps(__m512(sum), __m512(whole)));
+    return Vector(_mm512_scalef_ps(__m512(mantissa(x, whole)), __m512(whole)));
   }
 
   // Shares of 32 keys as bf16, (queries, keys).

@@ -5,9 +5,9 @@
 // beside it. peagle/model/native.py compiles this file and calls its functions.
 
 #include "layer.h"
+#include "linear.h"
 #include "rows.h"
 #include "spans.h"
-#include "linear.h"
 
 using namespace peagle;
 

@@ -52,22 +52,26 @@ inline float rounded(float x) {  // as if it had been kept in between
   return load(kept);
 }
 
-// e^x for x ≤ 0 to the last bit or two, without a branch, so that loops of it become vectors.
-inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  float whole = std::floor(x * 1.44269504f + 0.5f);
-  float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  float sum = 1.9875691500e-4f;
-  sum = sum * rest + 1.3981999507e-3f;
+// e^x of x = whole · log 2 + rest, but for the power of two: of floats or vectors of them.
+template <typename T>
+inline T mantissa(T x, T whole) {
+  T rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  T sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
   sum = sum * rest + 8.3334519073e-3f;
   sum = sum * rest + 4.1665795894e-2f;
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
-  sum = sum * rest * rest + rest + 1.0f;
+  return sum * rest * rest + rest + 1.0f;
+}
+
+// e^x for x ≤ 0 to the last bit or two, without a branch, so that loops of it become vectors.
+inline float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  float whole = std::floor(x * 1.44269504f + 0.5f);
   uint32_t bits = uint32_t(int32_t(whole) + 127) << 23;
   float power;
   std::memcpy(&power, &bits, 4);
-  return sum * power;
+  return mantissa(x, whole) * power;
 }
 
 // Swap the corners of every square of 2 · SIDE lanes: with all four sides, a transpose.
