@@ -12,25 +12,31 @@ least r · dV/dR, what its row costs. So speculation fades out as the machine fi
 tokens least likely to stand.
 
 A drafter that is to draft for a request must run its prompt first. That pays where what is saved on
-the tokens the request has left is more than what those slots cost.
+the tokens the request has left is well more than what those slots cost. Where it pays for some
+only, these have to bear all of what a drafter's forward costs, so it is asked again for them.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from peagle.model.config import Method
 
 FRESH = 0.1  # weight of a new measurement of seconds
 HICCUP = 2.0  # times as long as expected: more says nothing of what rows cost
+TRIES = 5  # forwards of each number of rows, at the start
 GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
-PROBE = 32, 3  # rounds without drafts before one is tried, and how deep: things change
+MARGIN = 2.0  # times what its slots cost that a request must save: it may end early
+PROBE = 3  # tokens drafted for one request after a while without drafts: things change
+PROBING = 0.01  # of the time, at most, goes to that
 BINS = 10  # of a drafter's confidence
 PRIOR = 8.0  # draft tokens that a bin's own middle counts for
 FORGET = 0.999  # weight a bin's earlier tokens keep, a token
 ANSWER = 512  # tokens that an answer is thought to have left at most, whatever it may
 PROMPT = 256  # rows of a drafter's forward over a prompt, as measured
 RECENT = 64  # drafts that stand for the next ones
+HOPED = 16  # of them at first, as good as `UNKNOWN`: few drafts say little, and none are no news
 UNKNOWN = 0.5  # chance, given the one before, of a token deeper than was drafted
 
 
@@ -58,6 +64,17 @@ class Curve:
         ratio = min(seconds / sum(map(self, passes)), HICCUP)
         factor = 1 + FRESH * (ratio - 1)
         self.seconds = [point * factor for point in self.seconds]
+
+
+class Ask(NamedTuple):
+    """A request that may be drafted for."""
+
+    behind: int  # slots that the drafter has to run before
+    left: int  # tokens that it may say behind its next one, which needs no draft
+
+    def pays(self, saved: float, slot: float) -> bool:
+        """Whether what is saved, in seconds a token, is well more than the slots cost."""
+        return saved * min(self.left, ANSWER) > MARGIN * self.behind * slot
 
 
 class Calibration:
@@ -91,42 +108,50 @@ class AdaptiveDepth:
         self.overhead = 0.0  # seconds of a round outside both models
         self.calibration = Calibration()
         self.worth = 0.0  # least chance of a token that is verified
-        self.probing = False  # nothing was drafted for long: the next is for one request, to see
-        self._recent = deque([self._extended([UNKNOWN])], RECENT)
-        self._saved = 0.0  # seconds a token, by drafting as was chosen last
-        self._quiet = 0
+        self._recent = deque([self._extended([UNKNOWN])] * HOPED, RECENT)
+        self._quiet = 0.0  # seconds since something was drafted
 
     def observe_overhead(self, seconds: float) -> None:
         self.overhead += FRESH * (seconds - self.overhead)
 
-    def choose(self, batch: int) -> int:
-        """How deep to draft for `batch` requests that decode, 0 to k."""
-        if not batch:
-            return 0
-        best = batch / (self.verify(batch) + self.overhead)
-        alone, depth, promised, kept, gain = best, 0, GAIN * best, 0.0, 0.0
+    def choose(self, load: int, requests: Sequence[Ask]) -> list[int]:
+        """Draft tokens for each of the requests that go on, 0 to k. `load` requests decode, or will
+        as soon as their prompts have run."""
+        some, slot = list(range(len(requests))), self.draft(PROMPT) / PROMPT
+        while some:
+            depth, saved = self._best(load, load * len(some) / len(requests))
+            paying = [at for at in some if requests[at].pays(saved, slot)] if depth else []
+            if paying == some:
+                return [min(depth, r.left) if at in some else 0 for at, r in enumerate(requests)]
+            some = paying
+        self._quiet += self.verify(load) + self.overhead
+        depths, behind = [0] * len(requests), [request.behind for request in requests]
+        if behind and self._probe(load, min(behind) * slot) < PROBING * self._quiet:
+            at = behind.index(min(behind))
+            depths[at] = min(PROBE, self.k, requests[at].left)
+        return depths
+
+    def _best(self, load: int, drafting: float) -> tuple[int, float]:
+        """The depth that pays most where so many of the requests are drafted for, and the seconds
+        it saves for each of their tokens."""
+        alone = (self.verify(load) + self.overhead) / load  # seconds a token
+        depth, saved, best, kept, gain = 0, 0.0, alone / GAIN, 0.0, 0.0
         for k in range(1, self.k + 1):
             verified = [draft[k - 1] for draft in self._recent if draft[k - 1] >= self.worth]
-            kept += len(verified) / len(self._recent)
-            gain += sum(verified) / len(self._recent)
-            spent = self.verify(batch * (1 + kept)) + self._drafting(batch, k, gain)
-            rate = batch * (1 + gain) / (spent + self.overhead)
-            if rate > promised:
-                depth, promised, best = k, rate, rate
-        steepness = self.verify(batch * (1 + self.k)) - self.verify(batch)
-        self.worth = best * steepness / (batch * self.k)
-        self._saved = 1 / alone - 1 / best
-        self._quiet += 1
-        self.probing = self._quiet == PROBE[0]
-        if not self.probing:
-            return depth
-        self._quiet = 0
-        return depth or min(PROBE[1], self.k)
+            kept += drafting * len(verified) / len(self._recent)
+            gain += drafting * sum(verified) / len(self._recent)
+            spent = self.verify(load + kept) + self._drafting(drafting, k, gain) + self.overhead
+            pace = spent / (load + gain)
+            if pace < best:
+                depth, best = k, pace
+                saved = (alone - pace) * (load + gain) / (drafting + gain)
+        steepness = self.verify(load * (1 + self.k)) - self.verify(load)
+        self.worth = steepness / (load * self.k) / min(alone, best)
+        return depth, saved
 
-    def pays(self, behind: int, left: int) -> bool:
-        """Whether to draft, as was chosen last, for a request that the drafter is so many slots
-        behind and that may say so many more tokens."""
-        return self._saved * min(left, ANSWER) > behind * self.draft(PROMPT) / PROMPT
+    def _probe(self, load: int, behind: float) -> float:
+        """Seconds of drafting for one request, those of its slots included, and of verifying."""
+        return behind + self.draft(PROBE) + self.verify(load + PROBE) - self.verify(load)
 
     def trim(self, confidences: Sequence[float]) -> int:
         """How many of a draft's tokens to verify."""
@@ -135,7 +160,7 @@ class AdaptiveDepth:
             chance *= self.calibration(confidence)
             chances.append(chance)
         if chances:
-            self._quiet = 0
+            self._quiet = 0.0
             self._recent.append(self._extended(chances))
         return sum(chance >= self.worth for chance in chances)
 
@@ -144,11 +169,11 @@ class AdaptiveDepth:
         more = range(1, self.k - len(chances) + 1)
         return chances + [chances[-1] * UNKNOWN**behind for behind in more]
 
-    def _drafting(self, batch: int, k: int, gain: float) -> float:
+    def _drafting(self, requests: float, k: int, gain: float) -> float:
         """Seconds: the new slots, one or more a request, then placeholders or further passes."""
         if self.method == "p-eagle":
-            return self.draft(batch * k + batch * gain)
-        return self.draft(batch + batch * gain) + (k - 1) * self.draft(batch)
+            return self.draft(requests * k + gain)
+        return self.draft(requests + gain) + (k - 1) * self.draft(requests)
 
 
 def _bin(confidence: float) -> int:
@@ -156,12 +181,14 @@ def _bin(confidence: float) -> int:
 
 
 def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:
-    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds."""
+    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds. All row
+    counts take turns, so that what slows the machine down for a while slows all of them."""
     rows = [1]
     while rows[-1] < most:
         rows.append(min(2 * rows[-1], most))
     rows += [count for count in also if count > most]
-    seconds = {count: min(run(count) for _ in range(3)) for count in rows}
+    rounds = [[run(count) for count in rows] for _ in range(TRIES)]
+    seconds = dict(zip(rows, map(min, *rounds), strict=True))
     # More rows never take less: where they did, what came before was disturbed.
     for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):
         seconds[fewer] = min(seconds[fewer], seconds[more])

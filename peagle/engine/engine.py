@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.blocks import BLOCK, BlockPool
-from peagle.engine.depth import AdaptiveDepth
+from peagle.engine.depth import AdaptiveDepth, Ask
 from peagle.engine.draft import NewSlots, passes, propose
 from peagle.engine.features import FeatureCache
 from peagle.engine.grammar import Grammars
@@ -55,7 +55,7 @@ class Engine:
         self.target_cache, self.drafter_cache = (KVCache(pool.count, BLOCK) for _ in range(2))
         self.features = FeatureCache(pool.count, BLOCK)
         self._grammars, self._ends = grammars, end_tokens(target)
-        self.chosen = 0  # draft tokens that were thought to pay, when last asked
+        self.chosen = 0  # draft tokens that were thought to pay, at most, when last asked
 
     def prepare(self, request: Request) -> None:
         """Make ready what a request needs. Raises InputError when it can never run."""
@@ -89,7 +89,7 @@ class Engine:
         works = self.scheduler.schedule()
         if not works:
             return
-        decoding = all(work.complete and work.request.computed for work in works)
+        decoding = all(work.tokens == 1 + len(work.request.draft) for work in works)
         rows = sum(work.tokens for work in works)
         ready = time.perf_counter()
         out = self.verify(works)
@@ -180,18 +180,14 @@ class Engine:
 
     def _depths(self, requests: list[Request]) -> list[int]:
         """Draft tokens of each; none past the context's end."""
-        limit, depths = self.target.max_context, self.depths
-        self.chosen = self.settings.k if depths is None else depths.choose(self.scheduler.load)
-        deep = [min(self.chosen, max(0, limit - len(r.tokens))) for r in requests]
-        if depths is None:
-            return deep
-        behind = [len(r.tokens) - r.slots for r in requests]
-        if depths.probing:
-            nearest = behind.index(min(behind))
-            return [depth if at == nearest else 0 for at, depth in enumerate(deep)]
-        left = [r.params.max_tokens - len(r.output) for r in requests]
-        worth = map(depths.pays, behind, left)
-        return [depth if some else 0 for depth, some in zip(deep, worth, strict=True)]
+        depths = [self.settings.k] * len(requests)
+        if self.depths is not None:
+            asks = [Ask(r.computed - r.slots, r.params.max_tokens - len(r.output) - 1)
+                    for r in requests]  # fmt: skip
+            depths = self.depths.choose(self.scheduler.load, asks)
+        self.chosen, limit = max(depths), self.target.max_context
+        room = [max(0, limit - len(r.tokens)) for r in requests]
+        return list(map(min, depths, room))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from peagle.engine.depth import (
     ANSWER,
     PROBE,
+    PROBING,
     PROMPT,
     RECENT,
     AdaptiveDepth,
+    Ask,
     Calibration,
     Curve,
     measure,
@@ -21,6 +23,7 @@ from peagle.model.config import Method
 FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
 STEEP = {1: 0.010, 8: 0.080, 64: 0.640}  # all rows cost the same
 CHEAP = {1: 0.0005, 64: 0.001}
+READY = Ask(behind=1, left=100)  # a request in the middle of its answer
 
 
 def chooser(
@@ -33,7 +36,7 @@ def decode(depths: AdaptiveDepth, sure: list[float], batch: int = 1) -> tuple[in
     """Rounds with drafts as sure as that, and right so often; the last depth, and tokens kept."""
     chance, depth, kept = random.Random(0), 0, 0
     for _ in range(120):
-        if depth := depths.choose(batch):
+        if depth := max(depths.choose(batch, [READY] * batch)):
             kept = depths.trim(sure[:depth])
             right = (chance.random() < p for p in sure[:kept])
             accepted = next((at for at, hit in enumerate(right) if not hit), kept)
@@ -73,7 +76,7 @@ def test_a_drafter_that_is_too_sure_is_found_out() -> None:
     assert depths.calibration(0.95) < 0.2
     for _ in range(64):
         depths.trim(sure)
-    assert depths.choose(1) == 0
+    assert depths.choose(1, [READY]) == [0]
 
 
 def test_a_small_promise_is_not_enough() -> None:
@@ -82,28 +85,63 @@ def test_a_small_promise_is_not_enough() -> None:
     depths.worth = 0.0
     for _ in range(64):
         depths.trim([0.99])
-    assert depths.choose(1) == 0
+    assert depths.choose(1, [READY]) == [0]
 
 
 def test_a_prompt_is_run_where_it_pays() -> None:
-    """Drafting saves about 0.01 s a token here; a slot of a prompt costs 0.001 s."""
+    """Drafting saves about 0.015 s a token here; a slot of a prompt costs 0.001 s."""
     depths = chooser(draft={1: 0.001, 64: 0.002, PROMPT: 0.001 * PROMPT})
     decode(depths, [0.9] * 7)
-    assert depths.pays(4, 1) and depths.pays(500, 100) and depths.pays(3000, ANSWER)
-    assert not depths.pays(500, 10)
-    assert not depths.pays(100_000, 10 * ANSWER), "an answer may end long before its limit"
+
+    def pays(behind: int, left: int) -> bool:
+        return depths.choose(1, [Ask(behind, left)]) != [0]
+
+    assert pays(4, 1) and pays(500, 100) and pays(3000, ANSWER)
+    assert not pays(500, 10)
+    assert not pays(100_000, 10 * ANSWER), "an answer may end long before its limit"
+    assert depths.choose(2, [Ask(4, 100), Ask(500, 10)]) == [7, 0]
     for _ in range(RECENT):
         depths.trim([0.01] * 7)
-    assert depths.choose(1) == 0 and not depths.pays(1, ANSWER)
+    assert not pays(1, ANSWER)
 
 
-def test_quiet_rounds_are_probed() -> None:
-    depths = chooser(verify=STEEP)
-    for _ in range(64):
+def test_those_for_whom_it_pays_bear_what_a_pass_costs() -> None:
+    """A pass as dear as half a round: it pays for eight, not for the one that has its prompt."""
+    depths = chooser(verify={1: 0.030, 64: 0.040}, draft={1: 0.015, 64: 0.016, PROMPT: 0.3})
+    decode(depths, [0.9] * 7)
+    assert depths.choose(8, [READY] * 8) == [4] * 8
+    assert depths.choose(8, [READY] + [Ask(2000, 20)] * 7) == [0] * 8
+
+
+def test_no_more_is_drafted_than_may_be_said() -> None:
+    depths = chooser()
+    decode(depths, [0.95] * 7)
+    assert depths.choose(3, [READY, Ask(1, 2), Ask(1, 0)]) == [7, 2, 0]
+
+
+def test_quiet_time_is_probed_and_little_of_it() -> None:
+    depths, spent, quiet = chooser(verify=STEEP), 0.0, 0.0
+    for _ in range(RECENT):
         depths.trim([0.05] * 7)
-    depths.choose(1)
-    chosen = [depths.choose(1) for _ in range(3 * PROBE[0])]
-    assert sum(depth > 0 for depth in chosen) == 3 and max(chosen) == PROBE[1]
+    for _ in range(2000):
+        first, second = depths.choose(2, [Ask(300, 100), Ask(40, 100)])
+        quiet += depths.verify(2)
+        if second:
+            assert second == PROBE
+            spent += depths.draft(PROMPT) / PROMPT * 40 + depths.draft(PROBE)
+            spent += depths.verify(2 + PROBE) - depths.verify(2)
+            depths.trim([0.05] * second)
+        assert not first, "the other one costs less"
+    assert 0.7 * PROBING < spent / quiet <= PROBING
+
+
+def test_a_bad_beginning_is_not_the_end() -> None:
+    """Half of all first tokens stand, but the first three drafts did not."""
+    depths = chooser()
+    for _ in range(3):
+        depths.trim([0.5] * 7)
+        depths.calibration.count([0.5] * 7, 0)
+    assert depths.choose(1, [READY]) != [0]
 
 
 def test_calibration_by_hand() -> None:
@@ -147,6 +185,7 @@ def test_any_measurement_brings_the_curve_nearer(rows: int, seconds: float) -> N
 
 
 def test_a_disturbed_measurement_is_mended() -> None:
-    taken = iter([1.0] * 3 + [5.0] * 3 + [2.0] * 3 + [3.0] * 3)
-    curve = measure(lambda rows: next(taken), 7)
-    assert (curve.rows, curve.seconds) == ([1, 2, 4, 7], [1.0, 2.0, 2.0, 3.0])
+    """The row counts take turns: a while in which all is slow leaves the others as they are."""
+    taken = iter([9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 5.0, 2.0, 3.0, 3.0] + [9.0] * 15)
+    curve = measure(lambda rows: next(taken), 7, 64)
+    assert (curve.rows, curve.seconds) == ([1, 2, 4, 7, 64], [1.0, 2.0, 2.0, 3.0, 3.0])
