@@ -136,8 +136,8 @@ class AdaptiveDepth:
         it saves for each of their tokens."""
         alone = (self.verify(load) + self.overhead) / load  # seconds a token
         depth, saved, best, kept, gain = 0, 0.0, alone / GAIN, 0.0, 0.0
-        for k in range(1, self.k + 1):
-            verified = [draft[k - 1] for draft in self._recent if draft[k - 1] >= self.worth]
+        for k, chances in enumerate(zip(*self._recent, strict=True), start=1):
+            verified = [chance for chance in chances if chance >= self.worth]
             kept += drafting * len(verified) / len(self._recent)
             gain += drafting * sum(verified) / len(self._recent)
             spent = self.verify(load + kept) + self._drafting(drafting, k, gain) + self.overhead

@@ -138,8 +138,10 @@ class Drafter(nn.Module):
         tables = self.rotary(features, positions[None])
         rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
         layers, embedded = cast(list[Layer], list(self.layers)), self.embed(ids)
-        x = run_natively(layers, features, rotate, attend, 0, embedding=embedded)
-        if x is None:
+        whole = run_natively(layers, features, rotate, attend, 0, embedding=embedded)
+        if whole is not None:
+            x, _ = whole
+        else:
             run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
             x = run(cast(FirstLayer, layers[0]).fuse, embedded, features, rotate, attend)
             for index, layer in enumerate(layers[1:], start=1):

@@ -104,7 +104,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
         whole = run_natively([self], x, rotate, attend, layer)
         if whole is not None:
-            return whole
+            return whole[0]
         x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -117,9 +117,11 @@ def run_natively(  # noqa: PLR0913 (what layers are run on)
     first: int,
     *,
     embedding: Tensor | None = None,
-) -> Tensor | None:
+    taps: Sequence[int] = (),
+) -> tuple[Tensor, Tensor] | None:
     """Layers first, first + 1, … of a model, one behind the other on x (T, D), in one call; None
-    when not all of it can be native. `embedding` (T, D): for a head, with its first layer."""
+    when not all of it can be native. `embedding` (T, D): for a head, with its first layer. Also
+    what enters those of number `taps` among these, side by side (T, F·D)."""
     weights = [layer.weights for layer in layers if layer.weights is not None]
     more = () if embedding is None else (embedding,)
     if not layers or len(weights) < len(layers) or not native.usable(x, *rotate, *more):
@@ -130,7 +132,7 @@ def run_natively(  # noqa: PLR0913 (what layers are run on)
     if paged is None:
         return None
     scale = layers[0].self_attn.spec.scale
-    return native.layers(x, weights, *rotate, paged, scale, embedding=embedding)
+    return native.layers(x, weights, *rotate, paged, scale, embedding=embedding, taps=taps)
 
 
 class FirstLayer(Layer):

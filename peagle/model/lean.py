@@ -5,7 +5,6 @@ long as its matrix products: ours are fewer, and where all of a layer is native,
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -56,9 +55,9 @@ def lean(layers: nn.ModuleList, config: PretrainedConfig) -> None:
 
 def run_whole(
     decoder: nn.Module, ids: Tensor, positions: Tensor, step: "Step", taps: Sequence[int]
-) -> list[Tensor] | None:
-    """What enters each of the layers `taps`, and what leaves the decoder, (T, E), with one native
-    call between two taps; None when there is a layer that it does not take. ids, positions (T,)."""
+) -> tuple[Tensor, Tensor] | None:
+    """What leaves the decoder, (T, E), and what enters each of the layers `taps`, (T, F·E), by one
+    native call; None when there is a layer that it does not take. ids, positions (T,)."""
     if type(decoder) not in (LlamaModel, Qwen3Model):  # an embedding, layers and a norm
         return None
     llama = cast(LlamaModel, decoder)
@@ -67,15 +66,8 @@ def run_whole(
         return None
     x = llama.embed_tokens(ids)
     rotate = Rotation.of(*llama.rotary_emb(x, positions[None]))
-    found = list[Tensor]()
-    for first, end in pairwise([0, *taps, len(layers)]):
-        if end > first:
-            ran = run_natively(layers[first:end], x, rotate, step, first)
-            if ran is None:
-                return None
-            x = ran
-        found.append(x)
-    return [*found[:-1], llama.norm(x)]
+    ran = run_natively(layers, x, rotate, step, 0, taps=taps)
+    return None if ran is None else (llama.norm(ran[0]), ran[1])
 
 
 def _biases(layer: nn.Module) -> dict[str, bool]:

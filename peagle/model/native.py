@@ -32,7 +32,7 @@ ARGUMENTS = {
     "norm": [*[POINTER] * 3, COUNT, COUNT, ctypes.c_float, THREADS],
     "rotate": [*[POINTER] * 4, COUNT, COUNT, COUNT, THREADS],
     "gate": [*[POINTER] * 3, COUNT, COUNT, THREADS],
-    "layers": [*[POINTER] * 4, COUNT, *[POINTER] * 7, ctypes.c_float, ctypes.c_float, THREADS],
+    "layers": [*[POINTER] * 6, COUNT, *[POINTER] * 7, ctypes.c_float, ctypes.c_float, THREADS],
     "linear": [*[POINTER] * 4, COUNT, COUNT, THREADS],
     "attend": [*[POINTER] * 6, COUNT, *[POINTER] * 3, THREADS],
 }
@@ -177,22 +177,26 @@ def layers(  # noqa: PLR0913
     scale: float,
     *,
     embedding: Tensor | None = None,
-) -> Tensor:
+    taps: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
     """Decoder layers of Llama or Qwen3, one after another and of one shape, on x (T, D), where
     there are `tiles`; their keys and values are kept. There may be more rows than slots: padding.
-    A head's first layer reads `embedding` (T, D) as well."""
-    out = torch.empty_like(x)
+    A head's first layer reads `embedding` (T, D) as well. Returns what leaves the last layer, and
+    what enters those of number `taps`, side by side (T, F·D)."""
+    rows, width = x.shape
+    out, features = torch.empty_like(x), x.new_empty(rows, len(taps) * width)
     keys, first = paged.caches[0][0], weights[0]
-    sizes = *x.shape[:1], len(paged.slots), x.shape[1], first.head, keys.shape[1], paged.spans.count
+    sizes = (rows, len(paged.slots), width, first.head, keys.shape[1], paged.spans.count, len(taps))
     caches = [part.data_ptr() for pair in paged.caches for part in pair]
     function("layers", x.dtype)(
         x.data_ptr(), None if embedding is None else embedding.data_ptr(), out.data_ptr(),
+        (COUNT * len(taps))(*taps), features.data_ptr(),
         (POINTER * len(weights))(*(ctypes.addressof(layer.words) for layer in weights)),
         len(weights), cos.data_ptr(), sin.data_ptr(), (POINTER * len(caches))(*caches),
         paged.slots.data_ptr(), (COUNT * len(sizes))(*sizes), paged.spans.table,
         paged.spans.blocks, first.eps, scale, torch.get_num_threads(),
     )  # fmt: skip
-    return out
+    return out, features
 
 
 @cache

@@ -177,10 +177,11 @@ class Target:
             out = self.decoder(
                 input_ids=ids_, position_ids=positions_, use_cache=False, peagle_step=step
             )
-            found = [step.taps[layer] for layer in self._feature_layers]
-            found.append(out.last_hidden_state[0])
-        *taps, hidden = (x[: len(ids)] for x in found)
-        return TargetOutput(hidden, torch.cat(taps, dim=-1) if taps else None)
+            taps = [step.taps[layer] for layer in self._feature_layers]
+            hidden = out.last_hidden_state[0]
+            found = hidden, torch.cat(taps, dim=-1) if taps else hidden[:, :0]
+        hidden, features = (x[: len(ids)] for x in found)
+        return TargetOutput(hidden, features if self._feature_layers else None)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

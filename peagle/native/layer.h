@@ -29,8 +29,17 @@ struct Cache {  // a layer's
 };
 
 struct Sizes {  // rows behind the tokens are padding
-  int64_t rows, tokens, width, head, block, spans;
+  int64_t rows, tokens, width, head, block, spans, taps;
 };
+
+// What enters a layer, beside what entered others: as columns of `features`.
+void tap(const Bf16* x, int64_t layer, const int64_t* taps, Bf16* features, const Sizes& n) {
+  for (int64_t column = 0; column < n.taps; ++column)
+    if (taps[column] == layer)
+      for (int64_t row = 0; row < n.rows; ++row)
+        std::memcpy(features + (row * n.taps + column) * n.width, x + row * n.width,
+                    n.width * sizeof(Bf16));
+}
 
 // A decoder layer of Llama or Qwen3, by the functions above: what is between them costs more in
 // Python than they do. A head's first layer reads an embedding beside x. `out` may be x.

@@ -51,12 +51,14 @@ extern "C" void linear_bfloat16(const Bf16* x, const Matrix* matrix, const Bf16*
 }
 
 extern "C" void layers_bfloat16(const Bf16* x, const Bf16* embedding, Bf16* out,
-                                const Weights* const* weights, int64_t count, const Bf16* cos,
+                                const int64_t* taps, Bf16* features, const Weights* const* weights, int64_t count, const Bf16* cos,
                                 const Bf16* sin, const Cache* caches, const int64_t* slots,
                                 const Sizes* sizes, const int64_t* spans, const int64_t* blocks,
                                 float eps, float scale, int threads) {
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < count; ++i) {
+    tap(i ? out : x, i, taps, features, *sizes);
     layer(i ? out : x, embedding, out, *weights[i], cos, sin, caches[i], slots, *sizes, spans,
           blocks, eps, scale, threads);
+  }
 }
 #endif
