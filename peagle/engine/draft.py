@@ -53,9 +53,12 @@ class Drafted(NamedTuple):
 def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Draft]:
     """The draft tokens of each of B requests: as many as its depth; fewer where a grammar allows
     nothing more that the drafter knows, or the answer ends."""
-    features = drafter.project(torch.cat([s.features for s in slots]))
     walks = [new.matcher.walk() if new.matcher and new.depth else None for new in slots]
-    run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
+    given, run = [new.features for new in slots], _autoregressive
+    if drafter.config.method == "p-eagle":
+        given.append(drafter.mask_hidden[None])
+        run = _parallel
+    features = drafter.project(torch.cat(given))
     drafts = [Draft([], []) for _ in slots]
     if parts := run(drafter, cache, slots, features, walks):
         # Brought over once, however deep: on a GPU each time would wait for it.
@@ -88,8 +91,8 @@ def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> tuple
     A token that is the only one allowed is sure to be accepted, so the drafter need not know it.
     """
     logits = logits.float()
-    most, best = logits.max(-1)
-    tokens, sure = best + drafter.d2t[best], (most - logits.logsumexp(-1)).exp()
+    best = logits.max(-1).indices
+    tokens, sure = best + drafter.d2t[best], logits.softmax(-1).gather(-1, best[:, None])[:, 0]
     going = [(i, walk) for i, walk in enumerate(walks) if walk is not None and not walk.over]
     if not going:
         return tokens, sure
@@ -112,19 +115,19 @@ def _parallel(
     drafter: Drafter,
     cache: KVCache,
     slots: list[NewSlots],
-    features: Tensor,
+    features: Tensor,  # of real slots, then of placeholders
     walks: list[Walk | None],
 ) -> list[Drafted]:
     """Real slots, then depth − 1 placeholders, in one forward."""
     assert drafter.config.mask_token_id is not None
     ids, parts, spans, first = list[int](), list[Tensor](), list[Span](), list[int]()
     most = max(new.depth for new in slots)
-    filler = drafter.placeholders(torch.arange(1, max(1, most), device=features.device))
-    for new, real in zip(slots, features.split([len(s.ids) for s in slots]), strict=True):
+    *reals, filler = features.split([*(len(new.ids) for new in slots), 1])
+    for new, real in zip(slots, reals, strict=True):
         more = max(0, new.depth - 1)
         first.append(len(ids) + len(new.ids) - 1)
         ids += new.ids + [drafter.config.mask_token_id] * more
-        parts += [real, filler[:more]]
+        parts += [real, filler.expand(more, -1)]
         spans.append(Span(new.blocks, new.start, len(new.ids) + more))
     normed = _forward(drafter, cache, ids, torch.cat(parts), spans).normed
     going = [[which for which, new in enumerate(slots) if new.depth > d] for d in range(most)]

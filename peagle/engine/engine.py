@@ -191,8 +191,9 @@ class Engine:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """(R, V); in the deterministic mode a tile at a time."""
-        parts = hidden.split(ROW_TILE if self.settings.deterministic else len(hidden))
-        return torch.cat([self.target.logits(part) for part in parts])
+        if not self.settings.deterministic:
+            return self.target.logits(hidden)
+        return torch.cat([self.target.logits(part) for part in hidden.split(ROW_TILE)])
 
     def _judge(self, request: Request, logits: Tensor, best: list[int], finite: list[bool]) -> None:
         """Accept the request's draft as far as it goes, and say it."""

@@ -258,8 +258,8 @@ def _bias(visible: Tensor, like: Tensor, groups: int) -> Tensor:
 
 def positions(spans: list[Span], device: torch.device) -> Tensor:
     """Positions (T,) of the packed tokens."""
-    parts = [torch.arange(span.start, span.end, device=device) for span in spans]
-    return torch.cat(parts)
+    at = [position for span in spans for position in range(span.start, span.end)]
+    return torch.tensor(at, device=device)
 
 
 def _places(spans: list[Span], size: int) -> list[int]:

@@ -161,7 +161,7 @@ class Drafter(nn.Module):
 
     def draft_tokens(self, normed: Tensor) -> Tensor:
         """Most likely target ids (T,) of slots with normed hidden states (T, D)."""
-        best = self.logits(normed).argmax(-1)
+        best = self.logits(normed).max(-1).indices  # several times faster than argmax on a CPU
         return best + self.d2t[best]
 
 

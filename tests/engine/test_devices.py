@@ -75,8 +75,12 @@ def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
         NewSlots([*span.blocks, 7], span.start, [5] * span.length, part, depth)
         for span, part, depth in zip(spans, parts, (3, 2, 1), strict=False)
     ]
-    run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
-    drafts = run(drafter, KVCache(8, 16), slots, drafter.project(out.features), [None] * len(slots))
+    given, run = [out.features], _autoregressive
+    if drafter.config.method == "p-eagle":
+        given.append(drafter.mask_hidden[None])
+        run = _parallel
+    features = drafter.project(torch.cat(given))
+    drafts = run(drafter, KVCache(8, 16), slots, features, [None] * len(slots))
     assert all(draft.tokens.device == draft.sure.device == GPU for draft in drafts)
 
 
