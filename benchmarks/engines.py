@@ -174,6 +174,8 @@ def vllm_rows(
         peer = vllm_peer(python, args.threads)
         answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM})
         known[method] = {name: answer[name] for name in ("settings", "versions")}
+        if k:  # where the head lies for now says nothing
+            known[method]["settings"]["speculative_config"]["model"] = method
         for concurrency in args.concurrency:
             if concurrency == 1 or method != "eagle3":
                 decode = peer.decoder({**request, "concurrency": concurrency})

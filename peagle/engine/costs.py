@@ -31,12 +31,11 @@ def draft_curve(drafter: Drafter, most: int) -> Curve:
     """Seconds of one drafter forward, every row of it predicting, up to `most` rows, and of one
     over a prompt, of which no more rows than that predict."""
     (cache, spans), weight = _room(max(most, PROMPT)), drafter.norm.weight
-    width = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
 
     @torch.no_grad()
     def run(rows: int) -> None:
         ids = torch.zeros(rows, dtype=torch.int64, device=weight.device)
-        features = drafter.project(weight.new_zeros(rows, width))
+        features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
         out = drafter(ids, features, ids, CachedAttend(cache, spans(rows)))
         drafter.draft_tokens(out.normed[:most]).tolist()
 

@@ -24,8 +24,8 @@ def token_bytes(target: Target, drafter: Drafter | None) -> int:
         return target.kv_bytes
     config = drafter.config.transformer
     width = config.num_key_value_heads * head_size(config) * drafter.norm.weight.element_size()
-    features = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
-    return target.kv_bytes + 2 * len(drafter.layers) * width + features * target.dtype.itemsize
+    features = drafter.config.feature_width * target.dtype.itemsize
+    return target.kv_bytes + 2 * len(drafter.layers) * width + features
 
 
 def kv_tokens(target: Target, drafter: Drafter | None, most: int, wanted: int | None) -> int:

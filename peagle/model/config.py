@@ -64,6 +64,11 @@ class DrafterConfig:
                 f"a target of hidden size {self.target_hidden_size}: give it embedding 'full'"
             )
 
+    @property
+    def feature_width(self) -> int:
+        """F·E: numbers in the target's features of a token."""
+        return len(self.feature_layers) * self.target_hidden_size
+
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     """vLLM's default for EAGLE-3: (2, n//2, n−3). Below 7 layers they collide and are refused."""

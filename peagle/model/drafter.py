@@ -60,15 +60,14 @@ class Drafter(nn.Module):
         self.config = config
         self.recompute = False  # a layer's activations again in backward, instead of keeping them
         sizes = config.transformer
-        features = len(config.feature_layers) * config.target_hidden_size
         norm = lambda width: Norm(width, sizes.rms_norm_eps)  # noqa: E731
-        self.input_norm = norm(features) if config.norm_before_fc else None
+        self.input_norm = norm(config.feature_width) if config.norm_before_fc else None
         self.fc_norm = (
             nn.ModuleList(norm(config.target_hidden_size) for _ in config.feature_layers)
             if config.fc_norm
             else None
         )
-        self.fc = nn.Linear(features, sizes.hidden_size, bias=False)
+        self.fc = nn.Linear(config.feature_width, sizes.hidden_size, bias=False)
         first = FirstLayer(sizes, config.norm_before_residual)
         self.layers = nn.ModuleList(
             [first, *(Layer(sizes) for _ in range(sizes.num_hidden_layers - 1))]
@@ -79,7 +78,7 @@ class Drafter(nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
         if config.method == "p-eagle":
-            self.mask_hidden = nn.Parameter(torch.zeros(features))
+            self.mask_hidden = nn.Parameter(torch.zeros(config.feature_width))
         if config.embedding == "full":
             self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         elif config.embedding == "mask-row":

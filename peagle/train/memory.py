@@ -36,8 +36,7 @@ def pass_cost(drafter: Drafter, *, bf16: bool = True) -> PassCost:
 def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
     device = drafter.norm.weight.device
     ids = torch.zeros(tokens, dtype=torch.int64, device=device)
-    width = len(drafter.config.feature_layers) * drafter.config.target_hidden_size
-    features = torch.zeros(tokens, width, device=device)
+    features = torch.zeros(tokens, drafter.config.feature_width, device=device)
     anchors = torch.arange(tokens - 1, device=device)
     kept: dict[int, int] = {}
     masks = {(rows, rows) for rows in (tokens - 1, tokens)}  # of the elements, or padded
