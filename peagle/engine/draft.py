@@ -54,11 +54,8 @@ def propose(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Dra
     """The draft tokens of each of B requests: as many as its depth; fewer where a grammar allows
     nothing more that the drafter knows, or the answer ends."""
     walks = [new.matcher.walk() if new.matcher and new.depth else None for new in slots]
-    given, run = [new.features for new in slots], _autoregressive
-    if drafter.config.method == "p-eagle":
-        given.append(drafter.mask_hidden[None])
-        run = _parallel
-    features = drafter.project(torch.cat(given))
+    features = _projected(drafter, [new.features for new in slots])
+    run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
     drafts = [Draft([], []) for _ in slots]
     if parts := run(drafter, cache, slots, features, walks):
         # Brought over once, however deep: on a GPU each time would wait for it.
@@ -82,6 +79,12 @@ def passes(drafter: Drafter, slots: list[NewSlots]) -> list[int]:
         return [new + sum(max(0, one.depth - 1) for one in slots)]
     depths = range(1, max(one.depth for one in slots))
     return [new, *(sum(one.depth > depth for one in slots) for depth in depths)]
+
+
+def _projected(drafter: Drafter, features: list[Tensor]) -> Tensor:
+    """(T, D) of the slots, and for P-EAGLE, in the same product, of what fills placeholders."""
+    shared = [drafter.mask_hidden[None]] if drafter.config.method == "p-eagle" else []
+    return drafter.project(torch.cat([*features, *shared]))
 
 
 def _choose(drafter: Drafter, logits: Tensor, walks: list[Walk | None]) -> tuple[Tensor, Tensor]:

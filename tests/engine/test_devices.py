@@ -9,7 +9,7 @@ from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from peagle.engine.draft import NewSlots, _autoregressive, _parallel
+from peagle.engine.draft import NewSlots, _autoregressive, _parallel, _projected
 from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
 from peagle.engine.request import SamplingParams
 from peagle.engine.sampling import Sampler
@@ -75,11 +75,8 @@ def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
         NewSlots([*span.blocks, 7], span.start, [5] * span.length, part, depth)
         for span, part, depth in zip(spans, parts, (3, 2, 1), strict=False)
     ]
-    given, run = [out.features], _autoregressive
-    if drafter.config.method == "p-eagle":
-        given.append(drafter.mask_hidden[None])
-        run = _parallel
-    features = drafter.project(torch.cat(given))
+    features = _projected(drafter, [out.features])
+    run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
     drafts = run(drafter, KVCache(8, 16), slots, features, [None] * len(slots))
     assert all(draft.tokens.device == draft.sure.device == GPU for draft in drafts)
 
