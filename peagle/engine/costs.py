@@ -7,8 +7,9 @@ import torch
 
 from peagle.engine.blocks import BLOCK
 from peagle.engine.depth import PROMPT, Curve, measure
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span
-from peagle.model.drafter import Drafter
+from peagle.engine.forward import forward
+from peagle.engine.kv_cache import KVCache, Span
+from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.target import Target
 
 
@@ -21,8 +22,8 @@ def verify_curve(target: Target, most: int) -> Curve:
         tile = target.row_tile if target.row_tile > 1 else rows
         ids = torch.zeros(tile, dtype=torch.int64, device=target.device)
         for _ in range(-(-rows // tile)):
-            attend = CachedAttend(cache, spans(tile), tiled=target.row_tile > 1)
-            target.logits(target.forward(ids, ids, attend).hidden).max(-1).indices.tolist()
+            out = forward(target.forward, cache, spans(tile), ids, tiled=target.row_tile > 1)
+            target.logits(out.hidden).max(-1).indices.tolist()
 
     return measure(_timed(run), most)
 
@@ -36,7 +37,7 @@ def draft_curve(drafter: Drafter, most: int) -> Curve:
     def run(rows: int) -> None:
         ids = torch.zeros(rows, dtype=torch.int64, device=weight.device)
         features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
-        out = drafter(ids, features, ids, CachedAttend(cache, spans(rows)))
+        out: DrafterOutput = forward(drafter, cache, spans(rows), ids, features)
         drafter.draft_tokens(out.normed[:most]).tolist()
 
     return measure(_timed(run), most, PROMPT)

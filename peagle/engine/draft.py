@@ -8,14 +8,15 @@ inputs. A request under a grammar is drafted through it: each token is the likel
 are allowed behind the ones before, so that what is proposed can be accepted.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from peagle.engine.forward import forward
 from peagle.engine.grammar import Matcher, Walk
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
+from peagle.engine.kv_cache import KVCache, Span
 from peagle.model.drafter import Drafter, DrafterOutput
 
 
@@ -181,6 +182,4 @@ def _forward(
     drafter: Drafter, cache: KVCache, ids: list[int] | Tensor, features: Tensor, spans: list[Span]
 ) -> DrafterOutput:
     ids = torch.as_tensor(ids, device=features.device)
-    at = positions(spans, features.device)
-    out: DrafterOutput = drafter(ids, features, at, CachedAttend(cache, spans))
-    return out
+    return forward(cast(Callable[..., DrafterOutput], drafter), cache, spans, ids, features)

@@ -15,8 +15,9 @@ from peagle.engine.blocks import BLOCK, BlockPool
 from peagle.engine.depth import AdaptiveDepth, Ask
 from peagle.engine.draft import NewSlots, passes, propose
 from peagle.engine.features import FeatureCache
+from peagle.engine.forward import forward
 from peagle.engine.grammar import Grammars
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
+from peagle.engine.kv_cache import KVCache, Span
 from peagle.engine.request import Chunk, FinishReason, Request, RequestFailure, TokenLogprob
 from peagle.engine.sampling import NOT_A_NUMBER, Sampler, accept_prefix
 from peagle.engine.scheduler import Scheduler, Work
@@ -107,22 +108,21 @@ class Engine:
     @torch.no_grad()
     def verify(self, works: list[Work]) -> TargetOutput:
         """Run the works' tokens through the target: packed in one forward, or in fixed tiles."""
-        spans, device = _spans(works), self.target.device
+        spans = _spans(works)
         tokens = [token for w in works for token in w.request.pending[: w.tokens]]
-        ids = torch.tensor(tokens, device=device)
+        ids = torch.tensor(tokens, device=self.target.device)
+        run, cache = self.target.forward, self.target_cache
         if not self.settings.deterministic:
-            attend = CachedAttend(self.target_cache, spans)
-            return self.target.forward(ids, positions(spans, device), attend)
-        outs, begin = [], 0
+            return forward(run, cache, spans, ids)
+        hidden, features, begin = list[Tensor](), list[Tensor](), 0
         for tile in tiles(spans, ROW_TILE):
             rows = sum(span.length for span in tile)
-            attend = CachedAttend(self.target_cache, tile, tiled=True)
-            part = ids[begin : begin + rows]
-            outs.append(self.target.forward(part, positions(tile, device), attend))
+            out = forward(run, cache, tile, ids[begin : begin + rows], tiled=True)
+            hidden.append(out.hidden.clone())  # the next tile may take its place
+            if out.features is not None:
+                features.append(out.features.clone())
             begin += rows
-        features = [out.features for out in outs if out.features is not None]
-        hidden = torch.cat([out.hidden for out in outs])
-        return TargetOutput(hidden, torch.cat(features) if features else None)
+        return TargetOutput(torch.cat(hidden), torch.cat(features) if features else None)
 
     @torch.no_grad()
     def accept(self, works: list[Work], out: TargetOutput) -> None:

@@ -5,8 +5,11 @@ Shapes: T packed tokens, N query heads, M key/value heads, H head size, B spans,
 
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 from peagle.model import native
 from peagle.model.attend import (
     KEY_BLOCK,
+    ROW_TILE,
     AttentionSpec,
     attention,
     batched_attention,
@@ -25,6 +29,7 @@ from peagle.model.attend import (
 )
 
 SHORT = 32  # tokens of a span that is attended together with others
+GPU_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # Of the spans that torch attends together:
 WASTE = 1.5  # keys read for one of them, over keys needed, at most
 CACHED = 4 << 20  # bytes of keys and values read together on a CPU: more leave its caches
@@ -43,18 +48,19 @@ class Span(NamedTuple):
 
 
 class KVCache:
-    """One model's keys and values: per layer (blocks, size, M, H), allocated at a layer's first
+    """One model's keys and values: per layer (blocks + 1, size, M, H), allocated at a layer's first
     write, because layers may differ in shape (Gemma-4). Rejected tokens are overwritten, never
     seen."""
 
     def __init__(self, blocks: int, size: int) -> None:
         self.blocks, self.size = blocks, size
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.graphs: Any = None  # forwards that were recorded over it (engine/forward.py)
 
     def layer(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's keys and values, shaped as k, v (length, M, H) want them."""
         if layer not in self._layers:
-            shape = self.blocks, self.size
+            shape = self.blocks + 1, self.size  # the last is for rows of padding
             self._layers[layer] = tuple(zeros((*shape, *x.shape[1:]), x) for x in (k, v))  # type: ignore[assignment]
         return self._layers[layer]
 
@@ -74,11 +80,11 @@ class CachedAttend:
             assert span.end <= len(span.blocks) * cache.size, "the scheduler gives blocks enough"
         self.cache, self.spans, self.tiled = cache, spans, tiled
         self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
-        ends = list(accumulate((span.length for span in spans), initial=0))
-        self._parts = [slice(*pair) for pair in pairwise(ends)]  # each span's packed tokens
+        self._parts = parts(spans)
         self._long = [index for index, span in enumerate(spans) if span.length > SHORT]
         self._slots: slice | Tensor | None = None
         self._native: native.Spans | None = None
+        self._tables: dict[tuple[int, int], Any] = {}  # by rows of a program, and heads a key
         self._places: Tensor | None = None
         self._short: list[ShortSpans] = []
         self._lonely: Sequence[int] = range(len(spans))  # spans in none of these
@@ -94,11 +100,36 @@ class CachedAttend:
             else:
                 kept.flatten(0, 1).index_copy_(0, self._slots, new)
         q = q.contiguous()
+        if kernels(q.device.type) and q.dtype in GPU_DTYPES:
+            return self._on_gpu(q, keys, values, spec)
         attend = self._natively if self._usable(q, keys, values) else self._by_torch
         return attend(q, keys, values, spec)
 
     def _usable(self, *tensors: Tensor) -> bool:
         return self.cache.size % native.LANES == 0 and native.usable(*tensors)
+
+    def _on_gpu(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """All spans in one call; in the deterministic mode every row in the same way."""
+        gpu, groups = kernels(q.device.type), q.shape[1] // keys.shape[2]
+        key = gpu.rows_for(self._tokens(), q, keys, values), groups
+        if key not in self._tables:
+            self._tables[key] = self._table(*key, q.device)
+        return gpu.attend(q, keys, values, self._tables[key], spec, 1 if self.tiled else None)
+
+    def _tokens(self) -> int:
+        """Tokens of a span that a program takes, at most."""
+        return ROW_TILE if self.tiled else max(span.length for span in self.spans)
+
+    def _table(self, rows: int, groups: int, device: torch.device) -> Any:
+        """For programs of so many rows, and so many of them a token."""
+        table = kernels(device.type).Table
+        return table.of(self.packed(), self.cache.size, rows, groups, device)
+
+    def packed(self) -> list[tuple[int, int, int, Sequence[int]]]:
+        """Of each span its first packed token, that token's position, the number of tokens, and
+        the span's blocks."""
+        pairs = zip(self._parts, self.spans, strict=True)
+        return [(part.start, span.start, span.length, span.blocks) for part, span in pairs]
 
     def paged(self, layers: Sequence[int], like: Tensor) -> native.Paged | None:
         """For layers that keep and attend by themselves, keys and values shaped as `like` (length,
@@ -106,20 +137,14 @@ class CachedAttend:
         if self._long or self.cache.size % native.LANES or not native.usable(like):
             return None
         if self._places is None:
-            self._places = torch.tensor(_places(self.spans, self.cache.size))
+            self._places = torch.tensor(place_list(self.spans, self.cache.size))
         caches = [self.cache.layer(layer, like, like) for layer in layers]
         return native.Paged(caches, self._places, self._short_spans())
 
     def _short_spans(self) -> native.Spans:
         if self._native is None:
-            self._native = native.Spans(
-                [
-                    (part.start, *span[1:], span.blocks)
-                    for part, span in zip(self._parts, self.spans, strict=True)
-                    if span.length <= SHORT
-                ],
-                self.cache.size,
-            )
+            short = [span for span in self.packed() if span[2] <= SHORT]
+            self._native = native.Spans(short, self.cache.size)
         return self._native
 
     def _natively(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
@@ -178,6 +203,14 @@ class CachedAttend:
         if draft:
             return batched_attention(q[None], seen[0][None], seen[1][None], mask, spec.scale)[0]
         return attention(q, seen[0], seen[1], mask, spec)
+
+
+@cache
+def kernels(device: str) -> Any:
+    """engine/paged_attention.py, where there is a GPU that its kernels are made for."""
+    if device != "cuda" or not find_spec("triton"):
+        return None
+    return import_module("peagle.engine.paged_attention")
 
 
 def together(spans: list[Span], most: int) -> list[list[int]]:
@@ -256,13 +289,19 @@ def _bias(visible: Tensor, like: Tensor, groups: int) -> Tensor:
     return bias[:, None].repeat(1, 1, groups, 1)
 
 
+def parts(spans: list[Span]) -> list[slice]:
+    """Each span's packed tokens."""
+    ends = accumulate((span.length for span in spans), initial=0)
+    return [slice(*pair) for pair in pairwise(ends)]
+
+
 def positions(spans: list[Span], device: torch.device) -> Tensor:
     """Positions (T,) of the packed tokens."""
     at = [position for span in spans for position in range(span.start, span.end)]
     return torch.tensor(at, device=device)
 
 
-def _places(spans: list[Span], size: int) -> list[int]:
+def place_list(spans: list[Span], size: int) -> list[int]:
     """Where in the cache each packed token is kept (T)."""
     return [
         span.blocks[position // size] * size + position % size
@@ -273,7 +312,7 @@ def _places(spans: list[Span], size: int) -> list[int]:
 
 def places(spans: list[Span], size: int, device: torch.device) -> slice | Tensor:
     """Where in the cache each packed token is kept (T,); a slice when they lie in a row."""
-    at = _places(spans, size)
+    at = place_list(spans, size)
     row = range(at[0], at[0] + len(at))
     return slice(row.start, row.stop) if at == list(row) else torch.tensor(at).to(device)
 
