@@ -302,7 +302,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         several = concurrency > 1
         mine = [row for row in rows if row.concurrency == concurrency]
         some = prompts[: args.prompts[several]]
-        measure(mine, some, args.max_tokens[several], args.repeats)
+        measure(mine, some, args.max_tokens[several], args.repeats[several])
     rows = [row for row in rows if row.results]
     settings = {
         "target": TARGET,
@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=whole_numbers, default=[1, 4, 8, 16])
     parser.add_argument("--prompts", type=whole_numbers, default=[12, 32], help="c = 1, above")
     parser.add_argument("--max-tokens", type=whole_numbers, default=[64, 48], help="c = 1, above")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=whole_numbers, default=[3, 9], help="c = 1, above")
     parser.add_argument("--threads", type=int, default=2, help="of everybody")
     args = parser.parse_args()
     args.k = json.loads((RESULTS / "best_k.json").read_text())["best_k"]

@@ -41,8 +41,8 @@ def forward(
     tiled: bool = False,
 ) -> Output:
     """`model` (a target's or a drafter's forward, always the same over one cache) on packed `rows`,
-    each (T, …), and their positions. What it returns may be overwritten by the next forward over
-    this cache. `tiled`: see CachedAttend."""
+    each (T, …), and their positions. What it returns may be overwritten by the next forward.
+    `tiled`: see CachedAttend."""
     device = rows[0].device
     if kernels(device.type):
         if cache.graphs is None:

@@ -215,7 +215,7 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
     if SPLITS == 1:
         tl.store(out + at[:, None] * WIDE + w[None], mixed / total[:, None], mask=shown)
     else:
-        rows = tokens.to(tl.int64) * (KV_HEADS * GROUPS)
+        rows = tl.full((), KV_HEADS * GROUPS, tl.int64) * tokens
         part = split * rows + at
         tl.store(sums + part[:, None] * WIDE + w[None], mixed, mask=shown)
         tl.store(peaks + part, peak, mask=real)
@@ -228,7 +228,7 @@ def _add_up(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     WIDE: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """The splits of one token's head, each by how much of the softmax it holds."""
-    rows = tokens.to(tl.int64) * heads
+    rows = tl.full((), 1, tl.int64) * tokens * heads
     row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     part = tl.arange(0, SPLITS) * rows + row
     peak, total = tl.load(peaks + part), tl.load(peaks + SPLITS * rows + part)

@@ -40,14 +40,27 @@ def compile_for(  # noqa: PLR0913, PLR0917
     rows = paged_attention.rows_for(tokens, q, keys, keys)
     known = paged_attention.constants(q, keys, keys, spec, rows, splits)
     options = {name: known.pop(name) for name in ("num_warps", "num_stages")}
-    kinds = dict.fromkeys(paged_attention._attend.arg_names, TYPES[dtype])
-    kinds |= NUMBERS | dict.fromkeys(TABLES, "*i32") | dict.fromkeys(known, "constexpr")
+    kinds = dict.fromkeys(TABLES, "*i32") | NUMBERS
     if splits > 1:
         kinds |= dict.fromkeys(("sums", "peaks"), "*fp32")
-    aligned = {(i,): [["tt.divisibility", 16]] for i, k in enumerate(kinds.values()) if k[0] == "*"}
-    source = ASTSource(paged_attention._attend, kinds, known, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    if tokens == 1:  # as Triton does with a number that is one
+        kinds["tokens"], known["tokens"] = "constexpr", 1
+    made = machine_code(paged_attention._attend, TYPES[dtype], kinds, known, options, capability)
     print(f"sm_{capability}", TYPES[dtype][1:], made.metadata.shared, spilled(made.asm["cubin"]))
+    if splits > 1:
+        kinds |= {"heads": "i32"}
+        machine_code(paged_attention._add_up, TYPES[dtype], kinds, known, {}, capability)
+
+
+def machine_code(kernel, tensors, kinds, known, options, capability):  # noqa: PLR0913, PLR0917
+    """A kernel, whose arguments are `tensors` where nothing else is said."""
+    names = kernel.arg_names
+    known = {name: known[name] for name in names if name in known}
+    kinds = dict.fromkeys(names, tensors) | {name: kinds[name] for name in names if name in kinds}
+    kinds |= dict.fromkeys(known, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, k in enumerate(kinds.values()) if k[0] == "*"}
+    source = ASTSource(kernel, kinds, known, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def spilled(code: bytes) -> int:
