@@ -22,7 +22,8 @@ def test_token_bytes_are_what_the_caches_hold(
     held = 0
     for cache in (llm.engine.target_cache, llm.engine.drafter_cache):
         for keys, values in cache._layers.values():
-            held += (keys.numel() + values.numel()) * keys.element_size()
+            # The last block is for rows of padding.
+            held += (keys[:-1].numel() + values[:-1].numel()) * keys.element_size()
     kept = llm.engine.features._kept
     assert kept is not None
     held += kept.numel() * kept.element_size()

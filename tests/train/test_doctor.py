@@ -14,7 +14,7 @@ from tiny import make_drafter, make_target
 from torch import Tensor
 
 from peagle.config import InputError
-from peagle.engine import draft as engine_draft
+from peagle.engine import forward as engine_forward
 from peagle.model.checkpoint import LAYER_IDS, save_drafter
 from peagle.model.config import Embedding, Method, Provenance
 from peagle.model.drafter import Drafter
@@ -283,8 +283,8 @@ def test_drafting_unlike_training_is_named(
     target: Target, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
-    places = engine_draft.positions
-    monkeypatch.setattr(engine_draft, "positions", lambda *args: places(*args) * 2)
+    places = engine_forward.positions
+    monkeypatch.setattr(engine_forward, "positions", lambda *args: places(*args) * 2)
     assert_named(tmp_path / "head", target, "logits", "part at depth 0")
 
 
@@ -293,13 +293,13 @@ def test_a_late_depth_that_differs_is_named(
 ) -> None:
     """Placeholders that stand one position too far: depth 0 is right."""
     save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    places = engine_draft.positions
+    places = engine_forward.positions
 
     def late(*args: Any) -> Tensor:
         right = places(*args)
         return torch.cat([right[:-4], right[-4:] + 1])
 
-    monkeypatch.setattr(engine_draft, "positions", late)
+    monkeypatch.setattr(engine_forward, "positions", late)
     assert_named(tmp_path / "head", target, "logits", "part at depth 1")
 
 
