@@ -44,13 +44,15 @@ def forward(
     each (T, …), and their positions. What it returns may be overwritten by the next forward.
     `tiled`: see CachedAttend."""
     device = rows[0].device
-    if kernels(device.type):
-        if cache.graphs is None:
-            cache.graphs = Graphs(cache, device, tiled)
-        if found := cache.graphs.run(model, spans, rows):
-            return found
-    at = positions(spans, device)
-    return model(*rows, at, CachedAttend(cache, spans, tiled=tiled))
+    with torch.cuda.device_of(rows[0]):  # kernels start on the current one
+        if kernels(device.type):
+            if cache.graphs is None:
+                cache.graphs = Graphs(cache, device, tiled)
+            found: Output | None = cache.graphs.run(model, spans, rows)
+            if found is not None:
+                return found
+        attend = CachedAttend(cache, spans, tiled=tiled)
+        return model(*rows, positions(spans, device), attend)
 
 
 class Graphs:
