@@ -100,9 +100,9 @@ def test_an_engine_says_the_same(
     method: Any, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of()
-    drafter = make_drafter(target, method).to(DEVICE)
+    drafter = make_drafter(target, method, layers=1).to(DEVICE)
     drafter.share_embedding(target.embedding)
-    prompts, params = [[7, 8, 9], [20, 21]], SamplingParams(max_tokens=6, ignore_eos=True)
+    prompts, params = [[7, 8, 9], [20, 21]], SamplingParams(max_tokens=4, ignore_eos=True)
 
     def decode() -> list[list[int]]:
         llm = LLM(target, drafter, k=2, kv_tokens=256, max_batch=2, deterministic=deterministic)
