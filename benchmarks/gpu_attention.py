@@ -15,7 +15,6 @@ from common import RESULTS, environment, whole_numbers, write_json
 from torch.utils.benchmark import Timer
 
 from peagle.engine import paged_attention
-from peagle.engine.kv_cache import Span
 from peagle.model.attend import AttentionSpec
 
 SIZE = 16  # tokens of a block
@@ -50,10 +49,9 @@ def row(
     kept = torch.randn(layers, 2, requests * each, SIZE, kv_heads, size, device=device).to(DTYPE)
     q = torch.randn(requests * tokens, heads, size, device=device).to(DTYPE)
     order = torch.randperm(requests * each).tolist()
-    spans = [Span(order[i * each : (i + 1) * each], past, tokens) for i in range(requests)]
-    packed = [(i * tokens, span.start, tokens, span.blocks) for i, span in enumerate(spans)]
+    spans = [(i * tokens, past, tokens, order[i * each :][:each]) for i in range(requests)]
     rows = paged_attention.rows_for(tokens, q, kept[0, 0], kept[0, 1])
-    table = paged_attention.Table.of(packed, SIZE, rows, heads // kv_heads, device)
+    table = paged_attention.Table.of(spans, SIZE, rows, heads // kv_heads, device)
     spec = AttentionSpec(size**-0.5, window)
 
     def run() -> None:

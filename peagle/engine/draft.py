@@ -8,8 +8,8 @@ inputs. A request under a grammar is drafted through it: each token is the likel
 are allowed behind the ones before, so that what is proposed can be accepted.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -182,4 +182,5 @@ def _forward(
     drafter: Drafter, cache: KVCache, ids: list[int] | Tensor, features: Tensor, spans: list[Span]
 ) -> DrafterOutput:
     ids = torch.as_tensor(ids, device=features.device)
-    return forward(cast(Callable[..., DrafterOutput], drafter), cache, spans, ids, features)
+    out: DrafterOutput = forward(drafter, cache, spans, ids, features)
+    return out

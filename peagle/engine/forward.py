@@ -142,7 +142,8 @@ class FixedAttend(CachedAttend):
         self._heads[rows, groups] = head
         self._write(rows, groups)
         first, second = head[: 2 * items].view(-1, 2), head[2 * items :].view(-1, 4)
-        return gpu.Table(first, second, self._blocks, gpu.SPLITS * gpu.KEYS, rows)
+        longest = gpu.SPLITS * gpu.KEYS  # not known yet: enough for any number of splits
+        return gpu.Table(first, second, self._blocks, longest, rows)
 
     def _write(self, rows: int, groups: int) -> None:
         """Items that are not needed take the last span, which has no tokens."""

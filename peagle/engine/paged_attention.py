@@ -9,6 +9,7 @@ where S > 1 a second kernel adds them up (flash decoding). Softmax is to the bas
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -134,6 +135,7 @@ def _splits(programs: int, steps: int, device: torch.device) -> int:
     return 1 << max(0, min(wanted, steps, SPLITS).bit_length() - 1)
 
 
+@cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":  # Triton's interpreter
         return 8

@@ -4,7 +4,6 @@ and what is made of it for GPUs that are not here."""
 import os
 import subprocess
 import sys
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,8 @@ def spec_of(kind: str, heads: int, size: int) -> AttentionSpec:
     return AttentionSpec(size**-0.5, **more)
 
 
-def table_of(spans: list[Span], *key: int) -> Any:
-    starts = accumulate((span.length for span in spans), initial=0)
-    packed = [(at, s.start, s.length, s.blocks) for at, s in zip(starts, spans, strict=False)]
-    return paged_attention.Table.of(packed, SIZE, *key, DEVICE)
+def table_of(attend: CachedAttend, *key: int) -> Any:
+    return paged_attention.Table.of(attend.packed(), SIZE, *key, DEVICE)
 
 
 def case(shape: str, dtype: torch.dtype) -> tuple[KVCache, list[Span], list[Tensor]]:
@@ -75,13 +72,14 @@ def test_as_torch_attends(shape: str, kind: str) -> None:
     torch.manual_seed(0)
     cache, spans, (q, k, v) = case(shape, torch.float32)
     spec = spec_of(kind, q.shape[1], q.shape[2])
-    wanted = CachedAttend(cache, spans)._by_torch
+    attend = CachedAttend(cache, spans)
     keys, values = cache.layer(0, k, v)
     rows = paged_attention.rows_for(16, q, keys, values)
-    table = table_of(spans, rows, q.shape[1] // k.shape[1])
+    table = table_of(attend, rows, q.shape[1] // k.shape[1])
+    wanted = attend._by_torch(q, keys, values, spec)
     for splits in (1, 4):
         found = paged_attention.attend(q, keys, values, table, spec, splits)
-        torch.testing.assert_close(found, wanted(q, keys, values, spec), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
 
 
 def test_two_bytes_a_number() -> None:
@@ -90,10 +88,11 @@ def test_two_bytes_a_number() -> None:
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
     cache, spans, (q, k, v) = case("as SmolLM2", dtype)
     keys, values = cache.layer(0, k, v)
-    table = table_of(spans, paged_attention.rows_for(16, q, keys, values), 3)
+    attend = CachedAttend(cache, spans)
+    table = table_of(attend, paged_attention.rows_for(16, q, keys, values), 3)
     spec = spec_of("sinks", 6, 64)
     found = paged_attention.attend(q, keys, values, table, spec, None)
-    wanted = CachedAttend(cache, spans)._by_torch(*(x.float() for x in (q, keys, values)), spec)
+    wanted = attend._by_torch(*(x.float() for x in (q, keys, values)), spec)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, atol=0.01, rtol=0.01)
 
@@ -144,9 +143,10 @@ def test_what_ends_before_a_split_is_not_a_number_of_it() -> None:
     cache, _, (q, k, v) = case("no groups", torch.float32)
     keys, values = cache.layer(0, k, v)
     spans, spec = [Span([3], 0, 1), Span([4, 5], 17, 2)], spec_of("sinks", 2, 8)
-    table = table_of(spans, 16, 1)
+    attend = CachedAttend(cache, spans)
+    table = table_of(attend, 16, 1)
     found = paged_attention.attend(q[:3], keys, values, table, spec, 8)
-    wanted = CachedAttend(cache, spans)._by_torch(q[:3], keys, values, spec)
+    wanted = attend._by_torch(q[:3], keys, values, spec)
     torch.testing.assert_close(found, wanted)
 
 
