@@ -17,11 +17,12 @@ VLLM_PIP := $(VLLM_BIN)/python -m pip install --disable-pip-version-check -c con
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-short test test-vllm test-browser chromium lint docs clean
+.PHONY: help demo bench bench-short test test-attacks test-vllm test-browser chromium bubblewrap lint docs clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
 	@echo 'make test       set up, lint, run the tests'
+	@echo 'make test-attacks  try to break the server, the sandbox and training; PEAGLE_ATTACKS=long tries more'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
 	@echo 'make test-browser  drive the console in Chromium'
 	@echo 'make bench      every benchmark, which takes long; MT_BENCH=FILE includes MT-Bench'
@@ -32,8 +33,11 @@ help:
 demo: .venv/.installed
 	$(BIN)/peagle demo
 
-test: lint
-	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' tests
+test: lint bubblewrap
+	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' --ignore tests/attacks tests
+
+test-attacks: .venv/.installed bubblewrap
+	$(PYTEST) -n $(JOBS) --dist loadfile tests/attacks
 
 test-vllm: .venv/.installed .venv-vllm/.installed chromium
 	PEAGLE_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(PYTEST) -n $(JOBS) --dist loadfile -m vllm tests
@@ -41,12 +45,20 @@ test-vllm: .venv/.installed .venv-vllm/.installed chromium
 test-browser: .venv/.installed chromium
 	$(PYTEST) -m browser tests/server/browser
 
-# Debian's own, where it is missing and may be installed; else the tests are skipped and say so.
+# $(1), a command of Debian's package $(2), where it is missing and may be installed; else the tests
+# that need it are skipped and say so.
+define install
+@if ! command -v $(1) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(2) \
+    || echo '$(2) could not be installed'; \
+fi
+endef
+
 chromium:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium \
-	    || echo 'chromium could not be installed'; \
-	fi
+	$(call install,chromium,chromium)
+
+bubblewrap:
+	$(call install,bwrap,bubblewrap)
 
 # MT_BENCH=FILE or a hub id; DEVICE=cuda also sweeps a real shape with random weights there.
 DEVICE ?= cpu
