@@ -18,7 +18,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.config import InputError
+from peagle.config import InputError, first_line
 
 if TYPE_CHECKING:
     from peagle.data.captured import Captured
@@ -43,6 +43,7 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
 }
 HEAD = ("method", "layers", "depths", "draft_vocab", "feature_layers", "embedding")
 SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
+NOT_YAML = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure acceptance on
 
 
@@ -172,7 +173,10 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     kept = hold_out(examples, EVAL_PROMPTS)
     if not kept.prompts:
         screen.print("too few documents to keep some from training: acceptance is not measured")
-    config.output.mkdir(parents=True, exist_ok=True)
+    try:
+        config.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {config.output}: no folder can be there ({error})") from error
     where = torch.device(device)
     trainer = Trainer(config, target, drafter, kept.train, kept.prompts, captured, where)
     if resume:
@@ -293,8 +297,8 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         loaded = yaml.safe_load(existing_file(path, "--config").read_text())
-    except yaml.YAMLError as error:
-        raise InputError(f"--config {path}: not YAML ({str(error).splitlines()[0]})") from error
+    except NOT_YAML as error:
+        raise InputError(f"--config {path}: not YAML ({first_line(error)})") from error
     if not isinstance(loaded, dict):
         raise InputError(f"--config {path}: expected name: value lines")
     return loaded
@@ -319,5 +323,8 @@ def _from_overrides(overrides: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"{text!r}: overrides are name=value")
-        pairs[name] = yaml.safe_load(value)
+        try:
+            pairs[name] = yaml.safe_load(value)
+        except NOT_YAML as error:
+            raise InputError(f"setting {name} {value!r:.40}: {first_line(error)}") from error
     return pairs

@@ -10,12 +10,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
+from operator import index
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from peagle.config import InputError
+from peagle.config import InputError, first_line
 from peagle.data.chat import Example
 from peagle.data.shard import OpenShard, Shard
 from peagle.model.target import Target, TargetOutput
@@ -83,10 +84,16 @@ def read_manifest(folder: Path) -> Manifest:
         if record["format"] != FORMAT:
             raise InputError(f"{file}: format {record['format']}, this version reads {FORMAT}")
         given = {field.name: record[field.name] for field in fields(Origin)}
-        given["feature_layers"] = tuple(given["feature_layers"])
-        return Manifest(Origin(**given), tuple(Shard(**shard) for shard in record["shards"]))
-    except (OSError, LookupError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{file}: not what `peagle data capture` writes ({error!r})") from error
+        given["feature_layers"] = tuple(map(index, given["feature_layers"]))
+        shards = tuple(Shard(**shard) for shard in record["shards"])
+        if any(Path(shard.file).name != shard.file or shard.documents < 1 for shard in shards):
+            raise ValueError("a shard that cannot be")
+        return Manifest(Origin(**given), shards)
+    except InputError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        why = f"not what `peagle data capture` writes ({type(error).__name__}: {first_line(error)})"
+        raise InputError(f"{file}: {why}") from error
 
 
 def difference(was: Origin, now: Origin) -> str:
@@ -138,8 +145,19 @@ class Captured:
             )
 
     def examples(self) -> list[Example]:
-        """All documents, without what the target made of them; checksums are left for later."""
-        return [e for shard in self.shards for e in OpenShard(self.folder, shard).examples()]
+        """All documents, without what the target made of them, whose checksums are left for later.
+        Raises InputError when the documents are not those that were captured."""
+        parts = [OpenShard(self.folder, shard) for shard in self.shards]
+        try:
+            found = [example for part in parts for example in part.examples()]
+            same = fingerprint(found) == self.origin.data
+        except (TypeError, ValueError, RuntimeError):  # tensors of another kind or shape
+            same = False
+        if not same:
+            for part in parts:
+                part.verify()  # names the one that is damaged
+            raise InputError(f"{self.folder}: holds other documents than {MANIFEST} says")
+        return found
 
     def output(self, documents: Sequence[int], target: Target) -> TargetOutput:
         """What `target` made of documents, one behind the other, in its dtype and on its device.

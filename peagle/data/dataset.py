@@ -46,6 +46,8 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
             raise InputError(f"{path}:{number}: not JSON ({error.msg})") from error
         except UnicodeDecodeError as error:
             raise InputError(f"{path}:{number}: not UTF-8 ({error.reason})") from error
+        except RecursionError as error:
+            raise InputError(f"{path}:{number}: nested too deeply") from error
         if not isinstance(record, dict):
             found = type(record).__name__
             raise InputError(f"{path}:{number}: expected a JSON object, found {found}")

@@ -48,7 +48,7 @@ def read_back(
             break
         try:
             found.append((parse(json.loads(line)), size))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             why = f"not written by `peagle data {command}`: name another file"
             raise InputError(f"--output {file.name}:{number}: {why}") from error
         size += len(line)

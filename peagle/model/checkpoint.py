@@ -87,7 +87,7 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
         raise InputError(f"head {folder}: no config.json")
     try:
         raw = dict(json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{file}: not a JSON object ({first_line(error)})") from error
     try:
         return _parse(raw, target_layers)

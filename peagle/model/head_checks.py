@@ -78,7 +78,7 @@ def read_head(folder: Path) -> HeadFiles:
     file = folder / "config.json"
     try:
         raw = dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{file}: not a JSON object ({first_line(error)}); {REMEDY}") from error
     return HeadFiles(raw, read_tensors(folder))
 

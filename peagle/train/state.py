@@ -7,39 +7,46 @@ killed, the newest one is good.
 
 import json
 import os
+import re
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from peagle.config import InputError
+from peagle.config import InputError, first_line
 from peagle.model.drafter import Drafter
+from peagle.train.saved import (
+    MOMENTS,
+    PROGRESS,
+    STATE,
+    OtherSettings,
+    Progress,
+    Saved,
+    read_checkpoint,
+    read_metrics,
+    under,
+)
 from peagle.train.sharding import part_of, whole
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-PREFIX = "step-"
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands."""
-
-    step: int = 0
-    answer_tokens: int = 0
-    seconds: float = 0.0
-    best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
-    stale: int = 0  # measurements since the best one
+NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
+UNFINISHED = ".making-"  # begins the name of one that is being written
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
-    return sorted((output / "checkpoints").glob(f"{PREFIX}*"))
+    """Checkpoints of a run, oldest first. Other files and folders beside them are left alone."""
+    folder = output / "checkpoints"
+    try:
+        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({first_line(error)})") from error
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def snapshot(drafter: Drafter, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -55,13 +62,15 @@ def save_checkpoint(
     output: Path, tensors: dict[str, Tensor], progress: Progress, keep: int
 ) -> None:
     """Add a checkpoint of a `snapshot` to the run, then remove all but the newest `keep`."""
-    folder = output / "checkpoints" / f"{PREFIX}{progress.step:08d}"
+    folder = output / "checkpoints" / f"step-{progress.step:08d}"
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{UNFINISHED}*"):  # of a killed process
+        shutil.rmtree(left)
     if folder.exists():  # stopped before it went on from here
         return
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
     try:
-        state, plain = made / "state.safetensors", made / "progress.json"
+        state, plain = made / STATE, made / PROGRESS
         save_file(tensors, state)
         plain.write_text(json.dumps(asdict(progress)))
         state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let nobody else read
@@ -74,44 +83,52 @@ def save_checkpoint(
 
 
 def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Progress:
-    """Restore drafter and optimizer in place from the newest checkpoint."""
+    """Restore drafter and optimizer in place from the newest checkpoint; nothing is written.
+
+    Raises InputError when there is none or it is damaged, naming the newest one that is not.
+    """
     found = checkpoints(output)
     if not found:
         raise InputError(f"--resume: no checkpoint in {output}")
-    folder = found[-1]
-    try:
-        tensors = load_file(folder / "state.safetensors")
-        progress = Progress(**json.loads((folder / "progress.json").read_text()))
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise InputError(
-            f"checkpoint {folder}: cannot be read ({error}): delete it to resume from an older one"
-        ) from error
-    weights, own = _under("weights/", tensors), drafter.state_dict()
-    _check_same(folder, weights, own)
+    tensors, progress = _newest(found, drafter)
+    weights = under("weights/", tensors)
+    own = drafter.state_dict()
     drafter.load_state_dict({name: part_of(weights[name], like) for name, like in own.items()})
-    moments = {kind: _under(f"{kind}/", tensors) for kind in MOMENTS}
     for name, parameter in drafter.named_parameters():
-        if name in moments[MOMENTS[0]]:
-            state = {kind: part_of(moments[kind][name], parameter) for kind in MOMENTS}
+        if f"{MOMENTS[0]}/{name}" in tensors:
+            moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
             step = torch.tensor(float(progress.step), device=parameter.device)
-            optimizer.state[parameter] = {"step": step, **state}
-    for left in (output / "checkpoints").glob(".making-*"):  # of a killed process
-        shutil.rmtree(left)
+            optimizer.state[parameter] = {"step": step, **moments}
     return progress
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+def _newest(found: list[Path], drafter: Drafter) -> Saved:
+    """The newest checkpoint. Raises InputError that says how to go on when it is damaged."""
+    try:
+        return read_checkpoint(found[-1], drafter)
+    except InputError as error:
+        fix = _fix(found, drafter, isinstance(error, OtherSettings))
+        raise InputError(f"{error}: {fix}") from error
 
 
-def _check_same(folder: Path, found: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    for name in sorted(own.keys() | found.keys()):
-        there, now = (list(side[name].shape) if name in side else "absent" for side in (found, own))
-        if there != now:
-            raise InputError(
-                f"checkpoint {folder}: made with other settings ({name} is {there} there and "
-                f"{now} now): give the settings it was started with"
-            )
+def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
+    """What to do when the newest checkpoint is damaged, or of `other` settings than now."""
+    damaged = [str(found[-1])]
+    for folder in reversed(found[:-1]):
+        settings = ""
+        try:
+            read_checkpoint(folder, drafter)
+        except OtherSettings:
+            if other:
+                break
+            settings = " with the settings it was started with"
+        except InputError:
+            damaged.append(str(folder))
+            continue
+        return f"delete {' and '.join(damaged)} to resume from {folder.name}{settings}"
+    if other:
+        return "made with other settings: give the settings it was started with"
+    return f"no other checkpoint is good: delete {found[-1].parent} and start without --resume"
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:
@@ -124,11 +141,11 @@ def append_line(file: Path, record: dict[str, object]) -> None:
 
 
 def forget_after(file: Path, step: int) -> None:
-    """Drop lines of steps after `step`, and a half-written last line: they will be done again."""
+    """Drop lines of steps after `step`, and a half-written last line: they will be done again.
+    Raises InputError, and leaves the file as it is, when another line is damaged."""
+    kept = read_metrics(file, step)
     if not file.is_file():
         return
-    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
     whole = file.with_name(f".{file.name}")
-    whole.write_text("".join(kept))
+    whole.write_bytes(b"".join(kept))
     os.replace(whole, file)

@@ -25,9 +25,9 @@ from peagle.train.loss import LossName
 from peagle.train.memory import SHARE, choose_segments, pass_cost
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
+from peagle.train.saved import METRICS, Progress, read_metrics
 from peagle.train.sharding import even, shard, whole_copy
 from peagle.train.state import (
-    Progress,
     append_line,
     checkpoints,
     forget_after,
@@ -141,14 +141,16 @@ class Trainer:
         self._tap()
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint of `output`. Raises InputError when there is none."""
+        """Continue from the newest checkpoint of `output`. Raises InputError, with nothing changed
+        on disk, when there is none and when what the run saved is damaged."""
         self.progress = load_checkpoint(self.config.output, self.drafter, self.optimizer)
+        read_metrics(self.config.output / METRICS, self.progress.step)
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
         when this returns. Raises FloatingPointError when the loss is not finite."""
         if self.accelerator.is_main_process:  # steps that will be done again
-            forget_after(self.config.output / "metrics.jsonl", self.progress.step)
+            forget_after(self.config.output / METRICS, self.progress.step)
         with _signals(self._ask_to_stop):
             while not self.finished and not self._stop:
                 started = time.perf_counter()
@@ -265,7 +267,7 @@ class Trainer:
         if self.prompts and (progress.step % self.config.eval_every == 0 or self.finished):
             metrics |= self._measure()
         if self.accelerator.is_main_process:
-            append_line(self.config.output / "metrics.jsonl", metrics)
+            append_line(self.config.output / METRICS, metrics)
         if self.config.tracker is not None:
             self.accelerator.log(numbers(metrics), step=progress.step)
         return metrics

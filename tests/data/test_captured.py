@@ -13,6 +13,7 @@ from peagle.data.captured import (
     Manifest,
     Origin,
     difference,
+    fingerprint,
     read_manifest,
     write_manifest,
 )
@@ -21,11 +22,14 @@ from peagle.data.shard import DTYPES, OpenShard, from_fp8, to_fp8, token_bytes, 
 from peagle.model.target import TargetOutput
 
 WIDTH, LAYERS = 32, 3
-ORIGIN = Origin("tiny", "c", "w", "t", (1, 2, 3), "bfloat16", 1024, 1000, "d", 5)
 
 
 def documents() -> list[Example]:
     return [Example(ids, [i % 2 == 0 for i in ids]) for ids in random_prompts(5, seed=4)]
+
+
+DATA = fingerprint(documents())
+ORIGIN = Origin("tiny", "c", "w", "t", (1, 2, 3), "bfloat16", 1024, 1000, DATA, 5)
 
 
 def outputs(examples: list[Example]) -> list[TargetOutput]:
@@ -157,10 +161,17 @@ def test_an_unfinished_capture_is_not_read(tmp_path: Path) -> None:
         Captured(tmp_path)
 
 
+def test_documents_that_are_not_those_captured(tmp_path: Path) -> None:
+    captured = saved(tmp_path)
+    write_manifest(tmp_path, Manifest(replace(ORIGIN, data="e"), captured.shards))
+    with pytest.raises(InputError, match=r"holds other documents than capture\.json says"):
+        Captured(tmp_path).examples()
+
+
 def test_differences_are_named() -> None:
     assert difference(ORIGIN, replace(ORIGIN, target="moved")) == ""
     assert difference(ORIGIN, replace(ORIGIN, data="e")) == "captured from other documents " + (
-        "(data d, now e)"
+        f"(data {DATA[:16]}, now e)"
     )
     assert difference(ORIGIN, replace(ORIGIN, feature_layers=(1, 2))) == (
         "captured with feature layers [1, 2, 3], now [1, 2]"

@@ -1,19 +1,15 @@
-"""Two processes train as one; a run that is killed ten times ends where one that is not does."""
+"""Two processes train as one. (Runs that are killed: attacks/test_killed_training.py.)"""
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import RUN, run, start
+from processes import RUN, run
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -58,35 +54,3 @@ def test_two_processes_equal_one(
         assert (tensor.double() - second[name].double()).norm() <= 1e-3 * (
             1e-6 + tensor.double().norm()
         ), name
-
-
-@pytest.mark.slow
-def test_ten_kills_change_nothing(tmp_path: Path) -> None:
-    """SIGKILL at random moments, resumed each time: bit for bit the weights of a straight run."""
-    settings = {"steps": 80, "save_every": 2, "eval_every": 20}
-    run(tmp_path / "straight", **settings)
-    kills, chance, folder = 0, random.Random(0), tmp_path / "killed"
-    while not (folder / "done").exists():
-        [process] = start(folder, **settings)
-        if kills < 10:
-            wait_for_progress(folder, process)
-            time.sleep(chance.random() * 0.08)
-            process.kill()
-        process.join()
-        kills += process.exitcode == -signal.SIGKILL
-        assert process.exitcode in (0, -signal.SIGKILL)
-    assert kills == 10, "it ended before it was killed often enough"
-    straight, killed = weights(tmp_path / "straight"), weights(folder)
-    assert straight.keys() == killed.keys()
-    for name, tensor in straight.items():
-        assert tensor.equal(killed[name]), name
-    lines = [[{**m, "seconds": 0} for m in metrics(tmp_path / f)] for f in ("straight", "killed")]
-    assert lines[0] == lines[1]
-
-
-def wait_for_progress(folder: Path, process: BaseProcess) -> None:
-    """Until it has taken a step since it was started."""
-    file = folder / "metrics.jsonl"
-    before = file.stat().st_size if file.exists() else 0
-    while process.is_alive() and (not file.exists() or file.stat().st_size == before):
-        time.sleep(0.01)

@@ -76,6 +76,8 @@ def test_what_a_kill_left_is_not_read_and_goes(tmp_path: Path, target: Target) -
     half.mkdir()
     (half / "state.safetensors").write_bytes(b"half")
     assert load_checkpoint(run, drafter, optimizer) == PROGRESS
+    save_checkpoint(run, snapshot(drafter, optimizer), replace(PROGRESS, step=4), keep=2)
+    assert [p.name for p in checkpoints(run)] == ["step-00000003", "step-00000004"]
     assert not half.exists()
 
 
@@ -117,12 +119,21 @@ def test_unreadable(tmp_path: Path, target: Target, broken: str, how: str) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ['{"foo": 1}', "[3]"])
-def test_progress_of_something_else(tmp_path: Path, target: Target, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"), [("[3]", "expected a JSON object"), ("{}", "answer_tokens is missing")]
+)
+def test_damage_is_named_with_the_checkpoint_before(
+    tmp_path: Path, target: Target, content: str, why: str
+) -> None:
+    """Of many kinds: attacks/test_damaged_resume.py."""
     run, drafter, optimizer = saved(tmp_path, target)
-    (checkpoints(run)[0] / "progress.json").write_text(content)
-    with pytest.raises(InputError, match="cannot be read"):
+    save_checkpoint(run, snapshot(drafter, optimizer), replace(PROGRESS, step=9), keep=2)
+    older, newest = checkpoints(run)
+    (newest / "progress.json").write_text(content)
+    with pytest.raises(InputError) as caught:
         load_checkpoint(run, drafter, optimizer)
+    fix = f"delete {newest} to resume from {older.name}"
+    assert str(caught.value) == f"{newest}/progress.json: {why}: {fix}"
 
 
 def test_only_safetensors_and_json(tmp_path: Path, target: Target) -> None:
@@ -162,3 +173,7 @@ def test_forget_after(tmp_path: Path) -> None:
     forget_after(file, 2)
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    file.write_text('{"step": 1}\n?\n')
+    with pytest.raises(InputError, match="2: not a record of a step: remove line 2"):
+        forget_after(file, 2)
+    assert file.read_text() == '{"step": 1}\n?\n'
