@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from peagle.engine.llm import LLM
     from peagle.engine.request import Completion, SamplingParams
     from peagle.model.drafter import Drafter
+    from peagle.model.lease import TargetInUse
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "Drafter", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Drafter", "SamplingParams", "TargetInUse", "__version__"]
 
 _HOMES = {
     "LLM": "peagle.engine.llm",
     "Completion": "peagle.engine.request",
     "SamplingParams": "peagle.engine.request",
     "Drafter": "peagle.model.drafter",
+    "TargetInUse": "peagle.model.lease",
 }
 
 

@@ -44,6 +44,8 @@ class Native:
         at: TracebackType | None,
     ) -> None:
         self._pump.cancel()
+        for asked in self._open:  # left early: the engine is free for others
+            self._engine.cancel(asked.request)
 
     async def ask(self, messages: list[Message]) -> Answer:
         """Answer a conversation. Raises AskError when it does not fit or fails."""

@@ -6,6 +6,7 @@ drafter step over the slots newly verified. Nothing else touches the models.
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +59,13 @@ class Engine:
         self._grammars, self._ends = grammars, end_tokens(target)
         self.chosen = 0  # draft tokens that were thought to pay, at most, when last asked
 
+    def warm_up(self) -> None:
+        """Make ready what the first request with a grammar would wait for."""
+        self._grammars.warm_up()
+
     def prepare(self, request: Request) -> None:
-        """Make ready what a request needs. Raises InputError when it can never run."""
+        """Make ready what a request needs; any thread may call it. Raises InputError when it can
+        never run."""
         assert self.target.tokenizer is not None
         self.scheduler.check(request)
         params, vocabulary = request.params, len(self.target.embedding)
@@ -67,13 +73,27 @@ class Engine:
         request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
         request.text = TextStream(self.target.tokenizer, params.stop)
 
-    def add(self, request: Request) -> None:
-        """Queue a request that is prepared."""
-        self.scheduler.add(request)
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the target to itself, in this engine's mode and with its head's feature layers.
+        Raises TargetInUse."""
+        layers = () if self.drafter is None else self.drafter.config.feature_layers
+        with self.target.lease.turn(self):
+            self.target.exact(self.settings.deterministic)
+            self.target.tap(layers)
+            yield
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests that are prepared: all, or none when this raises TargetInUse."""
+        with self.target.lease.turn(self, begin=True):
+            for request in requests:
+                self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = "abort") -> None:
         """End a request as it is; what it held is free for others."""
-        if request.finish_reason is None:
+        if request.finish_reason is not None:
+            return
+        with self.target.lease.turn(self):
             request.finish_reason = reason
             if text := request.text.finish():
                 request.said.append(Chunk(request.index, text, False))
@@ -85,7 +105,11 @@ class Engine:
 
     def step(self) -> None:
         """One round. What requests say is left in their `said`; those that end get a
-        `finish_reason`."""
+        `finish_reason`. Raises TargetInUse, before anything has changed."""
+        with self.turn():
+            self._round()
+
+    def _round(self) -> None:
         started = time.perf_counter()
         works = self.scheduler.schedule()
         if not works:

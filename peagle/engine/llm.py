@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from peagle.engine.grammar import Grammars
 from peagle.engine.memory import kv_tokens
 from peagle.engine.request import Chunk, Completion, Request, RequestFailure, SamplingParams
 from peagle.model.drafter import Drafter
+from peagle.model.lease import TargetInUse
 from peagle.model.packed import pack
 from peagle.model.source import load_target
 from peagle.model.target import Target
@@ -27,7 +29,8 @@ Method = Literal["p-eagle", "eagle3", "none"]
 
 
 class LLM:
-    """A target, alone or with a head that drafts for it.
+    """A target, alone or with a head that drafts for it. Not thread-safe; several LLMs over one
+    target decode one after the other, and TargetInUse is raised where they would not.
 
     >>> llm = LLM("smollm2-135m", head="heads/smollm2-135m-p-eagle")
     >>> llm.generate(["def fib(n):"], SamplingParams(max_tokens=64))[0].text
@@ -68,16 +71,23 @@ class LLM:
     def use(self, head: str | Path | Drafter | None, k: int | None = None) -> None:
         """Draft with another head or K from now on; None decodes with the target alone.
 
-        Warns (InputWarning) when K is above what the head was trained for.
+        Raises TargetInUse while a stream runs. Warns (InputWarning) when K is above what the head
+        was trained for.
         """
         if k is not None and k < 1:
             raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
+        if self._engine is not None and not self._engine.idle:
+            why = "a stream of this LLM runs: finish or close it before another head is used"
+            raise TargetInUse(f"target {self.target.name}: {why}")
+        if head is not None:
+            head = head if isinstance(head, Drafter) else self.load_head(head)
+            self.target.check_layers(head.config.feature_layers)
         self._engine = None
+        self.drafter = head
         if head is None:
-            self.drafter, self.k, self.adaptive = None, 0, False
+            self.k, self.adaptive = 0, False
         else:
-            self.drafter = head if isinstance(head, Drafter) else self.load_head(head)
-            trained = self.drafter.config.depths
+            trained = head.config.depths
             self.k, self.adaptive = k or min(7, trained), k is None
             if self.k > trained:
                 why = f"K = {self.k}, but the head was trained for {trained} draft tokens"
@@ -85,17 +95,11 @@ class LLM:
                 warnings.warn(
                     f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1
                 )
-        self.tap()
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
         """A head for this target, made ready for inference alone. `force` and what is raised: as
         `Drafter.load` has them."""
         return pack(Drafter.load(name, self.target, force=force))
-
-    def tap(self) -> None:
-        """Have the target work for this head and mode, whoever used the target before."""
-        self.target.exact(self.deterministic)
-        self.target.tap(() if self.drafter is None else self.drafter.config.feature_layers)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -110,16 +114,18 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What decodes: made when it is first needed, and again when anything has changed."""
-        self.tap()
+        """What decodes: made when it is first needed, and again when anything has changed. Raises
+        TargetInUse when it has to be made while the target decodes for another LLM or thread."""
         if self._engine is not None and self._engine.settings.max_batch == self.max_batch:
             return self._engine
         each = self.target.max_context + self.k + BLOCK  # nothing a request may ever need
         room = kv_tokens(self.target, self.drafter, self.max_batch * each, self.kv_tokens)
         settings = Settings(self.max_batch, room, self.k, deterministic=self.deterministic)
-        depths = self._adaptive_depth()
-        self._engine = Engine(self.target, self.drafter, settings, self._grammars, depths)
-        return self._engine
+        engine = Engine(self.target, self.drafter, settings, self._grammars)
+        with engine.turn():  # forwards are timed
+            engine.depths = self._adaptive_depth()
+        self._engine = engine
+        return engine
 
     def _adaptive_depth(self) -> AdaptiveDepth | None:
         if self.drafter is None or not self.adaptive:
@@ -130,12 +136,30 @@ class LLM:
         method, draft = self.drafter.config.method, draft_curve(self.drafter, most)
         return AdaptiveDepth(method, self.k, self._verify, draft)
 
+    @cached_property
+    def max_characters(self) -> int:
+        """Characters of the longest prompt that could fit: a bound before it is tokenised."""
+        longest = max(map(len, self.tokenizer.get_vocab()))
+        return self.target.max_context * longest
+
+    def check_text(self, text: str, name: str) -> None:
+        """Raises InputError, which calls the text `name`, for one that cannot fit."""
+        if len(text) > self.max_characters:
+            raise InputError(
+                f"{name} has {len(text)} characters; {self.target.name} takes "
+                f"{self.target.max_context} tokens with the answer: shorten it"
+            )
+
     def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
         """Token ids of a prompt that the target can run.
 
         Raises InputError, which names the prompt by its `number`, for any other.
         """
-        ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            self.check_text(prompt, f"prompt {number}")
+            ids = self.tokenizer(prompt)["input_ids"]
+        else:
+            ids = list(prompt)
         if not ids:
             raise InputError(f"prompt {number} is empty: give at least one token")
         limit, most = self.target.max_context, len(self.target.embedding) - 1
@@ -213,16 +237,22 @@ class Run:
             while any(request.finish_reason is None for request in self.requests):
                 yield from self.step()
         finally:
-            for request in self.requests if self._begun else ():
+            self.close()
+
+    def close(self) -> None:
+        """Cancel the requests that still run, so that another LLM can decode over the target.
+        Iteration does it by itself; whoever calls `step` and stops early must."""
+        if self._begun:
+            for request in self.requests:
                 self.engine.cancel(request)
 
     def step(self) -> list[Chunk]:
-        """One round of the engine; what it said of these requests."""
+        """One round of the engine; what it said of these requests. Raises TargetInUse while another
+        LLM or thread decodes over the target."""
         started = time.perf_counter()
         if not self._begun:
+            self.engine.add(*self.requests)
             self._begun = True
-            for request in self.requests:
-                self.engine.add(request)
         self.engine.step()
         self.seconds += time.perf_counter() - started
         said = [chunk for request in self.requests for chunk in request.said]

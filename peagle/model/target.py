@@ -20,6 +20,7 @@ from peagle.model import native
 from peagle.model.attend import ROW_TILE, Attend, AttentionSpec, CausalAttend
 from peagle.model.layers import Rotation
 from peagle.model.lean import lean, run_whole
+from peagle.model.lease import Lease
 from peagle.model.packed import pack
 
 ATTENTION = "peagle"  # the name our attention is registered under
@@ -101,6 +102,7 @@ class Target:
         """`model` must be a causal LM in eval mode. Raises InputError for models whose token mixers
         do not all go through the attention interface."""
         self.name, self.tokenizer = name, tokenizer
+        self.lease = Lease(name)
         self.config = model.config.get_text_config()
         self.device, self.dtype = model.device, model.dtype
         _refuse_foreign_mixers(model, name)
@@ -137,7 +139,7 @@ class Target:
     def lean(self) -> "Target":
         """Run Llama's and Qwen3's layers by our own code (model/lean.py); returns itself."""
         lean(self.layers, self.config)
-        self.tap(self._feature_layers)
+        self._hook()
         return self
 
     def pack(self) -> "Target":
@@ -150,18 +152,27 @@ class Target:
         """See that `logits` uses the output head that the model has now."""
         self._head = _head_only(self.model, self.decoder)
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """Return the residual stream entering these layers as features from now on."""
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """Raises InputError for feature layers that the target does not have."""
         if any(not 0 <= layer < len(self.layers) for layer in layers):
             raise InputError(
                 f"feature layers {list(layers)}: {self.name} has layers 0 to {len(self.layers) - 1}"
             )
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Return the residual stream entering these layers as features from now on."""
+        self.check_layers(layers)
+        if self._feature_layers != tuple(layers):
+            self._feature_layers = tuple(layers)
+            self._hook()
+
+    def _hook(self) -> None:
+        """Note what enters the feature layers, as they are now."""
         for hook in self._hooks:
             hook.remove()
-        self._feature_layers = tuple(layers)
         self._hooks = [
             self.layers[layer].register_forward_pre_hook(_tapper(layer), with_kwargs=True)
-            for layer in layers
+            for layer in self._feature_layers
         ]
 
     @torch.no_grad()

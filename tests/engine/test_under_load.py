@@ -149,7 +149,10 @@ def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
     for tokens, draft in seen.items():
         run = Run(LLM(target, drafter, k=3), [tokens[:-1]], SamplingParams(max_tokens=9))
         run.step()
-        if (tuple(run.requests[0].tokens), run.requests[0].draft) != (tokens, draft):
+        [request] = run.requests
+        found = tuple(request.tokens), request.draft
+        run.close()  # the target is free for the next engine
+        if found != (tokens, draft):
             return False
     return len({tuple(draft) for draft in seen.values()}) > 2
 
