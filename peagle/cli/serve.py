@@ -26,6 +26,7 @@ NOT_VLLMS = {
     "device": "vLLM finds its devices itself, leave it out",
     "quantize": "give vLLM's --quantization behind --",
     "kv_tokens": "give vLLM's --kv-cache-memory-bytes behind --",
+    "allowed_hosts": "vLLM answers to every name, leave it out",
     "max_queue": "vLLM's queue has no end, leave it out",
     "max_seconds": "vLLM's requests have no limit of time, leave it out",
 }
@@ -61,6 +62,13 @@ def serve(
     allow_no_key: Annotated[
         bool, typer.Option("--allow-no-key", help="Listen to others without an API key.")
     ] = False,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host names, besides this machine's own, that requests without an API key may ask "
+            "for; * is any. Give it once for each name."
+        ),
+    ] = None,
     max_batch: Annotated[int, typer.Option(help="Requests that run together.")] = 8,
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens of KV cache. Default: by free memory.")
@@ -142,7 +150,8 @@ def serve(
         kv_tokens=kv_tokens,
     )
     log_to_stderr()
-    config = ServerConfig(served_model_name or target, api_key, max_queue, max_seconds)
+    names = tuple(name.lower() for name in allowed_hosts or ())
+    config = ServerConfig(served_model_name or target, api_key, max_queue, max_seconds, names)
     if not run(llm, config, listening):
         raise typer.Exit(1)
 

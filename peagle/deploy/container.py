@@ -112,9 +112,11 @@ def command(environ: Mapping[str, str], folder: Path = MODEL_FOLDER) -> list[str
     found = {"host": ["0.0.0.0"], "port": [port], **found}
     model = _model(found.pop("model", []), environ, folder)
     found.setdefault("served-model-name", [model])
-    # Only SageMaker reaches the container, and it has no key to bring.
+    # Only SageMaker reaches the container: it has no key to bring, and its own name for it.
     line = ["serve", model, "--engine", engine, "--allow-no-key"]
-    return [*line, *(_native(found) if engine == "native" else _vllm(found, environ))]
+    if engine == "vllm":
+        return [*line, *_vllm(found, environ)]
+    return [*line, "--allowed-hosts", "*", *_native(found)]
 
 
 def _model(named: list[str], environ: Mapping[str, str], folder: Path) -> str:

@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from peagle.engine.grammar import TOO_COMPLEX
-from peagle.engine.request import Request, pieces
+from peagle.engine.request import pieces
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
 from peagle.server.schema import Generation, StreamOptions
@@ -23,11 +23,10 @@ async def answer(
     worker: Worker,
     form: Form,
     body: Generation,
-    requests: list[Request],
+    job: Job,
     model: str,
 ) -> Response:
-    """Raises InputError or ApiError for whatever is wrong before the first token."""
-    job = await worker.submit(requests, body.n)
+    """Raises ApiError when a request fails before the first token."""
     head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
     call = Call(http, worker, form, job, head)
     if body.stream:

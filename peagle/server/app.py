@@ -17,14 +17,15 @@ from starlette.exceptions import HTTPException
 
 from peagle.config import InputError
 from peagle.engine.blocks import BLOCK
-from peagle.engine.llm import LLM, Prompt
+from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.server.answers import answer
 from peagle.server.console import Console
 from peagle.server.document import describe, told
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
-from peagle.server.gate import Gate
+from peagle.server.gate import Gate, body_limit
+from peagle.server.hosts import Hosts
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.pages import Pages
@@ -51,6 +52,9 @@ class ServerConfig:
     api_key: str | None = None
     max_queue: int = 256  # requests that may wait
     max_seconds: float = 600  # of a request, its wait included
+    allowed_hosts: tuple[
+        str, ...
+    ] = ()  # names it answers to without a key, besides its own; "*": any
 
 
 class Api:
@@ -77,10 +81,13 @@ class Api:
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
         self._check_model(body.model)
-        prompts = await run_in_threadpool(self._ids, body.prompts())
-        form = TextForm(self.llm.tokenizer)
-        requests = self._requests(body, prompts)
-        return await answer(http, self.worker, form, body, requests, self.model)
+        prompts, form = body.prompts(), TextForm(self.llm.tokenizer)
+
+        def make() -> list[EngineRequest]:
+            return self._requests(body, [self.llm.prompt_ids(p, i) for i, p in enumerate(prompts)])
+
+        job = await self.worker.submit(len(prompts) * body.n, make, body.n)
+        return await answer(http, self.worker, form, body, job, self.model)
 
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
@@ -90,17 +97,20 @@ class Api:
             several = body.parallel_tool_calls and body.tool_choice == "required"
             grammar = call_grammar(self.llm.tokenizer, forced, several)
             body.structured_outputs = StructuredOutputs(grammar=grammar)
-        args = body.messages, tools, body.chat_template_kwargs
-        ids = await run_in_threadpool(self._conversation, *args)
         calls = None if body.parallel_tool_calls else 1
         form = ChatForm(self.llm.tokenizer, calls if tools else 0)
-        requests = self._requests(body, [ids])
+
+        def make() -> list[EngineRequest]:
+            ids = conversation_ids(self.llm, body.messages, tools, body.chat_template_kwargs)
+            return self._requests(body, [ids])
+
         try:
-            return await answer(http, self.worker, form, body, requests, self.model)
+            job = await self.worker.submit(body.n, make, body.n)
         except InputError as error:
             if forced and str(error).startswith("grammar"):  # which was made of the tools
                 raise InputError(f"tools: {error}") from error
             raise
+        return await answer(http, self.worker, form, body, job, self.model)
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest
@@ -116,8 +126,10 @@ class Api:
         if (body.prompt is None) == (body.messages is None):
             raise InputError("prompt: give either a prompt or messages")
         if body.messages is not None:
-            ids = conversation_ids(self.llm.tokenizer, body.messages, [], {})
+            ids = conversation_ids(self.llm, body.messages, [], {})
         else:
+            assert body.prompt is not None
+            self.llm.check_text(body.prompt, "prompt")
             how = {"add_special_tokens": body.add_special_tokens}
             ids = self.llm.tokenizer(body.prompt, **how)["input_ids"]
         return {"count": len(ids), "max_model_len": self.context, "tokens": ids}
@@ -142,18 +154,9 @@ class Api:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
-            why = f"model {name!r}: not served here, there is {self.model!r}"
+            shown = name if len(name) <= 60 else name[:57] + "..."
+            why = f"model {shown!r}: not served here, there is {self.model!r}"
             raise ApiError(404, why, param="model", code="model_not_found")
-
-    def _ids(self, prompts: list[Prompt]) -> list[list[int]]:
-        return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
-
-    def _conversation(self, *args: Any) -> list[int]:
-        ids = conversation_ids(self.llm.tokenizer, *args)
-        try:
-            return self.llm.prompt_ids(ids)
-        except InputError as error:
-            raise InputError(f"messages: {error}") from error
 
     def _requests(self, body: Generation, prompts: list[list[int]]) -> list[EngineRequest]:
         made = list[EngineRequest]()
@@ -169,6 +172,7 @@ def create_app(api: Api) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         api.worker.start()
+        await run_in_threadpool(api.worker.engine.warm_up)
         yield
         await api.worker.stop()
 
@@ -194,8 +198,10 @@ def create_app(api: Api) -> FastAPI:
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     Console(api.llm, api.worker, api.config.api_key).add_routes(app)
-    app.add_middleware(Gate, key=api.config.api_key)
+    app.add_middleware(Gate, key=api.config.api_key, limit=body_limit(api.context))
     describe(app, guarded=api.config.api_key is not None)
     app.add_middleware(Route)  # outside: the gate sees the route that is meant
     app.add_middleware(Pages)
+    if api.config.api_key is None:
+        app.add_middleware(Hosts, allowed=api.config.allowed_hosts)
     return app

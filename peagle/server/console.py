@@ -26,6 +26,7 @@ from peagle.server.schema import Body
 from peagle.server.worker import Worker
 
 PYTHON = (sys.executable, "-m")
+PORTS = {"http": 80, "https": 443}
 # Whoever started this server in the background may have it ignore SIGINT, and what it starts, too.
 HEEDING = (
     sys.executable,
@@ -83,10 +84,10 @@ class Console:
         """Events of a race. Others wait until it is over; it is over when its client leaves."""
         ids = await run_in_threadpool(self._ids, body)
         steps = self._races.steps(ids, body.max_tokens)
-        return _stream(self._worker.visit(steps, restore=self._llm.tap))
+        return _stream(self._worker.visit(steps))
 
     def _ids(self, body: RaceBody) -> list[int]:
-        return self._llm.prompt_ids(conversation_ids(self._llm.tokenizer, body.messages, [], {}))
+        return conversation_ids(self._llm, body.messages, [], {})
 
     async def deploy(self, body: DeployBody, http: HttpRequest) -> Response:
         """Run the command, and say what it says. A client that leaves interrupts it."""
@@ -132,10 +133,23 @@ class Console:
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"content-type {kind!r}: must be application/json")
-        host, origin = http.headers.get("host", ""), http.headers.get("origin", "")
+        origin = http.headers.get("origin", "")
+        own = _origin(f"{http.url.scheme}://{http.headers.get('host', '')}")
         site = http.headers.get("sec-fetch-site", "same-origin")
-        if not host or urlsplit(origin).netloc != host or site != "same-origin":
+        if own is None or _origin(origin) != own or site != "same-origin":
             raise ApiError(403, f"origin {origin!r}: only the console at this address may deploy")
+
+
+def _origin(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an origin; None for what is none, such as "null"."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    if port is None or parts.hostname is None:
+        return None
+    return parts.scheme, parts.hostname, port
 
 
 def _command(name: str) -> list[str]:

@@ -13,6 +13,7 @@ from peagle.server.schema import REFUSED, ChatBody, CompletionBody
 
 KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",

@@ -31,7 +31,14 @@ NAMED = {"type": "object", "properties": {"name": TEXT}, "required": ["name"]}
 PARAMETERS = {"type": "object", "description": "A JSON schema."}
 FUNCTION = NAMED | {"properties": {"name": TEXT, "parameters": PARAMETERS}}
 TOOL = {"type": "object", "properties": {"function": FUNCTION}, "required": ["function"]}
-Tools = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": TOOL})]
+# The first error of a list is enough: of a million wrong items, each would be described.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Tools = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=128, fail_fast=True),
+    WithJsonSchema({"type": "array", "items": TOOL, "maxItems": 128}),
+]
 Choice = Annotated[
     str | dict[str, Any],
     WithJsonSchema(
@@ -44,18 +51,24 @@ Choice = Annotated[
     ),
 ]
 Prompts = Annotated[
-    str | list[str] | list[int] | list[list[int]],
+    str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)],
     WithJsonSchema({"anyOf": [TEXT, TEXTS, TOKENS, {**TOKENS, "items": TOKENS}]}),
 ]
 Messages = Annotated[
     list[dict[str, Any]],
-    Field(min_length=1),
-    WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1}),
+    Field(min_length=1, max_length=2048, fail_fast=True),
+    WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 2048}),
 ]
 Stops = Annotated[
-    str | list[str], WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT}]})
+    str | Annotated[Texts, Field(max_length=128)],
+    WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": 128}]}),
 ]
-TokenIds = Annotated[list[int], WithJsonSchema({"type": "array", "items": TOKEN})]
+TokenIds = Annotated[Ids, WithJsonSchema({"type": "array", "items": TOKEN})]
+StopIds = Annotated[
+    Ids,
+    Field(max_length=1024),
+    WithJsonSchema({"type": "array", "items": TOKEN, "maxItems": 1024}),
+]
 Most = Annotated[int | None, number(minimum=1)]
 Bias = Annotated[
     dict[int, float],

@@ -18,19 +18,28 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger("peagle.server.access")
-MAX_BODY = 8 * 2**20  # bytes; a prompt of a million token ids fits
+BODY = 2 * 2**20  # bytes of a body, at most, and for each token of the context:
+BODY_TOKEN = 16  # a token id and its comma take 8 bytes, escaped text seldom more
 BODY_SECONDS = 60  # that a client may take to send it
-TOO_LARGE = f"the body has more than {MAX_BODY} bytes: shorten it"
+REST = 64 * 2**20  # bytes that are read of a body that is too large, and
+REST_SECONDS = 10  # for how long, so that the client reads why before the connection is closed
+SHOWN = 48  # characters of a path that are logged
 TOO_SLOW = f"the body has not come within {BODY_SECONDS} seconds: send it again"
 OPEN = ("/health", "/ping")  # what load balancers ask has no key
 
 
-class Gate:
-    """Middleware. With a `key`, requests must bring it as a bearer token. Handlers add to
-    `scope["note"]` what the log is to say."""
+def body_limit(context: int) -> int:
+    """Bytes of a request's body, for a target of `context` tokens."""
+    return BODY + BODY_TOKEN * context
 
-    def __init__(self, app: App, key: str | None) -> None:
-        self._app = app
+
+class Gate:
+    """Middleware. With a `key`, requests must bring it as a bearer token; bodies have at most
+    `limit` bytes. Handlers add to `scope["note"]` what is logged."""
+
+    def __init__(self, app: App, key: str | None, limit: int) -> None:
+        self._app, self._limit = app, limit
+        self._too_large = f"the body has more than {limit} bytes: shorten it"
         self._wanted = None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,14 +52,18 @@ class Gate:
         async def sent(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 note["status"] = message["status"]
+            elif note["status"] == 413 and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                await _drain(receive)
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:
             refusal = self._refusal(dict(reversed(scope["headers"])), scope["path"])
             app = refusal or self._app
-            await app(scope, _limited(receive), sent)
+            await app(scope, self._limited(receive), sent)
         finally:
-            shown = {"method": scope["method"], "path": scope["path"], **note}
+            shown = {"method": scope["method"], "path": _shown(scope["path"]), **note}
             shown["seconds"] = round(time.monotonic() - began, 4)
             quiet = scope["path"] in (*OPEN, "/metrics") and note["status"] == 200
             log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": shown})
@@ -62,9 +75,30 @@ class Gate:
             why = "missing or wrong API key: send the header Authorization: Bearer KEY"
             said = content(401, why, code="invalid_api_key")
             return JSONResponse(said, 401, {"www-authenticate": "Bearer"})
-        if int(headers.get(b"content-length", b"0")) > MAX_BODY:
-            return JSONResponse(content(413, TOO_LARGE), 413, {"connection": "close"})
+        if int(headers.get(b"content-length", b"0")) > self._limit:
+            return JSONResponse(content(413, self._too_large), 413, {"connection": "close"})
         return None
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Raises ApiError once a body that did not give its length is too long, or any takes too
+        long."""
+        seen, whole, until = 0, False, time.monotonic() + BODY_SECONDS
+
+        async def received() -> MutableMapping[str, Any]:
+            nonlocal seen, whole
+            if whole:  # what is still to come is that the client leaves
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), until - time.monotonic())
+            except TimeoutError as error:
+                raise ApiError(408, TOO_SLOW, headers={"connection": "close"}) from error
+            seen += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if seen > self._limit:
+                raise ApiError(413, self._too_large, headers={"connection": "close"})
+            return message
+
+        return received
 
 
 def loopback(host: str) -> bool:
@@ -75,23 +109,20 @@ def loopback(host: str) -> bool:
         return False  # a name: nobody knows where it leads
 
 
-def _limited(receive: Receive) -> Receive:
-    """Raises ApiError once a body that did not say its length is too long, or any takes too
-    long."""
-    seen, whole, until = 0, False, time.monotonic() + BODY_SECONDS
+def _shown(path: str) -> str:
+    """A path as it is logged: of a long one, which may hold a client's text, the beginning."""
+    return path if len(path) <= SHOWN else path[: SHOWN - 3] + "..."
 
-    async def received() -> MutableMapping[str, Any]:
-        nonlocal seen, whole
-        if whole:  # what is still to come is that the client leaves
-            return await receive()
-        try:
+
+async def _drain(receive: Receive) -> None:
+    """Read on, and keep nothing, while the client still sends: a connection that is closed before
+    loses the response, too."""
+    seen, until = 0, time.monotonic() + REST_SECONDS
+    try:
+        while seen < REST:
             message = await asyncio.wait_for(receive(), until - time.monotonic())
-        except TimeoutError as error:
-            raise ApiError(408, TOO_SLOW, headers={"connection": "close"}) from error
-        seen += len(message.get("body", b""))
-        whole = not message.get("more_body", False)
-        if seen > MAX_BODY:
-            raise ApiError(413, TOO_LARGE, headers={"connection": "close"})
-        return message
-
-    return received
+            if not message.get("more_body"):
+                return
+            seen += len(message["body"])
+    except TimeoutError:
+        return

@@ -2,25 +2,28 @@
 
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from peagle.config import InputError
-from peagle.data.chat import Message, Style, prompt_ids, to_messages
+from peagle.data.chat import Message, Style, render, to_messages
 from peagle.data.template import check_template, check_template_args
+from peagle.engine.llm import LLM
 
 
 def conversation_ids(
-    tokenizer: PreTrainedTokenizerBase,
+    llm: LLM,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]],
     template_args: dict[str, Any],
 ) -> list[int]:
-    """Up to where the answer begins. Raises InputError for what cannot be written."""
+    """Token ids up to where the answer begins. Raises InputError for what cannot be written, and
+    for what does not fit."""
+    tokenizer = llm.tokenizer
     check_template(tokenizer)
     check_template_args(tokenizer, template_args, "chat_template_kwargs")
     try:
-        said = to_messages({"messages": [_text(i, m) for i, m in enumerate(messages)]})
-        return prompt_ids(tokenizer, said, Style(tools or None, template_args))
+        turns = to_messages({"messages": [_text(i, m) for i, m in enumerate(messages)]})
+        text = render(tokenizer, turns, answer=True, style=Style(tools or None, template_args))
+        llm.check_text(text, "the conversation")
+        return llm.prompt_ids(tokenizer(text, add_special_tokens=False)["input_ids"])
     except InputError as error:
         raise InputError(f"messages: {error}") from error
 

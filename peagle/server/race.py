@@ -1,12 +1,12 @@
 """A race: the same prompt decoded by the target alone and with each head there is, in turns.
 
 Steps of a generator, for the thread that owns the target: it works for one method at a time. Each
-method has an engine of its own, and the server's is not touched; but the target is left tapped, and
-must be made to work for the server's again (`LLM.tap`). As in `peagle demo` the mode is
-deterministic: all methods say the same tokens, or answers of different kinds would be compared.
+method has an engine of its own, and the server's is not touched. As in `peagle demo` the mode is
+deterministic: all methods emit the same tokens, or answers of different kinds would be compared.
 """
 
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,11 +87,12 @@ def _run(
     run = llm.stream([ids], params)
     [request] = run.requests
     first = 0.0
-    while request.finish_reason is None:
-        said = run.step()
-        tokens = len(request.output)
-        first = first or (run.seconds if tokens else 0.0)
-        yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": pieces(said)}
+    with closing(run):
+        while request.finish_reason is None:
+            said = run.step()
+            tokens = len(request.output)
+            first = first or (run.seconds if tokens else 0.0)
+            yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": pieces(said)}
     if request.failure is not None:
         raise InputError(request.failure)
     result = {

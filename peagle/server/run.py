@@ -1,10 +1,14 @@
 """A server from its first request to its last."""
 
+import asyncio
+import gc
 import logging
 import socket
 from types import FrameType
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from peagle.config import InputError
 from peagle.engine.llm import LLM
@@ -12,7 +16,38 @@ from peagle.server.app import Api, ServerConfig, create_app
 from peagle.server.gate import loopback
 
 log = logging.getLogger(__name__)
+HEADER_SECONDS = 15  # that a client may take to send a request's headers
 LAST_WORDS = 10  # seconds that clients have, at the end, to read what was sent
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, which waits for ever for headers that a client does not finish."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._clear()
+
+    def _watch(self) -> None:
+        """Have the connection closed in time, unless a request's headers are there."""
+        if self.conn.their_state is not h11.IDLE:
+            self._clear()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _clear(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class Server(uvicorn.Server):
@@ -22,7 +57,7 @@ class Server(uvicorn.Server):
     def __init__(self, api: Api) -> None:
         config = uvicorn.Config(
             create_app(api), log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=LAST_WORDS,
+            timeout_graceful_shutdown=LAST_WORDS, http=Protocol,
         )  # fmt: skip
         super().__init__(config)
         self.worker = api.worker
@@ -72,5 +107,10 @@ def serve(llm: LLM, config: ServerConfig, listening: socket.socket) -> bool:
     where = {"host": host, "port": port, "model": config.model, "context": api.context}
     drafting = {"method": llm.method, "k": llm.k, "kv_tokens": llm.engine.settings.kv_tokens}
     log.info("serving", extra={"fields": where | drafting})
-    server.run(sockets=[listening])
+    gc.collect()
+    gc.freeze()  # collecting the modules again takes 0.2 s, which all requests would wait for
+    try:
+        server.run(sockets=[listening])
+    finally:
+        gc.unfreeze()
     return not api.worker.failed

@@ -17,6 +17,7 @@ from peagle.server.fields import (
     Messages,
     Most,
     Prompts,
+    StopIds,
     Stops,
     TokenIds,
     Tools,
@@ -24,6 +25,7 @@ from peagle.server.fields import (
 )
 from peagle.server.tools import named
 
+MOST_ITEMS = 16384  # of a list, unless it holds token ids
 STRUCTURED = "use structured_outputs"
 # Field: (values that ask for nothing, what to do instead).
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -70,7 +72,13 @@ class Body(BaseModel):
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start])
             raise InputError(f"the body has {half}: half of a character, send it whole") from error
+        except RecursionError as error:
+            raise InputError("the body is nested too deeply: make it less deep") from error
         data = {name: value for name, value in data.items() if value is not None}
+        for name, value in data.items():
+            long = isinstance(value, list) and len(value) > MOST_ITEMS
+            if long and not isinstance(value[0], int):
+                raise InputError(f"{name}: {len(value)} items, at most {MOST_ITEMS}: ask for fewer")
         for name, (harmless, instead) in REFUSED.items():
             if name in data and name not in cls.model_fields and data[name] not in harmless:
                 shown = repr(data[name])
@@ -123,7 +131,9 @@ class StructuredOutputs(Body):
         asked = {"json_schema": self.json_, "regex": self.regex, "grammar": self.grammar}
         given = [(name, value) for name, value in asked.items() if value is not None]
         if self.choice is not None:
-            given.append(("grammar", "start: " + " | ".join(map(json.dumps, self.choice))))
+            # One terminal: a rule may have no more than 2,000 alternatives.
+            alternatives = " | ".join(map(json.dumps, self.choice))
+            given.append(("grammar", f"start: CHOICE\nCHOICE: {alternatives}"))
         if self.json_object:
             given.append(("json_schema", {"type": "object"}))
         if len(given) > 1:
@@ -145,7 +155,7 @@ class Generation(Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_tokens: Most = None
     stop: Stops = []
-    stop_token_ids: TokenIds = []
+    stop_token_ids: StopIds = []
     ignore_eos: bool = False
     presence_penalty: Annotated[float, number(minimum=-2, maximum=2)] = 0.0
     frequency_penalty: Annotated[float, number(minimum=-2, maximum=2)] = 0.0

@@ -9,21 +9,28 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
+
 from peagle.config import InputError
 from peagle.engine.engine import Engine
 from peagle.engine.request import Chunk, Request
+from peagle.model.lease import TargetInUse
 from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, Track
 
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
+ENDING = "the server ends: ask another one"
 TOO_LATE = "the answer has not begun in time"
+MAKERS = 2  # threads that tokenise prompts: each may take 100 MB
+COMPILERS = 1  # threads that compile grammars
 
 
 class Drafting(NamedTuple):
@@ -45,23 +52,24 @@ class Said:
 
 
 class Visit:
-    """Steps of somebody else's, for the thread to run while the engine has nothing to do; behind
-    them, however they end, `restore` puts back what the engine needs."""
+    """Steps of another job, which the engine's thread runs while the engine is idle."""
 
-    def __init__(self, steps: Generator[Event, None, None], restore: Callable[[], None]) -> None:
-        self.steps, self.restore = steps, restore
+    def __init__(self, steps: Generator[Event, None, None]) -> None:
+        self.steps = steps
         self.news: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
 
 
 class Job:
-    """The requests of one call: `copies` answers to each of its prompts."""
+    """The requests of one call: `copies` answers to each of its prompts. It counts before they are
+    made."""
 
-    def __init__(self, requests: list[Request], copies: int) -> None:
+    def __init__(self, count: int, copies: int) -> None:
         self.copies = copies
-        self.tracks = [Track(request) for request in requests]
+        self.arrived = time.monotonic()
+        self.tracks = list[Track]()
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.news: asyncio.Queue[Said | None] = asyncio.Queue()  # None: the engine has failed
-        self.left = len(requests)  # that run
+        self.left = count  # requests that have not ended
         self.limit: asyncio.TimerHandle | None = None
 
     @property
@@ -88,6 +96,9 @@ class Worker:
         self.engine, self.metrics, self.max_seconds = engine, metrics, max_seconds
         self.capacity = engine.settings.max_batch + max_queue
         self.draining, self.failed = False, False
+        self._over = False  # nothing that is being prepared is admitted any more
+        # Threads that tokenise, and threads that compile grammars.
+        self._makers, self._compilers = CapacityLimiter(MAKERS), CapacityLimiter(COMPILERS)
         self._jobs = set[Job]()  # the event loop's, as is:
         self._guest: Visit | None = None
         self._running = list[Job]()  # the thread's, as are:
@@ -112,27 +123,56 @@ class Worker:
         """Requests that run or wait, and a visit."""
         return sum(job.left for job in self._jobs) + (self._guest is not None)
 
-    async def submit(self, requests: list[Request], copies: int = 1) -> Job:
-        """Have requests answered, `copies` of each prompt; all or none.
+    async def submit(self, count: int, make: Callable[[], list[Request]], copies: int = 1) -> Job:
+        """Have `count` requests answered, `copies` of each prompt; all or none. `make` makes them,
+        in another thread, once there is room for them.
 
-        Raises InputError when one of them can never run, ApiError when there is no room for them.
+        Raises what `make` raises, InputError when one of them can never run, ApiError when there is
+        no room for them.
         """
-        self._check_room(len(requests))
-        job = Job(requests, copies)
+        self._check_room(count, "prompt" if copies == 1 else "n")
+        job = Job(count, copies)
         self._jobs.add(job)
+        try:
+            requests = await to_thread.run_sync(make, limiter=self._makers)
+            await self._prepare(requests)
+        except BaseException:
+            self._forget(job)
+            raise
+        job.tracks = [Track(request, job.arrived) for request in requests]
         self._asked.put(partial(self._admit, job))
         expire = partial(self._asked.put, partial(self._expire, job))
         job.limit = self._loop.call_later(self.max_seconds, expire)
         await job.admitted
         return job
 
+    async def _prepare(self, requests: list[Request]) -> None:
+        """Make ready what requests need, off the event loop and the engine's thread: compiling a
+        grammar may take seconds, which other requests do not wait for."""
+
+        def prepare() -> None:
+            for request in requests:
+                self.engine.prepare(request)
+
+        constrained = any(request.params.constraint for request in requests)
+        try:
+            await to_thread.run_sync(prepare, limiter=self._compilers if constrained else None)
+        except InputError:
+            raise
+        except BaseException as error:  # a panic in native code is no Exception
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            log.exception("a request could not be prepared")
+            why = "the request could not be prepared: see the server's log"
+            raise ApiError(500, why) from error
+        if self._over or self.failed:
+            raise ApiError(503, ENDING)
+
     def cancel(self, job: Job) -> None:
         """End a job's requests as they are."""
         self._asked.put(partial(self._cancel, job))
 
-    def visit(
-        self, steps: Generator[Event, None, None], restore: Callable[[], None]
-    ) -> AsyncIterator[Event]:
+    def visit(self, steps: Generator[Event, None, None]) -> AsyncIterator[Event]:
         """Have `steps` run once what is asked for so far has been answered; requests that come
         until their end wait for it. Left early, the steps are closed. One visit at a time.
 
@@ -142,7 +182,7 @@ class Worker:
         self._check_room(1)
         if self._guest is not None:
             raise ApiError(429, "a race is on: try again", headers={"retry-after": "5"})
-        visit = self._guest = Visit(steps, restore)
+        visit = self._guest = Visit(steps)
         self._asked.put(partial(self._receive, visit))
         return self._heard(visit)
 
@@ -157,20 +197,20 @@ class Worker:
 
     def cancel_all(self) -> None:
         """End all requests as they are. (A signal's handler may call it, too.)"""
+        self._over = True
         for job in list(self._jobs):
             self.cancel(job)
         if self._guest is not None:
             self._asked.put(partial(self._dismiss, self._guest))
 
-    def _check_room(self, count: int) -> None:
+    def _check_room(self, count: int, field: str | None = None) -> None:
         if self.failed:
             raise ApiError(503, FAILED)
         if self.draining:
-            raise ApiError(503, "the server ends: ask another one")
+            raise ApiError(503, ENDING)
         if count > self.capacity:
-            raise ApiError(
-                400, f"{count} answers at once: at most {self.capacity}, ask for fewer", param="n"
-            )
+            why = f"{count} answers at once: at most {self.capacity}, ask for fewer"
+            raise ApiError(400, why, param=field)
         if self.open + count > self.capacity:
             why = f"{self.open} requests run or wait, at most {self.capacity}: try again"
             raise ApiError(429, why, headers={"retry-after": "1"})
@@ -244,23 +284,16 @@ class Worker:
         if self._visit is not None:
             self._held.append(job)
             return
-        error: Exception | None = None
+        busy: ApiError | None = None
         try:
-            for request in job.requests:
-                self.engine.prepare(request)
-        except InputError as wrong:
-            error = wrong
-        except BaseException:  # nothing has been added: the engine is as it was
-            log.exception("a request could not be prepared")
-            error = ApiError(500, "the request could not be prepared: see the server's log")
-        else:
-            for request in job.requests:
-                self.engine.add(request)
+            self.engine.add(*job.requests)
             self._running.append(job)
-        self._loop.call_soon_threadsafe(self._tell_admitted, job, error)
+        except TargetInUse as why:  # this process decodes with the target otherwise, too
+            busy = ApiError(503, str(why), headers={"retry-after": "1"})
+        self._loop.call_soon_threadsafe(self._tell_admitted, job, busy)
 
     def _cancel(self, job: Job) -> None:
-        self._refuse_held(job, ApiError(503, "the server ends: ask another one"))
+        self._refuse_held(job, ApiError(503, ENDING))
         for request in job.requests if job in self._running else ():
             self.engine.cancel(request)
 
@@ -290,7 +323,6 @@ class Worker:
         if visit is not self._visit:
             return  # it has ended
         visit.steps.close()
-        visit.restore()
         self._visit, held, self._held = None, self._held, []
         for job in held:
             self._admit(job)

@@ -98,7 +98,7 @@ def test_our_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         "SAGEMAKER_BIND_TO_PORT": "9000",
     }
     assert command(environ) == [
-        *("serve", "owner/model", "--engine", "native", "--allow-no-key"),
+        *("serve", "owner/model", "--engine", "native", "--allow-no-key", "--allowed-hosts", "*"),
         *("--host", "0.0.0.0", "--port", "9000", "--dtype", "bfloat16", "--max-batch", "4"),
         *("--served-model-name", "me", "--head", "owner/head", "--k", "3"),
     ]

@@ -8,7 +8,7 @@ from serving import MODEL, Running, Serve, make_llm, start
 
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestFailure
-from peagle.server.gate import MAX_BODY
+from peagle.server.gate import body_limit
 
 USER = {"role": "user", "content": "a"}
 LONG = [70] * 256
@@ -159,11 +159,12 @@ def test_another_model(running: Running) -> None:
 
 
 def test_too_large(running: Running) -> None:
-    error = refused(running, "/v1/completions", {"prompt": "a" * MAX_BODY}, 413)
-    assert str(MAX_BODY) in error["message"]
+    limit = body_limit(running.api.context)
+    error = refused(running, "/v1/completions", {"prompt": "a" * limit}, 413)
+    assert str(limit) in error["message"]
 
     def chunks() -> Any:
-        for _ in range(MAX_BODY // 2**20 + 1):
+        for _ in range(limit // 2**20 + 1):
             yield b"a" * 2**20
 
     with running.http() as http:  # without a content-length
@@ -222,10 +223,19 @@ def test_a_request_fails_alone(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_form_that_is_too_complex(running: Running, stream: bool) -> None:
     """Where llguidance gives up in the answer's midst, it is the request that was wrong."""
-    many = {"choice": [f"{'x' * 50}{i}" for i in range(3000)]}
+    many = {"grammar": "start: " + " | ".join(f'"{"x" * 50}{i}"' for i in range(3000))}
     body = {"prompt": "a", "stream": stream, "structured_outputs": many}
     with running.http() as http:
         answer = http.post("/v1/completions", json=body)
     assert answer.status_code == (200 if stream else 400)
     assert "the grammar cannot be followed any further" in answer.text
     assert "invalid_request_error" in answer.text
+
+
+def test_thousands_of_choices(running: Running) -> None:
+    """They are one terminal: rules of so many alternatives are what llguidance gives up on."""
+    choices = [f"cat {i}" for i in range(5000)]
+    body = {"prompt": "a", "max_tokens": 30, "structured_outputs": {"choice": choices}}
+    with running.http() as http:
+        answer = http.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] in choices

@@ -1,0 +1,82 @@
+"""The program behind `peagle.engine.judge`: it compiles a grammar before an engine does. It is run
+as a script and imports nothing but llguidance.
+
+A child of it compiles each grammar, with little stack and little time: a grammar that makes native
+code crash or hang ends that child alone.
+
+Messages are texts: four bytes of length (big-endian), then UTF-8. The first one is a JSON object:
+tokenizer (its JSON), vocabulary, ends, stack and memory (bytes), seconds (of CPU time), limits
+(llguidance's). Each later one is a grammar; the answer is the child's wait status as decimal digits
+and a line break.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+STEPS = 8  # tokens that are tried
+
+
+def read(source: BinaryIO) -> str | None:
+    """The next message; None at the end of the input."""
+    size = source.read(4)
+    return source.read(int.from_bytes(size, "big")).decode() if len(size) == 4 else None
+
+
+def limit(which: int, value: int) -> None:
+    """Lower a limit of this process and its children."""
+    hard = resource.getrlimit(which)[1]
+    resource.setrlimit(which, (value, hard))
+
+
+def exercise(grammar: str, tokenizer: LLTokenizer, limits: LLParserLimits) -> None:
+    """Do what an engine does with a grammar: compile, copy, allow tokens, take them back."""
+    state = LLMatcher(tokenizer, grammar, log_level=0, limits=limits).deep_copy()
+    for step in range(STEPS):
+        mask = state.compute_bitmask()
+        allowed = [index for index, bits in enumerate(mask) if bits]
+        if state.is_error() or not allowed:
+            break
+        index = allowed[step * len(allowed) // STEPS]
+        lowest = mask[index] & -mask[index]
+        state.consume_token(8 * index + lowest.bit_length() - 1)
+    state.rollback(STEPS)
+
+
+def in_child(grammar: str, tokenizer: LLTokenizer, setup: dict[str, Any]) -> int:
+    """Exercise a grammar in a child of this process; its wait status."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    status = 1
+    try:
+        signal.alarm(4 * setup["seconds"])
+        limit(resource.RLIMIT_CPU, setup["seconds"])
+        limit(resource.RLIMIT_DATA, setup["memory"])
+        exercise(grammar, tokenizer, LLParserLimits(**setup["limits"]))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    source = sys.stdin.buffer
+    first = read(source)
+    if first is None:
+        return
+    setup = json.loads(first)
+    tokenizer = LLTokenizer(setup["tokenizer"], setup["vocabulary"], setup["ends"])
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_STACK, setup["stack"])
+    while (grammar := read(source)) is not None:
+        print(in_child(grammar, tokenizer, setup), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Which names the server answers to, what it logs of a path, and who may deploy."""
+
+import logging
+
+import pytest
+from serving import Serve
+from test_console import stand_in
+
+from peagle.server.console import _origin
+from peagle.server.gate import BODY, body_limit
+
+
+def status(running, host: str) -> int:
+    with running.http() as http:
+        return http.get("/v1/models", headers={"host": host}).status_code
+
+
+def test_names_that_are_allowed(serve: Serve) -> None:
+    running = serve(allowed_hosts=("models.example",))
+    for host in ("models.example", "MODELS.example:8000", "localhost:1", "127.0.0.1"):
+        assert status(running, host) == 200, host
+    for host in ("example", "x.models.example", "models.example.evil", "192.0.2.1"):
+        assert status(running, host) == 403, host
+    assert status(serve(allowed_hosts=("*",)), "evil.example") == 200
+
+
+def test_with_a_key_any_name(serve: Serve) -> None:
+    """Another site's page has no key."""
+    running = serve(api_key="secret")
+    with running.http() as http:
+        headers = {"host": "models.example", "authorization": "Bearer secret"}
+        assert http.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_foreign_name_is_told_of(serve: Serve) -> None:
+    with serve().http() as http:
+        answer = http.get("/v1/models", headers={"host": "evil.example"})
+    assert answer.json()["error"] == {
+        "message": "host 'evil.example': not a name of this server, start it with --allowed-hosts "
+        "NAME to add one",
+        "type": "permission_error",
+        "param": None,
+        "code": None,
+    }
+
+
+def test_long_paths_are_not_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "peagle.server.access"), serve().http() as http:
+        http.get("/v1/models/" + "my secret prompt " * 20)
+        http.get("/v1/models/tiny")
+    paths = [record.fields["path"] for record in caplog.records if hasattr(record, "fields")]
+    assert paths == ["/v1/models/my secret prompt my secret prompt ...", "/v1/models/tiny"]
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://{}", "http://{}0", "http://127.0.0.1", "http://evil", "x"]
+)
+def test_an_origin_is_scheme_host_and_port(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    """With a key, too: a page that a browser has the key for is not another site's."""
+    stand_in(monkeypatch, "print('run')")
+    running = serve(api_key="secret")
+    headers = {"authorization": "Bearer secret"}
+    headers["origin"] = origin.format(running.url.removeprefix("http://"))
+    with running.http() as http:
+        got = http.post("/peagle/deploy", json={"name": "smollm2-135m"}, headers=headers)
+    assert got.status_code == 403 and "only the console at this address" in got.text
+
+
+def test_origins() -> None:
+    assert (
+        _origin("https://a.example")
+        == _origin("https://A.example:443")
+        == ("https", "a.example", 443)
+    )
+    assert _origin("http://[::1]:80") == ("http", "::1", 80)
+    for none in ("null", "", "http://", "http://a:b", "file:///x", "http://a:99999"):
+        assert _origin(none) is None, none
+
+
+def test_a_bodys_limit_grows_with_the_context() -> None:
+    assert body_limit(0) == BODY
+    assert body_limit(10**6) >= len(str([100_000] * 10**6)), "a million token ids fit"
