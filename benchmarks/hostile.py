@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ def longest_wait(served: Served, over: threading.Event, found: list[float]) -> N
     """Stream answers until it is over; add the longest time between two tokens, or to the first."""
     body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": True}
     worst = 0.0
-    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as http:
+    with (
+        suppress(httpx2.TransportError),  # the server has ended
+        httpx2.Client(base_url=served.url, timeout=PATIENCE) as http,
+    ):
         while not over.is_set():
             last = time.monotonic()
             with http.stream("POST", "/v1/completions", json=body) as got:
