@@ -68,8 +68,8 @@ class Served:
         return psutil.Process(self.process.pid).memory_info().rss / MB
 
     def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
+        self.process.kill()
+        self.process.wait()
 
 
 def longest_wait(served: Served, over: threading.Event, found: list[float]) -> None:
@@ -172,7 +172,8 @@ def main() -> None:
     for name, body in {"nothing": None, "nothing, again": None, **LISTS, **attacks}.items():
         waits[name] = beside(served, body) | {"memory": round(served.memory())}
         print(f"{name:28}", waits[name], flush=True)
-        if "ended" in waits[name] or served.process.poll() is not None:
+        if "ended" in waits[name]:
+            served.close()
             served = Served(args.tree)
     served.close()
     served = Served(args.tree)
