@@ -165,19 +165,6 @@ def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
     assert race(running)[-1]["identical"]
 
 
-def test_a_target_that_cannot_be_put_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nobody knows what the engine would say: the server ends."""
-    running = serve()
-
-    def broken() -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(running.api.llm, "tap", broken)
-    assert "the engine has failed" in race(running)[-1]["error"]["message"]
-    running.thread.join(30)
-    assert not running.thread.is_alive() and running.api.worker.failed
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
