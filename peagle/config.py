@@ -1,6 +1,9 @@
 """What every layer shares: the error and the warning users see, and where files are kept."""
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -20,3 +23,15 @@ def first_line(error: Exception) -> str:
 def cache_dir() -> Path:
     """Folder for what peagle makes once and keeps: `$PEAGLE_HOME`, else `~/.cache/peagle`."""
     return Path(os.environ.get("PEAGLE_HOME", Path.home() / ".cache" / "peagle"))
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Silence the warnings of each attempt to reach the hub: the error at the end says why."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from peagle.config import InputError, first_line
 
@@ -105,3 +108,55 @@ def look(python: Path) -> Installed:
     except (ValueError, TypeError) as error:
         why = f"says what no vLLM does ({first_line(error)})"
         raise InputError(f"--vllm-python {python}: {why}") from error
+
+
+class EngineChoice(NamedTuple):
+    """The engine that serves where none is named."""
+
+    engine: Literal["native", "vllm"]
+    why: str  # one line for the user; empty on a machine without a GPU
+
+
+def default_engine(python: Path | None = None) -> EngineChoice:
+    """vLLM on a machine with a GPU and a vLLM built for GPUs, else the native engine.
+
+    `python` is the interpreter that has vLLM; None is $PEAGLE_VLLM_PYTHON, else this interpreter.
+    Raises InputError when an interpreter is named on a GPU machine and has no vLLM.
+    """
+    if not has_gpu():
+        return EngineChoice("native", "")
+    named = python or os.environ.get("PEAGLE_VLLM_PYTHON")
+    try:
+        found = look(Path(named or sys.executable))
+    except InputError:
+        if named:
+            raise
+        return EngineChoice("native", _untested("no vLLM is installed here"))
+    if found.cpu:
+        return EngineChoice("native", _untested(f"{found.package} {found.version} is for CPUs"))
+    what = f"engine: vLLM {found.version}, because this machine has a GPU"
+    return EngineChoice("vllm", f"{what}; --engine native selects the native engine")
+
+
+def _untested(why: str) -> str:
+    how = "pip install vllm, or set PEAGLE_VLLM_PYTHON to an interpreter that has it"
+    return f"engine: native, which has not yet been run on a GPU; {why}: {how}"
+
+
+def has_gpu() -> bool:
+    """Whether programs see an NVIDIA GPU: nvidia-smi lists one, CUDA_VISIBLE_DEVICES hides none.
+
+    torch is not asked: vLLM has its own, and this interpreter's may be built for CPUs.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    try:
+        run = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return run.returncode == 0 and "GPU" in run.stdout

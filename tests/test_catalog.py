@@ -11,12 +11,15 @@ from peagle.catalog import (
     PACKAGED,
     Acceptance,
     PackagedGGUF,
+    choose_head,
     find_entry,
+    find_name,
     head_path,
     head_place,
+    known_entry,
     load_catalog,
 )
-from peagle.config import InputError, cache_dir, first_line
+from peagle.config import InputError, InputWarning, cache_dir, first_line
 
 MINE: dict[str, Any] = {
     "target": "owner/model",
@@ -64,10 +67,38 @@ def test_measured_figures_are_those_of_the_benchmark() -> None:
             assert row.length == round(found[method, row.dataset, row.k], 2)
 
 
-def test_a_target_without_a_head_says_how_to_get_one() -> None:
+def test_a_target_without_a_p_eagle_head_says_how_to_get_one() -> None:
     entry = find_entry("gemma-4-31b")
-    assert entry.heads == {}
+    assert entry.heads.keys() == {"eagle3"}
     assert "peagle train google/gemma-4-31B-it" in str(entry.note)
+
+
+def test_public_eagle3_heads_are_listed_with_their_source() -> None:
+    public = {
+        name: entry.heads["eagle3"]
+        for name, entry in load_catalog().items()
+        if not entry.verified and "eagle3" in entry.heads
+    }
+    assert public.keys() >= {"gemma-4-31b", "gpt-oss-20b", "gpt-oss-120b", "qwen3-coder-30b"}
+    for head in public.values():
+        assert head.hub and head.k == 3
+        assert head.source and head.source.startswith("https://")
+
+
+def test_a_hub_id_finds_the_entry_of_its_target() -> None:
+    known = find_entry("gpt-oss-20b")
+    assert find_entry("openai/gpt-oss-20b") == known == known_entry("OpenAI/GPT-OSS-20B")
+    assert find_name("openai/gpt-oss-20b") == "gpt-oss-20b"
+    assert known_entry("openai/gpt-oss-2b") is None
+    with pytest.raises(InputError, match="did you mean openai/gpt-oss-20b?"):
+        find_entry("openai/gpt-oss-2b")
+    assert head_place("Qwen/Qwen3-8B", "p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
+
+
+def test_of_two_entries_for_one_hub_id_the_users_is_found(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.yaml", mine={**MINE, "target": "openai/gpt-oss-20b"})
+    assert find_name("openai/gpt-oss-20b", file) == "mine"
+    assert find_name("gpt-oss-20b", file) == "gpt-oss-20b"
 
 
 def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,6 +106,7 @@ def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path:
     installed.parent.mkdir()
     installed.write_text(PACKAGED.read_text())
     monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
+    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
     assert head_path("smollm2-135m", "p-eagle") is None  # an installed wheel has none
     assert head_place("smollm2-135m", "p-eagle") is None
     folder = tmp_path / "heads" / "smollm2-135m-p-eagle"
@@ -83,6 +115,45 @@ def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert head_place("smollm2-135m", "p-eagle") == str(folder)
     assert head_path("smollm2-135m", "eagle3") is None
     assert head_path("smollm2-135m", "medusa") is None and head_path("unknown", "p-eagle") is None
+
+
+def test_heads_are_found_in_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = tmp_path / "peagle" / "catalog.yaml"
+    folder = tmp_path / "some_heads" / "smollm2-135m-p-eagle"
+    for made in (installed.parent, folder):
+        made.mkdir(parents=True)
+    installed.write_text(PACKAGED.read_text())
+    (folder.parent / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
+    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "some_heads")
+    assert head_path("smollm2-135m", "p-eagle") == folder
+    assert choose_head("smollm2-135m", None, None, None) == str(folder)
+
+
+def test_a_head_that_is_not_installed_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed = tmp_path / "peagle" / "catalog.yaml"
+    installed.parent.mkdir()
+    installed.write_text(PACKAGED.read_text())
+    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
+    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
+    said = r"the p-eagle head of smollm2-135m is not here: pip install 'peagle\[demo\]'"
+    with pytest.raises(InputError, match=said):
+        choose_head("smollm2-135m", None, "p-eagle", None)
+    with pytest.warns(InputWarning, match=f"no speculation, {said}"):
+        assert choose_head("smollm2-135m", None, None, None) is None
+    assert choose_head("smollm2-135m", None, "none", None) is None
+
+
+def test_a_folder_of_the_users_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mine = {**MINE, "heads": {"p-eagle": {"folder": "gone", "k": 3}}}
+    monkeypatch.setenv("PEAGLE_CATALOG", str(write(tmp_path / "mine.yaml", mine=mine)))
+    with pytest.raises(InputError, match=f"not here: there is no folder {tmp_path / 'gone'}"):
+        choose_head("mine", None, "p-eagle", None)
 
 
 def test_a_head_on_the_hub_has_a_place_and_no_folder() -> None:
@@ -132,6 +203,11 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         ({**MINE, "verified": "yes"}, "mine.verified: 'yes' is neither true nor false"),
         ({**MINE, "vllm_flags": {"--tp": 1}}, "mine.vllm_flags: --tp: 1: give flags without dash"),
         ({**MINE, "vllm_env": {"A": 1}}, "mine.vllm_env.A: 1 is no text"),
+        ({**MINE, "profiles": {"fast": 3}}, "mine.profiles.fast: 3 is no mapping"),
+        (
+            {**MINE, "profiles": {"fast": {"--a": 3}}},
+            "mine.profiles.fast: --a: 3: give flags without dashes",
+        ),
         ({**MINE, "heads": {"medusa": {}}}, "mine.heads: 'medusa' is no method: p-eagle or eagle3"),
         ({**MINE, "heads": {"eagle3": {"k": 3}}}, "heads.eagle3: give either folder or hub"),
         ({**MINE, "heads": {"eagle3": {"hub": "a/b"}}}, "heads.eagle3: the field k is missing"),

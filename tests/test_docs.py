@@ -94,7 +94,8 @@ def test_every_command_that_is_shown_can_be_called(page: Path) -> None:
 def test_commands_are_found_in_blocks() -> None:
     block = "OMP=1 peagle train a --steps 2 \\\n  --data b  # how\ncurl x | peagle catalog && ls\n"
     assert list(calls(block)) == [["train", "a", "--steps", "2", "--data", "b"], ["catalog"]]
-    assert len(shown((ROOT / "README.md").read_text())) > 25
+    assert len(shown((ROOT / "README.md").read_text())) >= 6
+    assert len(shown((ROOT / "docs" / "tour.md").read_text())) > 15
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,38 @@ def test_it_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: 
 def test_pictures_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["figures.py", "--output", str(tmp_path)])
     runpy.run_path(str(ROOT / "docs" / "figures.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["speedup_chart.py", "--output", str(tmp_path)])
+    runpy.run_path(str(ROOT / "benchmarks" / "speedup_chart.py"), run_name="__main__")
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    kept = {file.name: file.read_text() for file in (ROOT / "docs" / "figures").iterdir()}
-    assert drawn == kept, "python docs/figures.py"
+    kept = {file.name: file.read_text() for file in (ROOT / "docs" / "figures").glob("*.svg")}
+    assert drawn == kept, "python docs/figures.py; python benchmarks/speedup_chart.py"
+
+
+def test_the_readme_is_short_and_plain() -> None:
+    """At most 130 lines, no sentence over 30 words, recordings of at most 1.5 MB."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    prose = re.sub(r"```.*?```|<!--.*?-->|<[^>]+>|\|.*\|", "", text, flags=re.DOTALL)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)
+    paragraphs = [part for part in re.split(r"\n\s*\n|\n- ", prose) if "·" not in part]
+    sentences = [each for part in paragraphs for each in re.split(r"(?<=[.:;?!])\s", part)]
+    assert [each for each in sentences if len(each.split()) > 30] == []
+    recordings = list((ROOT / "docs" / "figures").glob("*.webp"))
+    assert len(recordings) == 2 and all(f.stat().st_size <= 1_500_000 for f in recordings)
+
+
+def test_the_readmes_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    found = [first or second for first, second in links]
+    assert len(found) > 20
+    for link in found:
+        address = re.fullmatch(r"https://[a-z0-9.-]+\.[a-z]+/[\w./~-]*", link)
+        assert address or (ROOT / link).is_file(), link
+
+
+def test_the_tables_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "readme_tables.py"))
+    table = "\n".join(script["heads"]())
+    assert table in (ROOT / "README.md").read_text(), "python benchmarks/readme_tables.py"
+    assert "\n".join(script["speed"]()) in (ROOT / "docs" / "benchmarks.md").read_text()

@@ -15,13 +15,18 @@ from peagle.cli.common import (
     DeviceOption,
     DtypeOption,
     ForceOption,
+    MaxTokensOption,
     QuantizeOption,
     parse_list,
     progress_bar,
     screen,
 )
+from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.generate import console
 from peagle.config import InputError
+from peagle.model.source import resolve_device
+
+PINNED = "7"  # draft tokens per round where K cannot be chosen every round
 
 
 class _RunByDefault(TyperGroup):
@@ -38,7 +43,8 @@ class _RunByDefault(TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     add_completion=False,
-    help="Measure methods under load (`bench TARGET` is short for `bench run TARGET`); compare.",
+    help="Measure drafting methods under load, and compare measurements (`bench TARGET` is short "
+    "for `bench run TARGET`).",
 )
 
 
@@ -46,58 +52,98 @@ app = typer.Typer(
 def run(
     target: Annotated[
         str | None,
-        typer.Argument(help="Folder, hub id, .gguf file, catalog name; or what --url serves."),
+        typer.Argument(
+            help="Target model: a folder, a hub id, a .gguf file or a catalog name. With --url, "
+            "the model's name there."
+        ),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Of none, eagle3, p-eagle.")] = "none,eagle3,p-eagle",
-    eagle3: Annotated[str | None, typer.Option(help="Head. Default: the catalog's.")] = None,
-    p_eagle: Annotated[str | None, typer.Option(help="Head. Default: the catalog's.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="Drafting methods to compare, separated by commas.")
+    ] = "none,eagle3,p-eagle",
+    eagle3: Annotated[
+        str | None, typer.Option(help="EAGLE-3 head: a folder or hub id. Default: the catalog's.")
+    ] = None,
+    p_eagle: Annotated[
+        str | None, typer.Option(help="P-EAGLE head: a folder or hub id. Default: the catalog's.")
+    ] = None,
     k: Annotated[
-        str, typer.Option(help="Draft tokens a round: 3,7; adaptive: as many as pay.")
-    ] = ADAPTIVE,
-    concurrency: Annotated[str, typer.Option(help="Conversations at a time: 1,8.")] = "1",
+        str | None,
+        typer.Option(
+            help="Numbers of draft tokens per round, separated by commas; adaptive chooses every "
+            "round. Default: adaptive; 7 with vllm or --random-weights."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Numbers of conversations in flight, separated by commas.")
+    ] = "1",
     rate: Annotated[
-        float | None, typer.Option(help="Instead: conversations a second, at random times.")
+        float | None,
+        typer.Option(
+            help="Conversations started per second, at random times; replaces --concurrency."
+        ),
     ] = None,
     dataset: Annotated[
-        str, typer.Option(help="humaneval, a JSONL or Parquet file, a folder of them, or a hub id.")
+        str,
+        typer.Option(
+            help="Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id."
+        ),
     ] = "humaneval",
-    limit: Annotated[int | None, typer.Option(help="First N conversations only.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    limit: Annotated[
+        int | None, typer.Option(help="Number of conversations to use. Default: all.")
+    ] = None,
+    max_tokens: MaxTokensOption = 256,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Every answer is --max-tokens long.")
+        bool,
+        typer.Option("--ignore-eos", help="Generate --max-tokens tokens even after end of text."),
     ] = False,
-    temperature: Annotated[str, typer.Option(help="One or more: 0,1.")] = "0",
-    repeats: Annotated[int, typer.Option(help="Of every cell, interleaved.")] = 3,
-    engine: Annotated[str, typer.Option(help="native, or vllm, a server a method.")] = "native",
-    vllm_python: Annotated[
-        Path | None, typer.Option(envvar="PEAGLE_VLLM_PYTHON", help="The interpreter with vLLM.")
-    ] = None,
+    temperature: Annotated[
+        str, typer.Option(help="Sampling temperatures, separated by commas; 0 is greedy decoding.")
+    ] = "0",
+    repeats: Annotated[
+        int, typer.Option(help="Number of measurements of each cell, interleaved with the others.")
+    ] = 3,
+    engine: EngineOption = "auto",
+    vllm_python: VllmPythonOption = None,
     url: Annotated[
-        str | None, typer.Option(help="A server's base URL instead: http://host:8000/v1.")
+        str | None,
+        typer.Option(help="Base URL of a running server to measure, as http://host:8000/v1."),
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="PEAGLE_API_KEY", help="For --url.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="What --url runs on.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="PEAGLE_API_KEY", help="API key of the server at --url."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Hardware of the server at --url, for the report.")
+    ] = None,
     random_weights: Annotated[
         bool,
-        typer.Option("--random-weights", help="TARGET's shape, random weights, given acceptance."),
+        typer.Option(
+            "--random-weights",
+            help="Draw random weights of TARGET's shape and simulate the --acceptance.",
+        ),
     ] = False,
-    prompt_tokens: Annotated[int, typer.Option(help="With --random-weights.")] = 512,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Length of each prompt in tokens, with --random-weights.")
+    ] = 512,
     acceptance: Annotated[
-        str, typer.Option(help="With --random-weights: acceptance lengths at K = 7.")
+        str,
+        typer.Option(help="Acceptance length of each method at K = 7, with --random-weights."),
     ] = "p-eagle=3.94,eagle3=3.03",
     pass_at_1: Annotated[
-        bool, typer.Option("--pass-at-1", help="Run HumanEval's tests on the answers, shut in.")
+        bool,
+        typer.Option("--pass-at-1", help="Run HumanEval's tests on the answers, in a sandbox."),
     ] = False,
     chat_template: ChatTemplateOption = None,
     dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     quantize: QuantizeOption = None,
     force: ForceOption = False,
-    output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/bench.json"),
+    output: Annotated[Path, typer.Option(help="JSON file to write the results to.")] = Path(
+        "results/bench.json"
+    ),
 ) -> None:
     """Play a data set with every method, K, concurrency and temperature, interleaved; write rows
     with 95 % intervals as JSON, and a page with plots beside it."""
-    from peagle.bench import report as pages
     from peagle.bench import sandbox
     from peagle.bench.run import Stopped, environment, report, write_json
     from peagle.bench.run import run as play
@@ -105,10 +151,13 @@ def run(
     from peagle.bench.workload import random_ids, read_workload
     from peagle.cli import bench_answering as answering
 
-    pages.check()
-    if pass_at_1:
-        sandbox.check("random ids" if random_weights else dataset)
+    judged = "random ids" if random_weights else dataset
+    _check_tools(judged if pass_at_1 else None)
     _at_least_one(repeats=repeats, max_tokens=max_tokens, limit=limit, prompt_tokens=prompt_tokens)
+    chosen = "native"
+    if url is None and not random_weights:
+        chosen = resolve_engine(engine, vllm_python, _native_only(k, device, quantize), device)
+    k = k or (PINNED if chosen == "vllm" or random_weights else ADAPTIVE)
     cells = _cells(methods, k, _loads(concurrency, rate), temperature)
     workload = random_ids(limit or 16) if random_weights else read_workload(dataset, limit)
     sampled = {"max_tokens": max_tokens, "ignore_eos": ignore_eos or random_weights}
@@ -128,12 +177,11 @@ def run(
         options = {"dtype": dtype, "device": device, "quantize": quantize, "force": force}
         options["chat_template"] = chat_template
         named = {"eagle3": eagle3, "p-eagle": p_eagle}
-        if engine == "vllm":
+        if chosen == "vllm":
             answers = answering.vllm(target, named, options, vllm_python, sampled, cells)
-        elif engine == "native":
-            answers = answering.native(target, named, options, sampled, cells)
         else:
-            raise InputError(f"--engine {engine!r}: choose native or vllm")
+            options["device"] = resolve_device(device)
+            answers = answering.native(target, named, options, sampled, cells)
     about = {**environment(answers.device), "settings": {**settings, "engine": answers.engine}}
     results = [Result(cell, _from_here(answers.heads.get(cell.method))) for cell in cells]
     write = lambda done, whole: write_json(output, report(done, about, whole))  # noqa: E731
@@ -155,11 +203,11 @@ def run(
 
 @app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="JSON of `peagle bench`.")],
-    after: Annotated[Path, typer.Argument(help="Another, under the same settings.")],
+    before: Annotated[Path, typer.Argument(help="JSON file that `peagle bench` wrote.")],
+    after: Annotated[Path, typer.Argument(help="JSON file of a later run with the same settings.")],
 ) -> None:
-    """What has become slower or faster between two measurements; exit 1 when something is slower
-    and the intervals do not overlap."""
+    """Compare two measurements; exit code 1 when something is slower and the intervals do not
+    overlap."""
     from peagle.bench.compare import compare_files
 
     changes = compare_files(before, after)
@@ -169,6 +217,26 @@ def compare(
     console.print(table)
     if any(change.slower for change in changes):
         raise typer.Exit(1)
+
+
+def _check_tools(judged: str | None) -> None:
+    """Raises InputError, before hours of measuring, for what the report or the tests of the data
+    set `judged` lack on this machine."""
+    from peagle.bench import report, sandbox
+
+    report.check()
+    if judged is not None:
+        sandbox.check(judged)
+
+
+def _native_only(k: str | None, device: str, quantize: str | None) -> list[str]:
+    """Options that were given and that vLLM lacks."""
+    given = {
+        "--k adaptive": ADAPTIVE in (k or "").split(","),
+        f"--device {device}": device not in VLLM_DEVICES,
+        "--quantize": quantize is not None,
+    }
+    return [option for option, asked in given.items() if asked]
 
 
 def _show(found: dict[str, Any], output: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.catalog import head_place
-from peagle.cli.common import screen
+from peagle.cli.common import announced_device, screen
 from peagle.config import InputError
 
 ADAPTIVE = "adaptive"
@@ -94,9 +94,8 @@ def synthetic(
     from peagle.bench.synthetic import Synthetic, profile, random_drafter, random_target
     from peagle.engine.llm import LLM
     from peagle.engine.request import SamplingParams
-    from peagle.model.source import check_device
 
-    check_device(device)
+    device = announced_device(device)
     try:
         given = {m: float(a) for m, a in (part.split("=") for part in acceptance.split(","))}
     except ValueError as error:
@@ -165,11 +164,12 @@ def vllm(
     from peagle.vllm_process import look
 
     installed = look(python or Path(sys.executable))
-    for name in ("device", "quantize"):
-        if options[name] not in (None, "cpu"):
+    allowed = {"device": ("auto", "cpu" if installed.cpu else "cuda"), "quantize": (None,)}
+    for name, values in allowed.items():
+        if options[name] not in values:
             raise InputError(f"--{name} {options[name]}: vLLM decides by itself, leave it out")
     if any(cell.k == ADAPTIVE for cell in cells):
-        raise InputError("--engine vllm: its drafts are as deep as it is told: pin --k")
+        raise InputError("--engine vllm: it cannot choose K every round: give numbers, as --k 7")
     heads = _places(target, named, cells)
     most = max(cell.concurrency for cell in cells) or AT_RANDOM
     stack, running, loads = ExitStack(), dict[tuple[str, int], str](), count()

@@ -15,6 +15,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
+from peagle.cli.engines import VllmPythonOption
 from peagle.config import InputError
 
 if TYPE_CHECKING:
@@ -23,30 +24,41 @@ if TYPE_CHECKING:
 
 def capture(
     target: TargetArgument,
-    data: Annotated[Path, typer.Option(help="JSONL of answers or conversations, plain or .gz.")],
-    output: Annotated[
-        Path, typer.Option(help="Folder for the shards; what is in it is not made again.")
+    data: Annotated[
+        Path, typer.Option(help="JSONL file of answers or conversations, plain or .gz.")
     ],
-    dtype: Annotated[str, typer.Option(help="bfloat16, or fp8: half the disk.")] = "bfloat16",
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for the shards; documents that it holds are not captured again."),
+    ],
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Data type of the captured features: bfloat16, or fp8 for half the disk."
+        ),
+    ] = "bfloat16",
     feature_layers: Annotated[
-        str | None, typer.Option(help="Tapped target layers: 2,15,27.")
+        str | None,
+        typer.Option(
+            help="Target layers whose hidden states are captured, as 2,15,27. Default: those of "
+            "vLLM."
+        ),
     ] = None,
-    max_length: Annotated[int, typer.Option(min=4, help="Longest document, in tokens.")] = 1024,
+    max_length: Annotated[
+        int, typer.Option(min=4, help="Maximum length of a document in tokens; the rest is cut.")
+    ] = 1024,
     chat_template: ChatTemplateOption = None,
-    shard_mb: Annotated[float, typer.Option(help="Size of a file, in megabytes.")] = 512,
-    device: DeviceOption = "cpu",
+    shard_mb: Annotated[float, typer.Option(help="Size of one shard file in megabytes.")] = 512,
+    device: DeviceOption = "auto",
     engine: Annotated[
-        str, typer.Option(help="What runs the target: transformers, or vllm.")
+        str, typer.Option(help="Engine that runs the target: transformers or vllm.")
     ] = "transformers",
     tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="GPUs that vLLM splits the target over.")
+        int, typer.Option(min=1, help="Number of GPUs that vLLM splits the target over.")
     ] = 1,
-    vllm_python: Annotated[
-        Path | None,
-        typer.Option(help="An interpreter that has vLLM.", envvar="PEAGLE_VLLM_PYTHON"),
-    ] = None,
+    vllm_python: VllmPythonOption = None,
 ) -> None:
-    """Run the target over a data file once, for `train --data FOLDER` to use again and again."""
+    """Run the target over a data file once; `train --data FOLDER` reuses its features."""
     from transformers.utils import logging
 
     from peagle.data.dataset import read_examples
@@ -63,7 +75,7 @@ def capture(
     config = CaptureConfig(output, layers, dtype, max_length, int(shard_mb * 1e6))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     logging.disable_progress_bar()
-    loaded = load_target(target, device=device)
+    loaded = load_target(target, device="cpu" if vllm else device)  # the GPU is vLLM's
     assert loaded.tokenizer is not None
     use_template(loaded.tokenizer, chat_template)
     examples = read_examples(data, loaded.tokenizer, max_length)
@@ -86,7 +98,7 @@ def capture(
             screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
             raise typer.Exit(1) from error
         except VllmFailed as error:
-            why = "what was captured before is whole: the same command goes on behind it"
+            why = "what was captured before is whole: run the same command to continue"
             screen.print(f"peagle: {error}; {why}", markup=False)
             raise typer.Exit(1) from error
     screen.print(f"captured to {output}: train with --data {output}")
@@ -103,7 +115,7 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
         return None
     if engine != "vllm":
         raise InputError(f"--engine {engine!r}: choose transformers or vllm")
-    if device != "cpu":
+    if device not in ("auto", "cpu"):
         raise InputError(f"--device {device}: vLLM finds its devices itself, leave it out")
     vllm = Vllm(python or Path(sys.executable), parallel)
     check_interpreter(vllm.python)

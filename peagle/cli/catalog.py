@@ -9,14 +9,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle.catalog import find_entry, load_catalog, record
+from peagle.catalog import find_name, load_catalog, record
+from peagle.catalog_fields import Flags
 
 app = typer.Typer(add_completion=False)
 CatalogOption = Annotated[
     Path | None,
-    typer.Option("--catalog", metavar="FILE", help="Entries of yours. Default: $PEAGLE_CATALOG."),
+    typer.Option(
+        "--catalog",
+        metavar="FILE",
+        help="YAML file with entries of your own. Default: $PEAGLE_CATALOG.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -49,13 +54,17 @@ def catalog(context: typer.Context, file: CatalogOption = None, as_json: Json = 
 @app.command()
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A catalog name.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the model: a catalog name or a hub id.", show_default=False),
+    ],
     file: CatalogOption = None,
     as_json: Json = False,
 ) -> None:
     """Everything recorded of one model."""
     file_before, json_before = context.obj
-    entry = find_entry(name, file or file_before)
+    name = find_name(name, file or file_before)
+    entry = load_catalog(file or file_before)[name]
     if as_json or json_before:
         typer.echo(json.dumps(record(name, entry)))
         return
@@ -65,7 +74,8 @@ def show(
         "run by this project": "yes" if entry.verified else "no",
         "least vLLM": entry.min_vllm,
         "hardware": entry.hardware,
-        "vLLM flags": " ".join(f"{flag}={value}" for flag, value in entry.vllm_flags.items()),
+        "vLLM flags": _words(entry.vllm_flags),
+        **{f"profile {each}": _words(flags) for each, flags in entry.profiles.items()},
         "note": entry.note,
     }
     for what, value in facts.items():
@@ -74,6 +84,12 @@ def show(
     for method, head in entry.heads.items():
         here = head.place or f"{head.folder} (not here: heads are in the repository)"
         typer.echo(f"  {method} head: {here}, K = {head.k}, licence {head.licence or 'unknown'}")
+        if head.source:
+            typer.echo(f"    source: {head.source}")
         for row in head.acceptance:
             what = f"{row.dataset}, K = {row.k}: {row.length:.2f}"
             typer.echo(f"    acceptance length, {what} ({row.source})")
+
+
+def _words(flags: Flags) -> str:
+    return " ".join(f"{flag}={value}" for flag, value in flags.items())

@@ -45,11 +45,11 @@ def chat(
     seed: SeedOption = None,
     max_tokens: MaxTokensOption = 512,
     dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     quantize: QuantizeOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Talk to a target. An empty line or end of input ends the conversation."""
+    """Chat with a model. An empty line or the end of input ends the conversation."""
     params = sampling(temperature, top_p, top_k, min_p, seed, max_tokens)
     llm = open_llm(
         target,

@@ -13,73 +13,159 @@ from peagle.data.template import use_template
 from peagle.engine.llm import LLM, Run
 from peagle.engine.request import RequestFailure, SamplingParams
 from peagle.model.checkpoint import find_head
+from peagle.model.source import resolve_device
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 
 TargetArgument = Annotated[
     str,
     typer.Argument(
-        help="Folder, hub id (owner/name@revision), .gguf file or catalog name.", show_default=False
+        help="Target model: a folder, a hub id (owner/name@revision), a .gguf file or a catalog "
+        "name.",
+        show_default=False,
+    ),
+]
+HeadArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Draft head: a folder or a hub id (owner/name@revision).", show_default=False
     ),
 ]
 HeadOption = Annotated[
     str | None,
     typer.Option(
-        "--head", help="Head: folder or hub id (owner/name@revision). Default: the catalog's."
+        "--head",
+        help="Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head "
+        "for the target.",
     ),
 ]
 MethodOption = Annotated[
-    str | None, typer.Option("--method", help="p-eagle, eagle3 or none. Default: what the head is.")
+    str | None,
+    typer.Option(
+        "--method",
+        help="Drafting method: p-eagle, eagle3 or none. Default: the method of the head.",
+    ),
 ]
 NoSpeculationOption = Annotated[
-    bool, typer.Option("--no-speculation", help="The target alone: --method none.")
+    bool,
+    typer.Option(
+        "--no-speculation", help="Decode with the target alone, the same as --method none."
+    ),
 ]
 KOption = Annotated[
     int | None,
-    typer.Option("--k", help="Draft tokens a round. Default: as many as pay, round by round."),
+    typer.Option(
+        "--k",
+        help="Number of draft tokens per round (num_speculative_tokens). Default: chosen every "
+        "round.",
+    ),
 ]
-TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
-TopPOption = Annotated[float, typer.Option(help="Nucleus: keep this much probability.")]
-TopKOption = Annotated[int, typer.Option(help="Keep this many tokens; 0 is all.")]
-MinPOption = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of the random draws.")]
+TemperatureOption = Annotated[
+    float, typer.Option(help="Sampling temperature, at least 0; 0 is greedy decoding.")
+]
+TopPOption = Annotated[
+    float,
+    typer.Option(
+        help="Nucleus sampling: keep the smallest set of tokens whose probability reaches this "
+        "value (0 to 1)."
+    ),
+]
+TopKOption = Annotated[
+    int, typer.Option(help="Number of most likely tokens to sample from; 0 keeps all tokens.")
+]
+MinPOption = Annotated[
+    float,
+    typer.Option(
+        help="Drop tokens less likely than this fraction (0 to 1) of the most likely token's "
+        "probability."
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(help="Seed of the random number generator. Default: a new one for every run."),
+]
 StopOption = Annotated[
-    list[str], typer.Option("--stop", help="End before this text; may be given again.")
+    list[str],
+    typer.Option(
+        "--stop", help="Text at which generation stops; repeat the option for several texts."
+    ),
 ]
 RepetitionPenaltyOption = Annotated[
-    float, typer.Option(help="Above 1: less of what is in prompt or answer.")
+    float,
+    typer.Option(
+        help="Penalty on tokens that occur in the prompt or the answer, above 0; 1 is none."
+    ),
 ]
 PresencePenaltyOption = Annotated[
-    float, typer.Option(help="-2 to 2, off the logits of tokens in the answer.")
+    float,
+    typer.Option(
+        help="Amount subtracted from the logit of each token that occurs in the answer (-2 to 2)."
+    ),
 ]
-FrequencyPenaltyOption = Annotated[float, typer.Option(help="The same, for each time they occur.")]
+FrequencyPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        help="Amount subtracted from a token's logit for each time it occurs in the answer (-2 to "
+        "2)."
+    ),
+]
 JsonSchemaOption = Annotated[
     Path | None,
-    typer.Option("--json-schema", metavar="FILE", help="The answer is JSON of this schema."),
+    typer.Option(
+        "--json-schema",
+        metavar="FILE",
+        help="File with a JSON schema that the answer must satisfy (structured output).",
+    ),
 ]
-RegexOption = Annotated[str | None, typer.Option(help="The whole answer matches it.")]
+RegexOption = Annotated[
+    str | None, typer.Option(help="Regular expression that the whole answer must match.")
+]
 LogprobsOption = Annotated[
     int | None,
-    typer.Option(help="With --json: log-probabilities, and of so many likely tokens besides."),
+    typer.Option(
+        help="Number of most likely tokens whose log-probabilities are printed with each token; "
+        "needs --json."
+    ),
 ]
-MaxTokensOption = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
-DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+MaxTokensOption = Annotated[
+    int, typer.Option(help="Maximum number of tokens generated for one answer.")
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Data type of the weights: auto (as in the checkpoint), float32, bfloat16 or float16."
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        help="Device to run on: auto, cpu, cuda or cuda:N. Auto is cuda where torch sees a GPU, "
+        "else cpu."
+    ),
+]
 QuantizeOption = Annotated[
-    str | None, typer.Option(help="int8 or int4 weights in the target's layers; CPU only.")
+    str | None,
+    typer.Option(
+        help="Weight quantization of the target's decoder layers: int8 or int4, on the CPU only. "
+        "Default: none."
+    ),
 ]
 ChatTemplateOption = Annotated[
     str | None,
     typer.Option(
         "--chat-template",
         metavar="FILE",
-        help="Jinja file, or plain: texts one after another. Default: the target's own.",
+        help="Chat template: a Jinja file, or plain, which joins the messages' texts. Default: the "
+        "target's own.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 ForceOption = Annotated[
     bool,
-    typer.Option("--force", help="Accept a head trained for another target of the same shape."),
+    typer.Option(
+        "--force",
+        help="Accept a head that was trained for another target of the same sizes.",
+    ),
 ]
 
 
@@ -91,32 +177,52 @@ def open_llm(
     *,
     no_speculation: bool = False,  # short for the method "none"
     dtype: str = "auto",
-    device: str = "cpu",
+    device: str = "auto",
     quantize: str | None = None,
     force: bool = False,
     chat_template: str | None = None,
-    max_batch: int = 8,
+    max_batch: int | None = None,  # None: LLM's own default
     kv_tokens: int | None = None,
 ) -> LLM:
-    """Target and head as the options ask; the head's record is compared with the chat template
-    that is used."""
+    """Load the target and the head that the options name. The head's record is compared with the
+    chat template that is used."""
     from transformers.utils import logging
 
     method = "none" if no_speculation else method
     path = choose_head(target, head, method, k)
     folder = find_head(path) if path else None  # before the target takes its time to load
+    device = announced_device(device)
+    check_quantize_device(quantize, device)
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
-        room: dict[str, Any] = {"max_batch": max_batch, "kv_tokens": kv_tokens}
+        room: dict[str, Any] = {"kv_tokens": kv_tokens}
+        if max_batch is not None:
+            room["max_batch"] = max_batch
         llm = LLM(target, dtype=dtype, device=device, quantize=quantize, **room)
         use_template(llm.tokenizer, chat_template)
-        if folder is None:
-            return llm
-        drafter = llm.load_head(folder, force=force)
-    if method is not None and drafter.config.method != method:
+        drafter = None if folder is None else llm.load_head(folder, force=force)
+    if drafter is not None and method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
-    llm.use(drafter, k)
+    if drafter is not None:
+        llm.use(drafter, k)
     return llm
+
+
+def announced_device(name: str) -> str:
+    """The device of `--device`; auto says on stderr when it selects a GPU."""
+    device = resolve_device(name)
+    if name == "auto" and device != "cpu":
+        screen.print(
+            f"device: {device}; the native engine has not yet been run on a GPU "
+            "(--device cpu selects the CPU)"
+        )
+    return device
+
+
+def check_quantize_device(quantize: str | None, device: str) -> None:
+    """Raises InputError when quantised weights are asked for on a GPU."""
+    if quantize is not None and resolve_device(device) != "cpu":
+        raise InputError(f"--quantize {quantize}: runs on the CPU only, add --device cpu")
 
 
 def check_answered(run: Run) -> None:

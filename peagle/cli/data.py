@@ -50,43 +50,50 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Make training data, and look at it."
+    add_completion=False, no_args_is_help=True, help="Make training data, and inspect it."
 )
-SystemOption = Annotated[str | None, typer.Option("--system", help="System prompt.")]
+SystemOption = Annotated[
+    str | None, typer.Option("--system", help="System prompt of every conversation. Default: none.")
+]
 TemplateArgsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--chat-template-arg",
         metavar="NAME=VALUE",
-        help="For the chat template: enable_thinking=false.",
+        help="Argument of the chat template, such as enable_thinking=false; repeat the option for "
+        "several arguments.",
     ),
 ]
-BatchOption = Annotated[int, typer.Option(min=1, help="Prompts answered together.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Number of prompts decoded together.")]
 OutputOption = Annotated[
-    Path, typer.Option(help="JSONL to append to; what is in it is not made again.")
+    Path, typer.Option(help="JSONL file to append to; records that it holds are not made again.")
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of the random draws.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the random number generator.")]
 
 
 @app.callback()
 def data() -> None:
-    """Make training data, and look at it."""
+    """Make training data, and inspect it."""
 
 
 @app.command()
 def synth(
     target: TargetArgument,
     output: OutputOption,
-    count: Annotated[int, typer.Option(help="Records the file is to hold.")] = 1000,
-    mix: Annotated[str, typer.Option(help="Share of each kind of prompt.")] = ",".join(
-        f"{kind}={share}" for kind, share in MIX.items()
-    ),
+    count: Annotated[int, typer.Option(help="Number of records that the file is to hold.")] = 1000,
+    mix: Annotated[
+        str, typer.Option(help="Weight of each kind of prompt, as kind=weight.")
+    ] = ",".join(f"{kind}={share}" for kind, share in MIX.items()),
     head: HeadOption = None,
-    temperature: Annotated[float, typer.Option(help="Of the user's turns, above 0.")] = 0.9,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature of the user's turns, above 0.")
+    ] = 0.9,
     top_p: TopPOption = 0.95,
     top_k: TopKOption = 0,
     min_p: MinPOption = 0.0,
-    prompt_tokens: Annotated[int, typer.Option(help="Longest user turn, in tokens.")] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Maximum number of tokens of a user's turn.")
+    ] = 256,
     max_tokens: MaxTokensOption = 512,
     seed: SeedOption = 0,
     system: SystemOption = None,
@@ -94,9 +101,9 @@ def synth(
     chat_template_arg: TemplateArgsOption = None,
     batch: BatchOption = 16,
     dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
 ) -> None:
-    """Let the target write prompts itself, and answer them: training data from nothing."""
+    """Let the target write prompts and answer them: training data without any prompts of yours."""
     args = _pairs(chat_template_arg or [], "--chat-template-arg")
     user = SamplingParams(temperature, top_p, top_k, min_p, max_tokens=prompt_tokens)
     config = SynthConfig(count, _mix(mix), user, max_tokens, seed, system, args)
@@ -121,23 +128,30 @@ def synth(
 def regenerate(
     target: TargetArgument,
     prompts: Annotated[
-        Path, typer.Option(help='JSONL of {"turns": [...]} or conversations, plain or .gz.')
+        Path, typer.Option(help='JSONL file of {"turns": [...]} or conversations, plain or .gz.')
     ],
     output: OutputOption,
-    engine: Annotated[str, typer.Option(help="native or vllm, in this process.")] = "native",
+    engine: Annotated[str, typer.Option(help="Engine in this process: native or vllm.")] = "native",
     url: Annotated[
         list[str] | None,
-        typer.Option(help="OpenAI-compatible endpoint, http://host/v1; may be repeated."),
+        typer.Option(
+            help="Base URL of an OpenAI-compatible server, as http://host:8000/v1; repeat the "
+            "option for several servers. Default: the engine in this process."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Its name there. Default: the only one.")
+        str | None, typer.Option(help="Model name at --url. Default: the only model there.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Requests at a time to a URL.")] = 8,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent requests to each URL.")
+    ] = 8,
     api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the URL's API key.")
+        str | None, typer.Option(help="Name of the environment variable with the API key of --url.")
     ] = None,
     head: HeadOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First N records only.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of records to answer. Default: all.")
+    ] = None,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     seed: SeedOption = 0,
@@ -147,7 +161,7 @@ def regenerate(
     chat_template_arg: TemplateArgsOption = None,
     batch: BatchOption = 16,
     dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
 ) -> None:
     """Let the target answer prompts: the text its drafter must learn to predict."""
     existing_file(prompts, "--prompts")
@@ -206,18 +220,27 @@ app.command()(capture)
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="JSONL of answers or conversations.")],
-    target: Annotated[str, typer.Option(help="Whose tokenizer and chat template to read it with.")],
+    file: Annotated[Path, typer.Argument(help="JSONL file of answers or conversations.")],
+    target: Annotated[
+        str, typer.Option(help="Target model whose tokenizer and chat template are used.")
+    ],
     record: Annotated[
-        int | None, typer.Option(min=1, help="Show this record's tokens, counted from 1.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of the record whose tokens are shown, from 1. Default: a summary."
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=4, help="Cut documents as `train --max-length` does.")
+        int | None,
+        typer.Option(
+            min=4,
+            help="Maximum length of a document in tokens, as `train` has it. Default: none.",
+        ),
     ] = None,
     chat_template: ChatTemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a data file holds; with --record, which tokens of one conversation are trained on."""
+    """Summarise a data file; with --record, show which tokens of a record are trained on."""
     existing_file(file, "data file")
     tokenizer = load_tokenizer(target)
     use_template(tokenizer, chat_template)

@@ -2,15 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.bench.workload import human_eval
-from peagle.catalog import find_entry, head_path
-from peagle.cli.common import DtypeOption, QuantizeOption, progress_bar, screen
+from peagle.catalog import find_entry, head_path, missing_head
+from peagle.cli.common import DtypeOption, MaxTokensOption, QuantizeOption, progress_bar, screen
 from peagle.cli.generate import console
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
@@ -24,7 +24,7 @@ TARGET = "smollm2-135m"
 @app.command()
 def demo(
     prompts: Annotated[int, typer.Option(help="HumanEval prompts to answer.")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128,
+    max_tokens: MaxTokensOption = 128,
     dtype: DtypeOption = "bfloat16",
     quantize: QuantizeOption = None,
     output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/demo.json"),
@@ -37,12 +37,13 @@ def demo(
     for method in ("eagle3", "p-eagle"):
         folder = head_path(TARGET, method)
         if folder is None:
-            why = "run the demo from a clone of the repository"
-            raise InputError(f"the {method} head of {TARGET} is not here: {why}")
+            raise InputError(str(missing_head(TARGET, method)))
         heads[method] = folder, find_entry(TARGET).heads[method].k
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
-        llm = LLM(TARGET, dtype=dtype, quantize=quantize, max_batch=1, deterministic=True)
+        # The native engine has not been run on a GPU, and the demo is for every machine.
+        how: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": "cpu"}
+        llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
         rows = load_contenders(llm, heads)
     ids = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
     with progress_bar("prompts") as bar:

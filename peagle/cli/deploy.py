@@ -5,16 +5,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from peagle.catalog import find_entry
+from peagle.catalog import Entry, find_entry, known_entry
+from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
 from peagle.config import InputError
 from peagle.deploy import kubernetes, local, sagemaker
-from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name
+from peagle.deploy.account import PLACEHOLDERS, Account
+from peagle.deploy.drafting import Drafting
+from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
+from peagle.vllm_process import default_engine
 
 PLACES = ("local", "kubernetes", "sagemaker")
 
@@ -30,22 +35,36 @@ class _StartByDefault(TyperGroup):
 
 app = typer.Typer(cls=_StartByDefault, add_completion=False, no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="A catalog name.", show_default=False)]
-ToOption = Annotated[
-    str, typer.Option("--to", help="local, kubernetes or sagemaker.", show_default=False)
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the model: a catalog name or a hub id (owner/name@revision).",
+        show_default=False,
+    ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-NamespaceOption = Annotated[str, typer.Option(help="Kubernetes: namespace.")]
-ContextOption = Annotated[str | None, typer.Option(help="Kubernetes: kubectl's context.")]
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to", help="Place to deploy to: local, kubernetes or sagemaker.", show_default=False
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+NamespaceOption = Annotated[str, typer.Option(help="Namespace, with --to kubernetes.")]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(help="Context of kubectl, with --to kubernetes. Default: the current one."),
+]
 RegionOption = Annotated[
     str | None,
-    typer.Option(envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="SageMaker: AWS region."),
+    typer.Option(
+        envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="AWS region, with --to sagemaker."
+    ),
 ]
 
 
 @app.callback()
 def deploy() -> None:
-    """Serve a model by its catalog name. `peagle deploy NAME --to PLACE` starts it."""
+    """Serve a model by its catalog name or hub id. `peagle deploy NAME --to PLACE` starts it."""
 
 
 @app.command()
@@ -53,32 +72,89 @@ def start(
     name: NameArgument,
     to: ToOption,
     engine: Annotated[
-        str | None, typer.Option(help="native or vllm. Default: native here, vllm elsewhere.")
+        str | None,
+        typer.Option(
+            help="Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU "
+            "and an installed vLLM, else native; elsewhere vllm (native for packaged models)."
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft head: a hub id (owner/name@revision), or a folder with --to local. "
+            "Default: the catalog's head for the model."
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or tells "
+            "what --head is. Default: p-eagle where there is such a head."
+        ),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of draft tokens per round (num_speculative_tokens). Default: the "
+            "catalog's with vllm, chosen every round with native."
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be sent or run; do nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be sent or run, and do nothing.")
     ] = False,
     yes: YesOption = False,
     image: Annotated[
-        str | None, typer.Option(help="Container image. Default: vLLM's; native needs one.")
+        str | None,
+        typer.Option(
+            help="Container image, not with --to local. Default: an image of vLLM; --engine native "
+            "needs one."
+        ),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="How many at least.")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            help="Number of replicas (on SageMaker: instances); the minimum if they are scaled."
+        ),
+    ] = 1,
     max_replicas: Annotated[
         int | None,
-        typer.Option(help="How many at most. Default: 4 on Kubernetes, no more on SageMaker."),
+        typer.Option(
+            help="Maximum number of replicas. Default: 4 on Kubernetes, --replicas on SageMaker."
+        ),
     ] = None,
     namespace: NamespaceOption = "default",
     context: ContextOption = None,
     region: RegionOption = None,
-    role: Annotated[str, typer.Option(help="SageMaker: ARN of the execution role.")] = "",
-    instance_type: Annotated[str, typer.Option(help="SageMaker: such as ml.p5.4xlarge.")] = "",
-    port: Annotated[int, typer.Option(help="Local: port; 0 is any that is free.")] = 8000,
-    wait: Annotated[float, typer.Option(help="Local: seconds to become healthy in.")] = 1800,
+    role: Annotated[str, typer.Option(help="ARN of the execution role, with --to sagemaker.")] = "",
+    instance_type: Annotated[
+        str, typer.Option(help="Instance type, with --to sagemaker, such as ml.p5.4xlarge.")
+    ] = "",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on, with --to local; 0 takes any free port.")
+    ] = 8000,
+    wait: Annotated[
+        float,
+        typer.Option(help="Seconds within which the server must become healthy, with --to local."),
+    ] = 1800,
     catalog: CatalogOption = None,
 ) -> None:
     """Start a model, or bring a running one to what is asked for now."""
     _check_place(to)
-    spec = make_spec(name, find_entry(name, catalog), engine, remote=to != "local")
+    entry = with_profile(name, _entry(name, catalog), profile)
+    drafting = Drafting(head, method, k)
+    if engine is None and to == "local":
+        engine, why = default_engine()
+        if why:
+            typer.echo(why, err=True)
+    spec = make_spec(name, entry, engine, remote=to != "local", drafting=drafting)
+    if profile is not None and spec.engine == "native":
+        raise InputError(f"--profile {profile}: profiles are flags of vLLM: use --engine vllm")
     if to == "local":
         if catalog is not None:  # the process looks names up, too
             spec = replace(spec, env={**spec.env, "PEAGLE_CATALOG": str(catalog.resolve())})
@@ -88,9 +164,12 @@ def start(
         cluster = kubernetes.Cluster(namespace, image, context, replicas, most)
         _start_kubernetes(spec, cluster, dry_run, yes)
     else:
-        account = sagemaker.Account(
-            _region(region), role, instance_type, image, replicas, max_replicas
-        )
+        where = {"region": region or "", "role": role, "instance_type": instance_type}
+        if dry_run:
+            where = _with_placeholders(where)
+        else:
+            _region(region)
+        account = Account(**where, image=image, replicas=replicas, max_replicas=max_replicas)
         _start_sagemaker(spec, account, dry_run, yes)
 
 
@@ -118,7 +197,9 @@ def status(
 def logs(
     name: NameArgument,
     to: ToOption,
-    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 100,
+    lines: Annotated[
+        int, typer.Option(min=1, help="Number of lines to print, from the end.")
+    ] = 100,
     namespace: NamespaceOption = "default",
     context: ContextOption = None,
     region: RegionOption = None,
@@ -193,7 +274,7 @@ def _start_kubernetes(spec: Spec, cluster: kubernetes.Cluster, dry_run: bool, ye
     typer.echo(f"{secret} -o go-template='{{{{index .data \"api-key\" | base64decode}}}}'")
 
 
-def _start_sagemaker(spec: Spec, account: sagemaker.Account, dry_run: bool, yes: bool) -> None:
+def _start_sagemaker(spec: Spec, account: Account, dry_run: bool, yes: bool) -> None:
     text = sagemaker.dry_run(spec, account)
     if dry_run:
         typer.echo(text)
@@ -203,6 +284,23 @@ def _start_sagemaker(spec: Spec, account: sagemaker.Account, dry_run: bool, yes:
     with _failures():
         endpoint = sagemaker.deploy(spec, account, lambda line: typer.echo(line, err=True))
     typer.echo(f"endpoint {endpoint} in {account.region} is in service")
+
+
+def _with_placeholders(given: dict[str, str]) -> dict[str, str]:
+    """Placeholders for what is not given, each named on stderr with its option."""
+    missing = [name for name, value in given.items() if not value]
+    if missing:
+        named = [f"{PLACEHOLDERS[name]} (--{name.replace('_', '-')})" for name in missing]
+        typer.echo(f"placeholders, to be given when it starts: {', '.join(named)}", err=True)
+    return {name: value or PLACEHOLDERS[name] for name, value in given.items()}
+
+
+def _entry(name: str, catalog: Path | None) -> Entry:
+    """The catalog's entry. A hub id that it does not know has neither a head nor flags."""
+    entry = known_entry(name, catalog)
+    if entry is None and is_hub_id(name):
+        return Entry(target=name, heads={})
+    return entry or find_entry(name, catalog)
 
 
 def _check_place(to: str) -> None:

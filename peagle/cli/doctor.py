@@ -12,6 +12,7 @@ from peagle.cli.common import (
     ChatTemplateOption,
     DeviceOption,
     ForceOption,
+    HeadArgument,
     JsonOption,
     TargetArgument,
     screen,
@@ -25,23 +26,29 @@ COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}
 
 @app.command()
 def doctor(
-    head: Annotated[str, typer.Argument(help="Folder or hub id of the head.", show_default=False)],
+    head: HeadArgument,
     target: TargetArgument,
     prompt: Annotated[
-        str | None, typer.Option(help="What features and logits are compared on.")
+        str | None,
+        typer.Option(help="Text on which features and logits are compared. Default: a short one."),
     ] = None,
     chat_template: ChatTemplateOption = None,
     vllm_python: Annotated[
-        Path | None, typer.Option(help="An interpreter that has vLLM: compare with it too.")
+        Path | None,
+        typer.Option(
+            help="Python interpreter that has vLLM, to compare with it. Default: no comparison."
+        ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="float32 shows errors that bfloat16 hides.")
+        str,
+        typer.Option(help="Data type of the weights; float32 shows errors that bfloat16 hides."),
     ] = "float32",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a head beside its target: files, layers, mask token, features, logits; 1: unfit."""
+    """Check a head with its target: files, layers, mask token, features, logits. Exit code 1: it
+    does not fit."""
     from transformers.utils import logging
 
     from peagle.data.template import use_template

@@ -37,21 +37,29 @@ app = typer.Typer(add_completion=False)
 @app.command("eval")
 def evaluate(
     target: TargetArgument,
-    dataset: Annotated[Path, typer.Option(help='JSONL: {"turns": [...]} or conversations.')],
+    dataset: Annotated[Path, typer.Option(help='JSONL file of {"turns": [...]} or conversations.')],
     head: HeadOption = None,
     method: MethodOption = None,
-    k: Annotated[str, typer.Option(help="One or more numbers of draft tokens: 3,7.")] = "3,7",
-    limit: Annotated[int | None, typer.Option(help="First N records only.")] = None,
+    k: Annotated[
+        str, typer.Option(help="Numbers of draft tokens per round to measure, separated by commas.")
+    ] = "3,7",
+    limit: Annotated[
+        int | None, typer.Option(help="Number of records to use. Default: all.")
+    ] = None,
     chat_template: ChatTemplateOption = None,
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = 512,
-    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 8,
+    batch: Annotated[int, typer.Option(help="Number of prompts decoded together.")] = 8,
     dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     quantize: QuantizeOption = None,
     force: ForceOption = False,
     no_timing: Annotated[
-        bool, typer.Option("--no-timing", help="Do not time it beside the target: no verdict.")
+        bool,
+        typer.Option(
+            "--no-timing",
+            help="Do not time the target with and without the head; no verdict is given.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from peagle.cli.common import ChatTemplateOption, ForceOption, screen
+from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
 from peagle.config import InputError
 from peagle.model.checkpoint import find_head, read_config, save_drafter
 
@@ -14,16 +14,21 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def export(
-    head: Annotated[str, typer.Argument(help="Folder or hub id of the head.", show_default=False)],
-    output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="vllm or speculators.")],
+    head: HeadArgument,
+    output: Annotated[
+        Path, typer.Argument(help="New folder to write the head to.", show_default=False)
+    ],
+    to: Annotated[
+        str, typer.Option("--to", help="Checkpoint format to write: vllm or speculators.")
+    ],
     target: Annotated[
-        str | None, typer.Option(help="Target model. Default: the one the head was trained for.")
+        str | None,
+        typer.Option(help="Target model of the head. Default: the one it was trained for."),
     ] = None,
     chat_template: ChatTemplateOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Write a head in a dialect that vLLM serves, with the target's embedding where needed."""
+    """Write a head in a format that vLLM serves, with the target's embedding where needed."""
     from transformers.utils import logging
 
     from peagle.data.template import use_template
@@ -38,7 +43,7 @@ def export(
     if not name:
         raise InputError(f"head {head} does not say what it was trained for: name it with --target")
     logging.disable_progress_bar()
-    model = load_target(name)
+    model = load_target(name, device="cpu")
     assert model.tokenizer is not None
     use_template(model.tokenizer, chat_template)
     drafter = Drafter.load(head, model, force=force)

@@ -49,13 +49,15 @@ console = Console(highlight=False, soft_wrap=True)
 @app.command()
 def generate(
     target: TargetArgument,
-    prompt: Annotated[str, typer.Option(help="What the user says (or plain text with --raw).")],
+    prompt: Annotated[
+        str, typer.Option(help="Text of the user's message, or the text to continue with --raw.")
+    ],
     head: HeadOption = None,
     method: MethodOption = None,
     no_speculation: NoSpeculationOption = False,
     k: KOption = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text without the chat template.")
+        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
     chat_template: ChatTemplateOption = None,
     temperature: TemperatureOption = 0.0,
@@ -72,7 +74,7 @@ def generate(
     regex: RegexOption = None,
     logprobs: LogprobsOption = None,
     dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     quantize: QuantizeOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,

@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,41 +18,74 @@ from peagle.engine.request import RequestFailure
 # command → (module, what `peagle --help` says); modules are imported when their command runs, so
 # that `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": ("peagle.cli.demo", "The demo target alone, with EAGLE-3 and with P-EAGLE."),
+    "demo": ("peagle.cli.demo", "Compare plain decoding, EAGLE-3 and P-EAGLE on one model."),
     "generate": ("peagle.cli.generate", "Complete a prompt, streaming."),
-    "chat": ("peagle.cli.chat", "Talk to a target."),
-    "serve": ("peagle.cli.serve", "Serve a target by OpenAI's API."),
-    "eval": ("peagle.cli.evaluate", "Measure the acceptance of a head on a file of prompts."),
-    "bench": ("peagle.cli.bench", "Throughput, latency and acceptance under load."),
-    "train": ("peagle.cli.train", "Train a head for a target."),
-    "data": ("peagle.cli.data", "Make training data."),
-    "plan": ("peagle.cli.plan", "Memory, disk and hours that training a head will take."),
-    "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators dialect."),
-    "doctor": ("peagle.cli.doctor", "Check a head beside its target; name what differs."),
-    "catalog": ("peagle.cli.catalog", "Models known by name, and the heads made for them."),
+    "chat": ("peagle.cli.chat", "Chat with a model in the terminal."),
+    "serve": ("peagle.cli.serve", "Serve a model by OpenAI's API, with a console."),
+    "eval": ("peagle.cli.evaluate", "Measure the acceptance length of a head on your prompts."),
+    "bench": ("peagle.cli.bench", "Measure throughput, latency and acceptance under load."),
+    "train": ("peagle.cli.train", "Train a draft head for a model."),
+    "data": ("peagle.cli.data", "Make training data, and inspect it."),
+    "plan": ("peagle.cli.plan", "Estimate memory, disk and hours that training a head takes."),
+    "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators format."),
+    "doctor": ("peagle.cli.doctor", "Check that a head fits its target; name what differs."),
+    "catalog": ("peagle.cli.catalog", "List the models known by name, and their heads."),
     "deploy": ("peagle.cli.deploy", "Serve a model here, on Kubernetes or on SageMaker."),
     "push": ("peagle.cli.push", "Upload a head to the Hugging Face hub."),
 }
+PANELS = {  # how `peagle --help` groups them
+    "Run": ("demo", "generate", "chat", "serve", "catalog"),
+    "Measure": ("eval", "bench", "doctor"),
+    "Train": ("train", "data", "plan"),
+    "Deploy": ("deploy", "export", "push"),
+}
+FIRST = {  # what `peagle` alone shows: the commands that most people need first
+    "demo": "See the speed-up: one model alone, with EAGLE-3 and with P-EAGLE.",
+    "serve smollm2-135m": "Serve a model by OpenAI's API, with a console in the browser.",
+    "generate smollm2-135m --prompt 'Hello!'": "Complete a prompt in the terminal.",
+    "train MODEL --data synth --output FOLDER": "Train a draft head for your own model.",
+    "bench smollm2-135m": "Measure throughput, latency and acceptance length.",
+}
+
+
+def first_screen() -> str:
+    """What `peagle` without a command prints."""
+    lines = ["P-EAGLE speculative decoding: run, measure and train draft heads.", ""]
+    for call, text in FIRST.items():
+        lines += [f"  peagle {call}", f"      {text}"]
+    more = "peagle --help lists all commands, peagle COMMAND --help the options of one."
+    return "\n".join([*lines, "", more])
 
 
 class _LazyGroup(TyperGroup):
     """Imports a command's module when the command is run; `--help` lists stand-ins."""
 
     def list_commands(self, ctx):  # type: ignore[no-untyped-def]
-        return list(COMMANDS)
+        return [name for names in PANELS.values() for name in names]
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        if not args and not ctx.resilient_parsing:
+            typer.echo(first_screen())
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx, cmd_name):  # type: ignore[no-untyped-def]
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+        [panel] = [panel for panel, names in PANELS.items() if cmd_name in names]
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        if args[0] not in COMMANDS:
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            why = f"did you mean {near[0]}?" if near else "peagle --help lists all"
+            raise InputError(f"no command {args[0]!r}: {why}")
         name, _, rest = super().resolve_command(ctx, args)
         module = import_module(COMMANDS[str(name)][0])
         return name, typer.main.get_command(module.app), rest
 
 
-app = typer.Typer(cls=_LazyGroup, add_completion=False, no_args_is_help=True)
+app = typer.Typer(cls=_LazyGroup, add_completion=False)
 
 
 def _version(wanted: bool) -> None:
@@ -87,10 +121,13 @@ def _our_warnings_in_a_line() -> Iterator[None]:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """P-EAGLE speculative decoding: train, measure and run parallel-drafting heads."""
+    """P-EAGLE speculative decoding: run, measure and train parallel-drafting heads."""
     context.with_resource(_our_warnings_in_a_line())
 
 

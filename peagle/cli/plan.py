@@ -18,29 +18,56 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def plan(  # noqa: PLR0917
     target: TargetArgument,
-    tokens: Annotated[int, typer.Option(help="Answer tokens to train on.")],
-    context: Annotated[int, typer.Option(help="Tokens of a sequence.")],
+    tokens: Annotated[int, typer.Option(help="Number of answer tokens to train on.")],
+    context: Annotated[int, typer.Option(help="Length of a training sequence in tokens.")],
     answered: Annotated[
-        float, typer.Option(help="Share of tokens that are answers; `peagle data show` counts.")
+        float,
+        typer.Option(
+            help="Fraction of the tokens that belong to answers (0 to 1), as `peagle data show` "
+            "counts it."
+        ),
     ] = 1.0,
-    gpus: Annotated[int, typer.Option(help="CUDA devices; 0 is the CPU.")] = 0,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs to train on; 0 trains on the CPU.")] = 0,
     memory: Annotated[
-        float | None, typer.Option(help="GiB of a device. Default: this machine's; a GPU's 80.")
+        float | None,
+        typer.Option(help="Memory of one device in GiB. Default: this machine's, or 80 for a GPU."),
     ] = None,
     segments: Annotated[
-        int | None, typer.Option(help="Passes a sequence. Default: the fewest that fit.")
+        int | None,
+        typer.Option(
+            help="Number of passes that a sequence is partitioned into. Default: the fewest that "
+            "fit in memory."
+        ),
     ] = None,
-    method: Annotated[str, typer.Option(help="p-eagle or eagle3.")] = "p-eagle",
-    layers: Annotated[int | None, typer.Option(help="Drafter layers. Default as train's.")] = None,
-    depths: Annotated[int, typer.Option(help="Draft tokens trained for.")] = 8,
-    draft_vocab: Annotated[int, typer.Option(help="Most frequent tokens drafted.")] = 8192,
+    method: Annotated[
+        str, typer.Option(help="Drafting method to train: p-eagle or eagle3.")
+    ] = "p-eagle",
+    layers: Annotated[
+        int | None,
+        typer.Option(help="Number of decoder layers of the head. Default: 4, or 1 for eagle3."),
+    ] = None,
+    depths: Annotated[
+        int, typer.Option(help="Number of draft tokens per round to train for (K).")
+    ] = 8,
+    draft_vocab: Annotated[
+        int, typer.Option(help="Size of the draft vocabulary, the most frequent tokens.")
+    ] = 8192,
     run: Annotated[
-        Path | None, typer.Option(help="A short run like it: its throughput gives the hours.")
+        Path | None,
+        typer.Option(
+            help="Output folder of a short run with these settings, whose throughput gives the "
+            "hours. Default: hours are not estimated."
+        ),
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Of a device hour, in your currency.")] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            help="Price of one device for one hour, in any currency. Default: no cost is estimated."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add up the memory of training by part; nothing is downloaded but the configuration."""
+    """Estimate the memory of training by part; only the target's configuration is downloaded."""
     from peagle.model.shape import HeadSpec
     from peagle.train.plan import GIB, measured_rate, outline
     from peagle.train.plan import plan as make_plan

@@ -11,15 +11,17 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def push(
-    head: Annotated[str, typer.Argument(help="Folder of the head.", show_default=False)],
-    repo_id: Annotated[str, typer.Argument(help="Repository: owner/name.", show_default=False)],
+    head: Annotated[str, typer.Argument(help="Folder of the head to upload.", show_default=False)],
+    repo_id: Annotated[
+        str, typer.Argument(help="Hub repository to upload to, as owner/name.", show_default=False)
+    ],
     private: Annotated[
-        bool, typer.Option("--private", help="Make a new repository private.")
+        bool, typer.Option("--private", help="Make the repository private when it is created.")
     ] = False,
     revision: Annotated[
-        str | None, typer.Option(help="Branch to commit to, made when missing.")
+        str | None, typer.Option(help="Branch to commit to, created when missing. Default: main.")
     ] = None,
-    message: Annotated[str, typer.Option(help="Commit message.")] = "Upload head",
+    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload head",
 ) -> None:
     """Upload a head: config.json, tensors and README.md (written from its record when missing)."""
     from huggingface_hub.utils import disable_progress_bars

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peagle.catalog import flag_options, load_catalog
+from peagle.catalog import flag_options, known_entry
 from peagle.cli.common import screen
+from peagle.cli.serve_lines import PAGES, Serving
 from peagle.config import InputError
 from peagle.data.template import PLAIN, load_tokenizer, use_template
 from peagle.model.source import locate
@@ -16,7 +17,7 @@ from peagle.server.vllm import command, environment, plan
 from peagle.server.vllm_head import as_vllm_reads_it, choose, target_config
 from peagle.vllm_process import look
 
-# Where it listens and to whom is checked here. What stands behind the others wins, in vLLM.
+# Where it listens and to whom is checked here. Of a flag given twice, vLLM takes the last.
 OURS = ("host", "port", "api-key", "model")
 
 
@@ -58,7 +59,7 @@ def serve_vllm(asked: Asked) -> None:
     if head is not None:
         head = as_vllm_reads_it(head, asked.target, asked.chat_template, force=asked.force)
         said, needed = plan(installed, head, target_config(asked.target))
-    entry = load_catalog().get(asked.target)
+    entry = known_entry(asked.target)
     given = {**(entry.vllm_env if entry else {}), **os.environ}
     given |= {"VLLM_API_KEY": asked.api_key} if asked.api_key else {}
     environ = environment(installed, head, given)
@@ -76,6 +77,10 @@ def serve_vllm(asked: Asked) -> None:
     line = command(python, installed, path, options, head)
     where = f"{asked.host}:{port}"
     screen.print(f"{installed.package} {installed.version} at {where}, {asked.model}: {said}")
+    console = any(PAGES in flag for flag in asked.flags)
+    own = "VLLM_API_KEY" if environ.get("VLLM_API_KEY") else None
+    key = "PEAGLE_API_KEY" if asked.api_key else own
+    Serving(asked.model, asked.host, port, key=key, console=console).show()
     sys.stdout.flush()
     os.execve(line[0], line, environ)
 

@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 import yaml
 
+from peagle.cli import train_options as options
 from peagle.cli.common import (
     ChatTemplateOption,
     DeviceOption,
@@ -50,74 +51,39 @@ EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure a
 @app.command()
 def train(
     target: TargetArgument,
-    data: Annotated[
-        str | None,
-        typer.Option(help="JSONL, plain or .gz; a captured folder; or synth: made here."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints/, head/, metrics.jsonl.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="p-eagle (default) or eagle3.")] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="Drafter layers. Default: 4, eagle3 1.")
-    ] = None,
-    depths: Annotated[int | None, typer.Option(help="Draft tokens trained for. Default 8.")] = None,
-    draft_vocab: Annotated[
-        int | None, typer.Option(help="Most frequent tokens drafted. Default 8192.")
-    ] = None,
-    feature_layers: Annotated[
-        str | None, typer.Option(help="Tapped target layers: 2,15,27.")
-    ] = None,
-    embedding: Annotated[
-        str | None,
-        typer.Option(help="full: a table of its own; mask-row (default); shared: frozen."),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Longest document, in tokens. Default 1024.")
-    ] = None,
+    data: options.DataOption = None,
+    output: options.OutputOption = None,
+    method: options.MethodOption = None,
+    layers: options.LayersOption = None,
+    depths: options.DepthsOption = None,
+    draft_vocab: options.DraftVocabOption = None,
+    feature_layers: options.FeatureLayersOption = None,
+    embedding: options.EmbeddingOption = None,
+    max_length: options.MaxLengthOption = None,
     chat_template: ChatTemplateOption = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences a step. Default 1.")] = None,
-    pack: Annotated[
-        int | None, typer.Option(help="Pack documents into sequences of so many tokens.")
-    ] = None,
-    segments: Annotated[
-        str | None, typer.Option(help="Passes a sequence is split into: a number, or auto.")
-    ] = None,
-    recompute: Annotated[
-        bool | None, typer.Option("--recompute", help="Less memory, more time (p-eagle).")
-    ] = None,
-    shard: Annotated[
-        bool | None,
-        typer.Option("--shard", help="Models in parts over torchrun's processes (FSDP2)."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data. Default 1.")] = None,
-    max_train_tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default 6e-4.")] = None,
-    loss: Annotated[str | None, typer.Option(help="kl (default) or cross-entropy.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of data order and sampling.")] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(help="Steps between measured acceptance lengths. Default 500.")
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="End after so many measurements without a better one.")
-    ] = None,
-    tracker: Annotated[
-        str | None, typer.Option(help="Log to tensorboard, wandb, … besides metrics.jsonl.")
-    ] = None,
-    init_from: Annotated[str | None, typer.Option(help="Start from this head.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from output/checkpoints.")
-    ] = False,
-    config: Annotated[Path | None, typer.Option(help="YAML with the same names.")] = None,
-    device: DeviceOption = "cpu",
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="name=value, over --config.")
-    ] = None,
+    batch: options.BatchOption = None,
+    pack: options.PackOption = None,
+    segments: options.SegmentsOption = None,
+    recompute: options.RecomputeOption = None,
+    shard: options.ShardOption = None,
+    steps: options.StepsOption = None,
+    epochs: options.EpochsOption = None,
+    max_train_tokens: options.MaxTrainTokensOption = None,
+    lr: options.LearningRateOption = None,
+    loss: options.LossOption = None,
+    seed: options.SeedOption = None,
+    eval_every: options.EvalEveryOption = None,
+    patience: options.PatienceOption = None,
+    tracker: options.TrackerOption = None,
+    init_from: options.InitFromOption = None,
+    resume: options.ResumeOption = False,
+    config: options.ConfigOption = None,
+    device: DeviceOption = "auto",
+    overrides: options.OverridesArgument = None,
 ) -> None:
-    """Train a drafter. Ctrl-C leaves a checkpoint that --resume continues exactly."""
-    options = locals()
-    given = {n: options[n] for n in SETTINGS if options.get(n) is not None}
+    """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
+    named = locals()
+    given = {n: named[n] for n in SETTINGS if named.get(n) is not None}
     settings = {**_from_yaml(config), **_from_overrides(overrides or []), **given}
     if settings.get("segments") == "auto":
         del settings["segments"]
@@ -135,7 +101,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from peagle.data.captured import Captured
     from peagle.data.template import use_template
     from peagle.model.drafter import Drafter
-    from peagle.model.source import check_device, load_target
+    from peagle.model.source import load_target, resolve_device
     from peagle.train.evaluate import hold_out
     from peagle.train.start import new_drafter
     from peagle.train.state import checkpoints
@@ -158,8 +124,8 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
         raise InputError(
             "--data synth: for several processes make it first, with peagle data synth"
         )
-    device = f"cuda:{local}" if device == "cuda" else device
-    check_device(device)
+    device = resolve_device(device)
+    device = resolve_device(f"cuda:{local}") if device == "cuda" else device
     target = load_target(target_name, device="cpu" if config.shard else device)
     assert target.tokenizer is not None
     use_template(target.tokenizer, chat_template)

@@ -39,8 +39,9 @@ def command(spec: Spec, port: int) -> list[str]:
     if spec.engine == "vllm":
         look(Path(os.environ.get("PEAGLE_VLLM_PYTHON", sys.executable)))
         where = ["--host", HOST, "--port", str(port)]
-        # By its name: head, K and flags are the catalog's there, too.
-        return [sys.executable, "-m", "peagle", "serve", spec.name, "--engine", "vllm", *where]
+        line = [sys.executable, "-m", "peagle", "serve", spec.name, "--engine", "vllm", *where]
+        flags = spec.vllm_flags()
+        return [*line, *spec.head_options(), *(["--", *flags] if flags else [])]
     line = spec.command(HOST, port)
     if shutil.which("nvidia-smi") is None and "--device" in line:
         at = line.index("--device")

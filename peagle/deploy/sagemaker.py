@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peagle.config import InputError, first_line
+from peagle.deploy.account import Account
 from peagle.deploy.spec import NO_IMAGE, DeployFailed, Spec
 
 # AWS's vLLM container, as its documentation names it; a few regions have another account.
@@ -24,32 +25,6 @@ SCALING, REGISTER = "application-autoscaling", "register_scalable_target"
 CONCURRENT = 8.0  # requests on each instance at a time above which another one is started
 STARTUP_SECONDS = 3600  # for download and compilation; SageMaker's own limit
 WAIT_SECONDS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Where, as whom, and on how many instances; checked."""
-
-    region: str
-    role: str  # the execution role's ARN
-    instance_type: str
-    image: str | None = None  # None: AWS's own
-    replicas: int = 1
-    max_replicas: int | None = None  # None: always `replicas`
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", self.role):
-            why = "is no ARN of a role (arn:aws:iam::ACCOUNT:role/NAME)"
-            raise InputError(f"--role {self.role!r}: {why}")
-        if not self.instance_type.startswith("ml."):
-            raise InputError(
-                f"--instance-type {self.instance_type!r}: SageMaker's begin with 'ml.'"
-            )
-        if self.replicas < 1:
-            raise InputError(f"--replicas {self.replicas}: must be at least 1")
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            why = f"must be at least --replicas ({self.replicas})"
-            raise InputError(f"--max-replicas {self.max_replicas}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +171,12 @@ def _made_for(client: Any, endpoint: str, kind: str) -> list[Request]:
 def _environment(spec: Spec) -> dict[str, str]:
     """AWS's container makes --a-b VALUE of SM_VLLM_A_B, a bare --a-b of the value true; so does
     ours, for the options that our engine has."""
-    given = {"model": spec.target, "served-model-name": spec.name, **spec.vllm_settings()}
+    given = {"model": spec.model, "served-model-name": spec.name, **spec.vllm_settings()}
     ours = {"PEAGLE_ENGINE": "native"} if spec.engine == "native" else {}
-    if ours and spec.head:
-        given["speculative-config"] = json.dumps({"model": spec.head})
+    drafting = {"model": spec.head, "num_speculative_tokens": spec.k}
+    told = {name: value for name, value in drafting.items() if value is not None}
+    if ours and told:
+        given["speculative-config"] = json.dumps(told)
     options = {"SM_VLLM_" + name.upper().replace("-", "_"): given[name] for name in given}
     return {**options, **ours, **spec.env}
 

@@ -16,7 +16,7 @@ from peagle.engine.costs import draft_curve, verify_curve
 from peagle.engine.depth import AdaptiveDepth, Curve
 from peagle.engine.engine import Engine, Settings
 from peagle.engine.grammar import Grammars
-from peagle.engine.memory import kv_tokens
+from peagle.engine.memory import MAX_BATCH, kv_tokens
 from peagle.engine.request import Chunk, Completion, Request, RequestFailure, SamplingParams
 from peagle.model.drafter import Drafter
 from peagle.model.lease import TargetInUse
@@ -42,7 +42,7 @@ class LLM:
         head: str | Path | Drafter | None = None,
         *,
         k: int | None = None,  # num_speculative_tokens; None: as many as pay, round by round
-        max_batch: int = 8,  # requests that run together
+        max_batch: int = MAX_BATCH["cpu"],  # requests that run together
         kv_tokens: int | None = None,  # of KV cache, for all of them; None: by free memory
         deterministic: bool = False,
         **load: Any,  # dtype, device and quantize of load_target

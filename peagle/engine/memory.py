@@ -9,6 +9,8 @@ from peagle.model.layers import head_size
 from peagle.model.target import Target
 
 SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
+MAX_BATCH = {"cpu": 8, "cuda": 64}  # by default
+LEAST_TOKENS = 512  # of KV cache for each request of a default batch, where the context is longer
 
 
 def free_memory(device: torch.device) -> int:
@@ -26,6 +28,21 @@ def token_bytes(target: Target, drafter: Drafter | None) -> int:
     width = config.num_key_value_heads * head_size(config) * drafter.norm.weight.element_size()
     features = drafter.config.feature_width * target.dtype.itemsize
     return target.kv_bytes + 2 * len(drafter.layers) * width + features
+
+
+def default_max_batch(target: Target, drafter: Drafter | None, wanted: int | None = None) -> int:
+    """Requests decoded together, where no number is given: at most 8 on a CPU, 64 on a GPU.
+
+    A CPU is busy with a few rows, so more requests only slow each other down. A GPU reads the
+    weights once for all rows, so many requests cost little more than one. There are fewer, but at
+    least one, where the KV cache (`wanted` tokens, or what fits into free memory) would leave each
+    less than 512 tokens: requests that run out of cache are started again.
+    """
+    device = target.device
+    room = int(SHARE[device.type] * free_memory(device) / token_bytes(target, drafter))
+    each = min(LEAST_TOKENS, target.max_context)
+    fitting = (wanted or room) // each
+    return max(1, min(MAX_BATCH[device.type], fitting))
 
 
 def kv_tokens(target: Target, drafter: Drafter | None, most: int, wanted: int | None) -> int:

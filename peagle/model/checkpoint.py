@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from peagle.config import InputError, first_line
+from peagle.config import InputError, first_line, quiet_hub
 from peagle.model.config import (
     TRANSFORMERS,
     DrafterConfig,
@@ -73,7 +73,8 @@ def find_head(name: str | Path) -> Path:
         )
     try:
         wanted = ["*.json", "*.safetensors"]
-        return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
+        with quiet_hub():
+            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"head {name}: neither a folder nor a reachable hub repository ({first_line(error)})"

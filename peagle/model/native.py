@@ -224,7 +224,10 @@ def library() -> ctypes.CDLL | None:
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines() or [str(error)]
         log.warning("slower without native code: %s", said[-1])
-    except (OSError, RuntimeError) as error:  # no compiler, no folder, no home
+    except FileNotFoundError as error:
+        why = f"there is no C++ compiler {error.filename!r}: install g++, or name one in $CXX"
+        log.warning("slower without native code: %s", why)
+    except (OSError, RuntimeError) as error:  # no folder, no home
         log.warning("slower without native code: %s", first_line(error))
     return None
 

@@ -170,7 +170,9 @@ def check_quantize(kind: str | None, device: str) -> None:
     if kind is not None and kind not in KINDS:
         raise InputError(f"quantize {kind!r}: choose {' or '.join(KINDS)}, or leave it out")
     if kind is not None and device != "cpu":
-        raise InputError(f"quantize {kind!r}: only on the CPU, not on {device}; leave it out")
+        raise InputError(
+            f"quantize {kind!r}: only on the CPU, not on {device}; choose the device cpu"
+        )
 
 
 def quantize_layers(target: Target, kind: str) -> None:

@@ -15,8 +15,8 @@ from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
-from peagle.catalog import PackagedGGUF, load_catalog
-from peagle.config import InputError, cache_dir, first_line
+from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
+from peagle.config import InputError, cache_dir, first_line, quiet_hub
 from peagle.model.quantized import check_quantize, quantize_layers
 from peagle.model.target import Target
 
@@ -33,20 +33,22 @@ UNREADABLE = (
 
 
 def load_target(
-    name: str, *, dtype: str = "auto", device: str = "cpu", quantize: str | None = None
+    name: str, *, dtype: str = "auto", device: str = "auto", quantize: str | None = None
 ) -> Target:
-    """Load a target. `dtype` "auto" keeps the checkpoint's; `quantize` "int8" or "int4" (CPU) holds
-    the weights of its decoder layers so. Raises InputError for unknown names, folders without a
-    config, unsupported architectures and GGUF types, and damaged weights."""
+    """Load a target. `dtype` "auto" keeps the checkpoint's; `device` "auto" is a GPU where there is
+    one; `quantize` "int8" or "int4" (CPU) holds the weights of its decoder layers so. Raises
+    InputError for unknown names, folders without a config, unsupported architectures and GGUF
+    types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
-    check_device(device)
+    device = resolve_device(device)
     check_quantize(quantize, device)
     path, revision = locate(name)
     where = {"pretrained_model_name_or_path": path, "revision": revision}
     try:
-        model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(**where)
+        with quiet_hub():
+            model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
+            tokenizer = AutoTokenizer.from_pretrained(**where)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
     target = Target(model.to(device), tokenizer, name)
@@ -55,10 +57,22 @@ def load_target(
     return target
 
 
-def check_device(device: str) -> None:
-    """Raises InputError for a device that is not there."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device!r}: this torch sees no CUDA device; choose cpu")
+def resolve_device(name: str) -> str:
+    """The torch device of a name: "auto" is cuda where torch sees a CUDA device, else cpu.
+
+    Raises InputError for other devices than cpu, cuda and cuda:N, and for one that is not there.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in name and not number.isdecimal()):
+        raise InputError(f"device {name!r}: choose auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {name!r}: this torch sees no CUDA device; choose cpu")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        most = torch.cuda.device_count() - 1
+        raise InputError(f"device {name!r}: the devices are cuda:0 to cuda:{most}")
+    return name
 
 
 def locate(name: str) -> tuple[str, str | None]:
@@ -80,11 +94,9 @@ def locate(name: str) -> tuple[str, str | None]:
         return str(path), None
     hub_id, _, revision = name.partition("@")
     if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        known = ", ".join(sorted(entries))
-        raise InputError(
-            f"unknown model {name!r}: give a folder, a .gguf file, a hub id "
-            f"(owner/name[@revision]) or a catalog name ({known})"
-        )
+        known = f"a catalog name ({', '.join(sorted(entries))})"
+        ways = f"give a folder, a .gguf file, a hub id (owner/name[@revision]) or {known}"
+        raise InputError(f"unknown model {name!r}: {did_you_mean(name, entries) or ways}")
     return hub_id, revision or None
 
 

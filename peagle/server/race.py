@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peagle.catalog import Entry, load_catalog
+from peagle.catalog import known_entry
 from peagle.config import InputError
 from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM
@@ -42,7 +42,7 @@ class Races:
         """The target alone, then a head of each method: the served one, else the catalog's, where
         that is a folder of this machine (nothing is downloaded for a race)."""
         llm, lanes = self._llm, [Lane("none", 0, None)]
-        entry = _entry(llm.target.name)
+        entry = known_entry(llm.target.name)
         for method in ORDER:
             known = entry.heads.get(method) if entry else None
             if llm.method == method:
@@ -114,9 +114,3 @@ def _alike(answers: list[list[int]]) -> int:
             break
         count += 1
     return count
-
-
-def _entry(target: str) -> Entry | None:
-    entries = load_catalog()
-    of_target = (entry for entry in entries.values() if entry.target == target)
-    return entries.get(target) or next(of_target, None)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import h11
@@ -54,13 +55,20 @@ class Server(uvicorn.Server):
     """Told to end, it lets running requests finish and takes no others; told twice, it cancels
     them. It ends by itself when its engine fails."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, announce: Callable[[], None] | None = None) -> None:
+        """`announce` is called once, when requests are accepted."""
         config = uvicorn.Config(
             create_app(api), log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=LAST_WORDS, http=Protocol,
         )  # fmt: skip
         super().__init__(config)
-        self.worker = api.worker
+        self.worker, self._announce = api.worker, announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer what the sockets accept."""
+        await super().startup(sockets)
+        if self.started and self._announce is not None:
+            self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. (uvicorn's own would close the door at once, and end by the same signal.)"""
@@ -99,10 +107,15 @@ def bind(host: str, port: int) -> socket.socket:
     return found
 
 
-def serve(llm: LLM, config: ServerConfig, listening: socket.socket) -> bool:
-    """Serve until told to end; whether it ended well."""
+def serve(
+    llm: LLM,
+    config: ServerConfig,
+    listening: socket.socket,
+    announce: Callable[[], None] | None = None,
+) -> bool:
+    """Serve until told to end; returns whether it ended well. `announce` as in Server."""
     api = Api(llm, config)
-    server = Server(api)
+    server = Server(api, announce)
     host, port = listening.getsockname()[:2]
     where = {"host": host, "port": port, "model": config.model, "context": api.context}
     drafting = {"method": llm.method, "k": llm.k, "kv_tokens": llm.engine.settings.kv_tokens}

@@ -4,7 +4,7 @@ import hashlib
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import choose_head, load_catalog
+from peagle.catalog import choose_head, known_entry
 from peagle.config import InputError, cache_dir, first_line
 from peagle.data.template import use_template
 from peagle.model.checkpoint import find_head, read_config, save_drafter
@@ -34,7 +34,7 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
     if method is not None and config.method != method:
         raise InputError(f"head {name} is a {config.method} head, not {method}")
     check_sizes(name, config, sizes)
-    entry = None if head else load_catalog().get(target)
+    entry = None if head else known_entry(target)
     known = entry.heads.get(config.method) if entry else None
     return Head(folder, config, k or (known.k if known else min(MOST, config.depths)))
 
@@ -50,7 +50,7 @@ def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bo
     made_of = repr((str(head.folder.resolve()), files, locate(target), template, force))
     folder = cache_dir() / "exported" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        model = load_target(target)
+        model = load_target(target, device="cpu")  # the GPU is vLLM's
         assert model.tokenizer is not None
         use_template(model.tokenizer, template)
         save_drafter(Drafter.load(head.folder, model, force=force), folder, "vllm", dtype=None)

@@ -155,7 +155,7 @@ def test_a_vllm_that_ends_is_a_failure(
     assert result.exit_code == 1
     [line] = [line for line in result.stderr.splitlines() if line.startswith("peagle: ")]
     assert "peagle: vLLM ended with code -9: " in line
-    assert "the same command goes on behind it" in line
+    assert "run the same command to continue" in line
     said = invoke(*capture(target, answers, tmp_path)).stderr
     assert "documents are there: " in said, "transformers goes on where vLLM ended"
     assert len(Captured(tmp_path).examples()) == 24

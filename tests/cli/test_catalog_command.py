@@ -49,6 +49,15 @@ def test_show_says_where_a_figure_is_from() -> None:
     shown = invoke("catalog", "show", "gpt-oss-20b").stdout
     assert "HumanEval, K = 7: 3.94 (published: vLLM blog, 2026-03-13)" in shown
     assert "run by this project: no" in shown
+    assert "profile benchmark: stream-interval=20 enable-prefix-caching=False" in shown
+    assert "eagle3 head: RedHatAI/gpt-oss-20b-speculator.eagle3, K = 3" in shown
+    assert "source: https://github.com/vllm-project/speculators" in shown
+
+
+def test_show_takes_a_hub_id() -> None:
+    by_name = invoke("catalog", "show", "gpt-oss-20b").stdout
+    assert invoke("catalog", "show", "openai/gpt-oss-20b").stdout == by_name
+    assert printed("catalog", "show", "openai/gpt-oss-20b")["name"] == "gpt-oss-20b"
 
 
 def test_entries_of_the_users(mine: Path) -> None:
@@ -61,6 +70,8 @@ def test_entries_of_the_users(mine: Path) -> None:
 def test_an_unknown_name(refused) -> None:
     line = refused("catalog", "show", "gpt-oss-12b")
     assert line == "peagle: 'gpt-oss-12b' is not in the catalog: did you mean gpt-oss-120b?"
+    line = refused("catalog", "show", "Qwen/Qwen3-8")
+    assert line == "peagle: 'Qwen/Qwen3-8' is not in the catalog: did you mean Qwen/Qwen3-8B?"
 
 
 def test_torch_is_not_imported() -> None:

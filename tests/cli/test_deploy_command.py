@@ -81,6 +81,88 @@ def test_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert deleted == "deleted endpoint peagle-gpt-oss-20b\n"
 
 
+def test_a_dry_run_names_what_it_was_not_told() -> None:
+    shown = invoke("deploy", "gpt-oss-20b", "--to", "sagemaker", "--dry-run")
+    model, config, _ = json.loads(shown.stdout)
+    assert model["parameters"]["ExecutionRoleArn"] == "ROLE_ARN"
+    assert ".ecr.REGION.amazonaws.com" in model["parameters"]["PrimaryContainer"]["Image"]
+    [variant] = config["parameters"]["ProductionVariants"]
+    assert variant["InstanceType"] == "INSTANCE_TYPE"
+    assert shown.stderr == (
+        "placeholders, to be given when it starts: "
+        "REGION (--region), ROLE_ARN (--role), INSTANCE_TYPE (--instance-type)\n"
+    )
+    some = invoke("deploy", "gpt-oss-20b", *THERE, "--role", ROLE, "--dry-run")
+    assert some.stderr.endswith(": INSTANCE_TYPE (--instance-type)\n")
+    assert invoke("deploy", "gpt-oss-20b", *AWS, "--dry-run").stderr == ""
+
+
+def test_a_start_needs_role_and_instance_type(refused) -> None:
+    assert "--role ''" in refused("deploy", "gpt-oss-20b", *THERE, "--yes")
+    line = refused("deploy", "gpt-oss-20b", *THERE, "--role", ROLE, "--yes")
+    assert "--instance-type ''" in line
+
+
+def test_a_hub_id_is_deployed_as_its_entry() -> None:
+    by_name, by_hub_id = (
+        json.loads(invoke("deploy", name, *AWS, "--dry-run").stdout)[0]["parameters"]
+        for name in ("gpt-oss-20b", "openai/gpt-oss-20b")
+    )
+    assert by_hub_id["ModelName"].startswith("peagle-openai-gpt-oss-20b-")
+    theirs = by_hub_id["PrimaryContainer"]["Environment"]
+    assert theirs.pop("SM_VLLM_SERVED_MODEL_NAME") == "openai/gpt-oss-20b"
+    ours = by_name["PrimaryContainer"]["Environment"]
+    assert ours.pop("SM_VLLM_SERVED_MODEL_NAME") == "gpt-oss-20b"
+    assert theirs == ours
+
+
+def test_a_hub_id_that_no_entry_knows(refused) -> None:
+    shown = invoke("deploy", "owner/model", *LOCAL, "--dry-run")
+    warning = "warning: owner/model has no head: nothing will draft; name one with --head\n"
+    assert shown.stderr == warning
+    assert json.loads(shown.stdout)["command"][3:5] == ["serve", "owner/model"]
+    assert "--head" not in json.loads(shown.stdout)["command"]
+    headed = invoke("deploy", "owner/model", *LOCAL, "--dry-run", "--head", "me/head", "--k", 4)
+    assert headed.stderr == ""
+    assert " serve owner/model --head me/head --k 4 " in " ".join(
+        json.loads(headed.stdout)["command"]
+    )
+    assert "is not in the catalog" in refused("deploy", "./model", *LOCAL, "--dry-run")
+
+
+def test_the_public_head_drafts_where_there_is_no_other() -> None:
+    shown = invoke("deploy", "gemma-4-31b", *LOCAL, "--dry-run")
+    assert "RedHatAI/gemma-4-31B-it-speculator.eagle3" in json.loads(shown.stdout)["command"]
+    assert shown.stderr.startswith(
+        "warning: gemma-4-31b has no p-eagle head: "
+        "the public eagle3 head RedHatAI/gemma-4-31B-it-speculator.eagle3 drafts (source: https://"
+    )
+
+
+def test_a_profile_is_asked_for(refused) -> None:
+    plain, profiled = (
+        json.loads(invoke("deploy", "gpt-oss-20b", *AWS, "--dry-run", *more).stdout)
+        for more in ((), ("--profile", "benchmark"))
+    )
+    added = {"SM_VLLM_STREAM_INTERVAL": "20", "SM_VLLM_NO_ENABLE_PREFIX_CACHING": "true"}
+    plain_flags, flags = (
+        sent[0]["parameters"]["PrimaryContainer"]["Environment"] for sent in (plain, profiled)
+    )
+    assert flags == plain_flags | added and not set(added) & set(plain_flags)
+    line = refused("deploy", "gpt-oss-20b", *LOCAL, "--dry-run", "--profile", "benchmark")
+    assert line == "peagle: --profile benchmark: profiles are flags of vLLM: use --engine vllm"
+
+
+def test_bad_heads(refused, tmp_path: Path) -> None:
+    for options, why in (
+        (("--k", 0), "--k 0: must be at least 1"),
+        (("--head", tmp_path), f"--head {tmp_path}: a folder is read on this machine only"),
+        (("--head", "head"), "--head head: no such folder, and no hub id"),
+        (("--method", "medusa"), "--method 'medusa': choose p-eagle or eagle3"),
+    ):
+        assert why in refused("deploy", "gpt-oss-20b", *AWS, "--dry-run", *options)
+
+
 def test_bad_input(refused) -> None:
     assert "costs money: nobody can be asked" in refused("deploy", "gpt-oss-20b", *AWS)
     assert "--region is missing" in refused("deploy", "gpt-oss-20b", "--to", "sagemaker")

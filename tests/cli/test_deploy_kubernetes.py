@@ -1,5 +1,6 @@
 """`peagle deploy --to kubernetes`, without a cluster: kubectl is a stand-in, or missing."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def test_a_dry_run_prints_yaml_and_needs_nothing(no_kubectl: None) -> None:
     )
     assert shown == invoke("deploy", "start", "gpt-oss-120b", *TO, "--dry-run", "--namespace",
                            "models").stdout  # fmt: skip
+
+
+def test_head_and_k_are_the_users(no_kubectl: None) -> None:
+    named = ("--head", "me/my-eagle3", "--method", "eagle3", "--k", 4)
+    shown = invoke("deploy", "openai/gpt-oss-20b", *TO, "--dry-run", *named)
+    [deployment] = [
+        manifest
+        for manifest in yaml.safe_load_all(shown.stdout)
+        if manifest["kind"] == "Deployment"
+    ]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    command = container["command"]
+    config = command[command.index("--speculative-config") + 1]
+    assert json.loads(config) == {
+        "method": "eagle3", "model": "me/my-eagle3", "num_speculative_tokens": 4
+    }  # fmt: skip
 
 
 def test_without_kubectl(no_kubectl: None, refused) -> None:

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
+import typer
 from runner import PEAGLE, invoke
+from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.main import COMMANDS
+from peagle.cli.main import COMMANDS, FIRST, PANELS, first_screen
 
 WITHOUT_TORCH = """
 import sys
@@ -40,6 +44,44 @@ def test_bad_input_is_one_line_and_code_2(refused) -> None:
 def test_torch_is_not_imported_for(option: str) -> None:
     done = run(sys.executable, "-c", WITHOUT_TORCH, option)
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_alone_it_shows_what_most_people_need_first() -> None:
+    done = run(sys.executable, "-c", WITHOUT_TORCH.replace("sys.argv[1]]", "]"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, first_screen() + "\n", "[]\n")
+    assert len(FIRST) == 5 and {call.split()[0] for call in FIRST} <= COMMANDS.keys()
+    assert "peagle --help" in done.stdout
+
+
+def test_every_command_has_a_panel() -> None:
+    names = [name for panel in PANELS.values() for name in panel]
+    assert sorted(names) == sorted(COMMANDS)
+    shown = invoke("--help").stdout
+    assert all(f"─ {panel} ─" in shown for panel in PANELS)
+
+
+def test_an_unknown_command(refused) -> None:
+    assert refused("serv", "a") == "peagle: no command 'serv': did you mean serve?"
+    assert refused("xyzzy") == "peagle: no command 'xyzzy': peagle --help lists all"
+
+
+def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, TyperCommand]]:
+    """A command and those below it."""
+    yield name, command
+    if isinstance(command, TyperGroup):
+        for part, below in command.commands.items():
+            yield from each(f"{name} {part}", below)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained_in_a_sentence(name: str) -> None:
+    found = typer.main.get_command(import_module(COMMANDS[name][0]).app)
+    for path, command in each(name, found):
+        for parameter in command.params:
+            said = (parameter.help or "").strip()
+            what = f"peagle {path}: {parameter.name}: {said!r}"
+            assert said[:1].isupper() and said.endswith("."), what
+            assert len(said.split()) >= 3, what
 
 
 def test_help_lists_every_command_with_what_it_does() -> None:

@@ -139,3 +139,8 @@ def test_commands(spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         local.command(theirs, 1)
     monkeypatch.setattr(local, "look", lambda python: None)
     assert local.command(theirs, 1)[:7] == [*ours, "smollm2-135m", "--engine", "vllm"]
+    assert local.command(theirs, 1)[-2:] == ["--port", "1"]
+    flags = {"max-model-len": 64, "async-scheduling": False}
+    big = make_spec("mine", entry(vllm_flags=flags, gpus=2), "vllm", remote=False)
+    behind = ["--max-model-len", "64", "--no-async-scheduling", "--tensor-parallel-size", "2"]
+    assert local.command(big, 1)[-10:] == ["--head", "owner/head", "--k", "5", "--", *behind]

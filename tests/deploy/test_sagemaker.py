@@ -18,9 +18,10 @@ from stand_ins import entry
 from peagle.catalog import find_entry
 from peagle.config import InputError
 from peagle.deploy import sagemaker
+from peagle.deploy.account import Account
 from peagle.deploy.container import command
-from peagle.deploy.sagemaker import Account
-from peagle.deploy.spec import DeployFailed, Spec, make_spec
+from peagle.deploy.drafting import Drafting
+from peagle.deploy.spec import DeployFailed, Spec, make_spec, with_profile
 
 REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/peagle"
 ENDPOINT = "peagle-mine"
@@ -133,7 +134,8 @@ def test_requests_fit_the_published_service_models() -> None:
 
 
 def test_the_environment_of_the_container() -> None:
-    big = make_spec("gpt-oss-120b", find_entry("gpt-oss-120b"), None, remote=True)
+    profiled = with_profile("gpt-oss-120b", find_entry("gpt-oss-120b"), "benchmark")
+    big = make_spec("gpt-oss-120b", profiled, None, remote=True)
     model = json.loads(sagemaker.dry_run(big, account()))[0]["parameters"]["PrimaryContainer"]
     assert model["Image"].startswith("763104351884.dkr.ecr.us-west-2.amazonaws.com/vllm:")
     environment = model["Environment"]
@@ -294,29 +296,16 @@ def test_logs(aws: Stage) -> None:
     assert sagemaker.logs(ENDPOINT, REGION, 2) == ["line 1", "line 2"]
 
 
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        ({"role": "me"}, "--role 'me': is no ARN of a role"),
-        ({"instance_type": "p5"}, "--instance-type 'p5': SageMaker's begin with 'ml.'"),
-        ({"replicas": 0}, "--replicas 0: must be at least 1"),
-        (
-            {"replicas": 3, "max_replicas": 2},
-            r"--max-replicas 2: must be at least --replicas \(3\)",
-        ),
-    ],
-)
-def test_bad_input(other: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        account(**other)
-
-
 def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is told by variables what a command line says elsewhere."""
     monkeypatch.setenv("PATH", "")
+    demo, pinned = find_entry("smollm2-135m"), Drafting(k=2)
+    named = ["--head", "owner/head"]
     for spec, head in (
-        (make_spec("smollm2-135m", find_entry("smollm2-135m"), None, remote=True), []),
-        (make_spec("mine", entry(), "native", remote=True), ["--head", "owner/head"]),
+        (make_spec("smollm2-135m", demo, None, remote=True), []),
+        (make_spec("smollm2-135m", demo, None, remote=True, drafting=pinned), ["--k", "2"]),
+        (make_spec("mine", entry(), "native", remote=True), named),
+        (make_spec("mine", entry(), "native", remote=True, drafting=pinned), [*named, "--k", "2"]),
     ):
         with pytest.raises(InputError, match="--image is missing: no image of peagle is published"):
             sagemaker.requests(spec, account())

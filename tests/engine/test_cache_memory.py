@@ -1,12 +1,14 @@
 """What a token of KV cache takes, and what is measured before anything runs."""
 
 import pytest
-from tiny import METHODS
+import torch
+from tiny import METHODS, make_target
 
+from peagle.engine import memory
 from peagle.engine.costs import draft_curve, verify_curve
 from peagle.engine.depth import PROMPT
 from peagle.engine.llm import LLM
-from peagle.engine.memory import token_bytes
+from peagle.engine.memory import SHARE, default_max_batch, token_bytes
 from peagle.engine.request import SamplingParams
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
@@ -28,6 +30,27 @@ def test_token_bytes_are_what_the_caches_hold(
     assert kept is not None
     held += kept.numel() * kept.element_size()
     assert held == 160 * token_bytes(target, drafters[method])
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens", "wanted", "batch"),
+    [
+        ("cpu", 1_000_000, None, 8),
+        ("cuda", 1_000_000, None, 64),
+        ("cuda", 256 * 40, None, 40),  # the context is 256: no request needs more
+        ("cpu", 256 * 3, None, 3),
+        ("cpu", 1_000_000, 256 * 5, 5),  # --kv-tokens
+        ("cuda", 10, None, 1),
+    ],
+)
+def test_the_default_batch_is_by_device_and_memory(
+    monkeypatch: pytest.MonkeyPatch, device: str, tokens: int, wanted: int | None, batch: int
+) -> None:
+    target = make_target(context=256)
+    bytes_free = int(tokens * token_bytes(target, None) / SHARE[device]) + 1
+    monkeypatch.setattr(memory, "free_memory", lambda device: bytes_free)
+    target.device = torch.device(device)
+    assert default_max_batch(target, None, wanted) == batch
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -231,9 +231,12 @@ def test_load_target_quantizes_and_a_head_fits(kind: str, tmp_path: Path) -> Non
     ("quantize", "device", "said"),
     [
         ("int3", "cpu", "quantize 'int3': choose int8 or int4"),
-        ("int4", "meta", "only on the CPU, not on meta"),
+        ("int4", "auto", "only on the CPU, not on cuda; choose the device cpu"),
     ],
 )
-def test_bad_choices(quantize: str, device: str, said: str) -> None:
+def test_bad_choices(
+    quantize: str, device: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(InputError, match=said):
         load_target("nowhere", quantize=quantize, device=device)

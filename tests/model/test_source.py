@@ -16,7 +16,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from peagle.catalog import Entry, PackagedGGUF
 from peagle.config import InputError
-from peagle.model.source import load_target, locate
+from peagle.model.source import load_target, locate, resolve_device
 
 MEMBER = "package/tiny.gguf"
 
@@ -98,6 +98,10 @@ def test_unknown_names(name: str) -> None:
     refused(name, "unknown model .*: give a folder, a .gguf file, a hub id.*catalog name.*smollm2")
 
 
+def test_an_unknown_name_that_is_near_to_a_known_one() -> None:
+    refused("smolm2-135", "unknown model 'smolm2-135': did you mean smollm2-135m")
+
+
 def test_folder_without_config(tmp_path: Path) -> None:
     refused(tmp_path, "the folder has no config.json")
 
@@ -138,6 +142,20 @@ def test_pickles_are_not_loaded(folder: Path) -> None:
 def test_cuda_without_a_device(folder: Path) -> None:
     with pytest.raises(InputError, match="device 'cuda'.*choose cpu"):
         load_target(str(folder), device="cuda")
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (resolve_device("auto"), resolve_device("cpu")) == ("cpu", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    names = ("auto", "cpu", "cuda", "cuda:1")
+    assert [resolve_device(name) for name in names] == ["cuda", "cpu", "cuda", "cuda:1"]
+    for wrong in ("gpu", "cuda:", "cuda:x", "cuda:-1", "meta", ""):
+        with pytest.raises(InputError, match=f"device '{wrong}': choose auto, cpu, cuda or cuda:N"):
+            resolve_device(wrong)
+    with pytest.raises(InputError, match="device 'cuda:2': the devices are cuda:0 to cuda:1"):
+        resolve_device("cuda:2")
 
 
 def test_gguf_is_dequantised_once(

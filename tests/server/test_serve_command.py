@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,8 +67,9 @@ class Process:
     def __init__(self, *args: object) -> None:
         quiet = os.environ | {"PEAGLE_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, *map(str, args)], stderr=subprocess.PIPE, text=True, env=quiet
-        )
+            [sys.executable, *map(str, args)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet,
+        )  # fmt: skip
         assert self.process.stderr is not None
         self.lines: list[dict[str, Any]] = []
         while not self.lines:
@@ -94,6 +96,25 @@ def served(*args: object) -> Iterator[Process]:
         yield process
     finally:
         process.process.kill()
+
+
+def test_what_a_person_needs_next(folder: Path) -> None:
+    """The URL, a curl command that answers when pasted, the console; and never the key."""
+    options = ("--port", 0, "--no-speculation", "--served-model-name", "it's", "--kv-tokens", 4096)
+    with served("-m", "peagle", "serve", folder, *options) as server:
+        assert server.process.stdout is not None
+        shown = [server.process.stdout.readline().rstrip() for _ in range(3)]
+        address = f"http://127.0.0.1:{server.lines[0]['port']}"
+        assert shown[0] == f"Serving it's at {address}/v1"
+        assert shown[2] == f"Console: {address}/"
+        assert "secret" not in "".join(shown)
+        if shutil.which("curl"):
+            key = os.environ | {"PEAGLE_API_KEY": "secret"}
+            run = subprocess.run(
+                ["sh", "-c", shown[1]], capture_output=True, text=True, check=True, env=key
+            )
+            assert json.loads(run.stdout)["choices"][0]["message"]["role"] == "assistant"
+        assert httpx2.get(f"{address}/").status_code == 200
 
 
 def test_told_to_end(folder: Path) -> None:

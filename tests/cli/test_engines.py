@@ -1,0 +1,148 @@
+"""Which engine and device a command uses where its options leave that open."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runner import invoke, write_lines
+from typer.testing import CliRunner
+
+from peagle.cli import bench, bench_answering, engines
+from peagle.cli.common import announced_device
+from peagle.cli.engines import resolve_engine
+from peagle.cli.main import app
+from peagle.cli.serve_lines import Serving
+from peagle.cli.serve_vllm import Asked
+from peagle.config import InputError
+from peagle.vllm_process import EngineChoice
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and a vLLM."""
+    monkeypatch.setattr(engines, "default_engine", lambda _: EngineChoice("vllm", "it is vLLM"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_auto_takes_vllm_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resolve_engine("auto", None, [], "auto") == "vllm"
+    assert capsys.readouterr().err == "it is vLLM\n"
+    for named in ("native", "vllm"):
+        assert resolve_engine(named, None, [], "auto") == named
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resolve_engine("auto", None, ["--max-queue"], "auto") == "native"
+    why = "engine: native, because vLLM has no --max-queue; without it, vLLM is used\n"
+    assert capsys.readouterr().err == why
+    assert bench._native_only("7,adaptive", "cpu", "int8") == [
+        "--k adaptive", "--device cpu", "--quantize"
+    ]  # fmt: skip
+    assert bench._native_only("7", "cuda", None) == bench._native_only(None, "auto", None) == []
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("options", [(), ("--device", "cuda"), ("--engine", "vllm")])
+def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
+    seen: list[Asked] = []
+
+    def serve_vllm(asked: Asked) -> None:
+        seen.append(asked)
+        raise SystemExit
+
+    monkeypatch.setattr("peagle.cli.serve_vllm.serve_vllm", serve_vllm)
+    CliRunner().invoke(app, ["serve", "owner/model", *options])
+    [asked] = seen
+    assert (asked.target, asked.max_batch) == ("owner/model", None)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize(
+    ("options", "engine", "depths"),
+    [
+        ((), "vllm", {0, 7}),
+        (("--k", "3,5"), "vllm", {0, 3, 5}),
+        (("--k", "adaptive"), "native", {0, "adaptive"}),
+        (("--quantize", "int8"), "native", {0, "adaptive"}),
+        (("--engine", "native"), "native", {0, "adaptive"}),
+        (("--random-weights",), "synthetic", {0, 7}),
+    ],
+)
+def test_bench_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    engine: str,
+    depths: set[object],
+) -> None:
+    """Where K is not given, it is one that the engine can draft with."""
+    seen: list[tuple[str, set[object]]] = []
+
+    def answers(kind: str, *arguments: Any) -> None:
+        seen.append((kind, {cell.k for cell in arguments[-1]}))
+        raise InputError("enough")
+
+    for kind in ("native", "vllm", "synthetic"):
+        monkeypatch.setattr(bench_answering, kind, partial(answers, kind))
+    file = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
+    CliRunner().invoke(app, ["bench", "owner/model", "--dataset", str(file), *options])
+    assert seen == [(engine, depths)]
+
+
+def test_a_gpu_without_vllm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engines, "default_engine", lambda _: EngineChoice("native", "no vLLM"))
+    assert resolve_engine("auto", None, [], "auto") == "native"
+    assert capsys.readouterr().err == "no vLLM\n"
+    assert resolve_engine("auto", None, ["--device"], "cpu") == "native"
+    assert capsys.readouterr().err == "", "nothing runs on the GPU"
+
+
+def test_an_unknown_engine() -> None:
+    with pytest.raises(InputError, match="--engine 'vlm': choose auto, native or vllm"):
+        resolve_engine("vlm", None, [], "auto")
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_gpu_that_auto_selects_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert announced_device("cuda") == "cuda" and capsys.readouterr().err == ""
+    assert announced_device("auto") == "cuda"
+    assert "has not yet been run on a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("command", ["generate", "chat", "eval"])
+def test_quantized_weights_on_a_gpu(command: str, target: Path, tmp_path: Path) -> None:
+    questions = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
+    more = {"generate": ("--prompt", "hi"), "eval": ("--dataset", questions)}.get(command, ())
+    with pytest.raises(InputError, match="--quantize int8: runs on the CPU only, add --device cpu"):
+        invoke(command, target, "--quantize", "int8", *more)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fe80::1", "http://[fe80::1]:80"),
+        ("example.com", "http://example.com:80"),
+    ],
+)
+def test_addresses_that_can_be_used(host: str, url: str) -> None:
+    first, curl, console = Serving("m", host, 80).lines()
+    assert (first, console) == (f"Serving m at {url}/v1", f"Console: {url}/")
+    assert "/v1/chat/completions" in curl and "Authorization" not in curl
+
+
+def test_a_model_without_a_chat_template_completes() -> None:
+    curl = Serving("m", "localhost", 80, chat=False).curl()
+    assert "/v1/completions " in curl and '"prompt"' in curl
