@@ -50,6 +50,7 @@ class Served:
     def __init__(self, tree: Path) -> None:
         environ = os.environ | {"PYTHONPATH": str(tree), "TOKENIZERS_PARALLELISM": "false"}
         command = [sys.executable, "-m", "peagle", "serve", TARGET, "--head", str(HEAD)]
+        command += ["--engine", "native"]
         self.process = subprocess.Popen(
             [*command, "--port", "0"], stderr=subprocess.PIPE, env=environ, cwd=tree, text=True
         )
