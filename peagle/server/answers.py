@@ -14,8 +14,9 @@ from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import pieces
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
+from peagle.server.jobs import Job, Said
 from peagle.server.schema import Generation, StreamOptions
-from peagle.server.worker import TOO_LATE, Job, Said, Worker
+from peagle.server.worker import TOO_LATE, Worker
 
 
 async def answer(

@@ -6,9 +6,9 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.data.spoken import HARMONY, answer_template
 from peagle.engine.request import Request, TokenLogprob
+from peagle.server.jobs import Said
 from peagle.server.logprobs import of_chat, of_text
 from peagle.server.tools import Spoken, ToolText
-from peagle.server.worker import Said
 
 
 class Form(Protocol):

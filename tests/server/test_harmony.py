@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from peagle.data.chat import prompt_ids
 from peagle.server.forms import ChatForm
-from peagle.server.worker import Drafting, Said
+from peagle.server.jobs import Drafting, Said
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from test_spoken import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E402
