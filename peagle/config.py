@@ -20,6 +20,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """A text as it is shown: of a long one the beginning, `most` characters with its dots."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def cache_dir() -> Path:
     """Folder for what peagle makes once and keeps: `$PEAGLE_HOME`, else `~/.cache/peagle`."""
     return Path(os.environ.get("PEAGLE_HOME", Path.home() / ".cache" / "peagle"))

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from peagle.config import InputError
+from peagle.config import InputError, shortened
 from peagle.engine.judge import Judge
 from peagle.engine.request import RequestFailure, SamplingParams
 from peagle.engine.text import end_tokens
@@ -227,7 +227,7 @@ class Walk:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return repr(shortened(text))
 
 
 def _line(text: str) -> str:

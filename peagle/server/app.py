@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from peagle.config import InputError
+from peagle.config import InputError, shortened
 from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
@@ -52,9 +53,7 @@ class ServerConfig:
     api_key: str | None = None
     max_queue: int = 256  # requests that may wait
     max_seconds: float = 600  # of a request, its wait included
-    allowed_hosts: tuple[
-        str, ...
-    ] = ()  # names it answers to without a key, besides its own; "*": any
+    allowed_hosts: tuple[str, ...] = ()  # further names, for requests without a key; "*": any
 
 
 class Api:
@@ -120,19 +119,21 @@ class Api:
             return await self.chat(ChatBody.model_validate(body), http)
         return await self.completions(CompletionBody.model_validate(body), http)
 
-    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         """Ids of a text, or of a conversation up to where its answer begins."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InputError("prompt: give either a prompt or messages")
-        if body.messages is not None:
-            ids = conversation_ids(self.llm, body.messages, [], {})
-        else:
-            assert body.prompt is not None
-            self.llm.check_text(body.prompt, "prompt")
-            how = {"add_special_tokens": body.add_special_tokens}
-            ids = self.llm.tokenizer(body.prompt, **how)["input_ids"]
+        ids = await self.worker.tokenise(partial(self._token_ids, body))
         return {"count": len(ids), "max_model_len": self.context, "tokens": ids}
+
+    def _token_ids(self, body: TokenizeBody) -> list[int]:
+        if body.messages is not None:
+            return conversation_ids(self.llm, body.messages, [], {})
+        assert body.prompt is not None
+        self.llm.check_text(body.prompt, "prompt")
+        how = {"add_special_tokens": body.add_special_tokens}
+        return self.llm.tokenizer(body.prompt, **how)["input_ids"]
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         """The text of ids, special tokens included."""
@@ -154,8 +155,7 @@ class Api:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
-            shown = name if len(name) <= 60 else name[:57] + "..."
-            why = f"model {shown!r}: not served here, there is {self.model!r}"
+            why = f"model {shortened(name)!r}: not served here, there is {self.model!r}"
             raise ApiError(404, why, param="model", code="model_not_found")
 
     def _requests(self, body: Generation, prompts: list[list[int]]) -> list[EngineRequest]:

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -82,7 +83,7 @@ class Console:
 
     async def race(self, body: RaceBody) -> Response:
         """Events of a race. Others wait until it is over; it is over when its client leaves."""
-        ids = await run_in_threadpool(self._ids, body)
+        ids = await self._worker.tokenise(partial(self._ids, body))
         steps = self._races.steps(ids, body.max_tokens)
         return _stream(self._worker.visit(steps))
 

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from peagle.config import InputError
+from peagle.config import InputError, shortened
 from peagle.server.schema import REFUSED, ChatBody, CompletionBody
 
 KINDS = {
@@ -90,8 +90,7 @@ def _of_body(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, why)
     if first["type"] == "missing":
         return ApiError(400, f"{path[0]}: missing, it must be given", param=str(path[0]))
-    value = repr(first["input"])
-    value = value if len(value) <= 60 else value[:57] + "..."
+    value = shortened(repr(first["input"]))
     where = ".".join(map(str, path))
     return ApiError(400, f"{where} {value}: {_lower(first['msg'])}", param=str(path[0]))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from peagle.config import shortened
 from peagle.server.errors import ApiError, content
 
 Scope = MutableMapping[str, Any]
@@ -23,7 +24,7 @@ BODY_TOKEN = 16  # a token id and its comma take 8 bytes, escaped text seldom mo
 BODY_SECONDS = 60  # that a client may take to send it
 REST = 64 * 2**20  # bytes that are read of a body that is too large, and
 REST_SECONDS = 10  # for how long, so that the client reads why before the connection is closed
-SHOWN = 48  # characters of a path that are logged
+SHOWN = 48  # characters of a path that are logged: a long one may hold a client's text
 TOO_SLOW = f"the body has not come within {BODY_SECONDS} seconds: send it again"
 OPEN = ("/health", "/ping")  # what load balancers ask has no key
 
@@ -63,7 +64,7 @@ class Gate:
             app = refusal or self._app
             await app(scope, self._limited(receive), sent)
         finally:
-            shown = {"method": scope["method"], "path": _shown(scope["path"]), **note}
+            shown = {"method": scope["method"], "path": shortened(scope["path"], SHOWN), **note}
             shown["seconds"] = round(time.monotonic() - began, 4)
             quiet = scope["path"] in (*OPEN, "/metrics") and note["status"] == 200
             log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": shown})
@@ -107,11 +108,6 @@ def loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name: nobody knows where it leads
-
-
-def _shown(path: str) -> str:
-    """A path as it is logged: of a long one, which may hold a client's text, the beginning."""
-    return path if len(path) <= SHOWN else path[: SHOWN - 3] + "..."
 
 
 async def _drain(receive: Receive) -> None:

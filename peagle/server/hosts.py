@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 
+from peagle.config import shortened
 from peagle.server.errors import content
 from peagle.server.gate import loopback
 
@@ -50,8 +51,6 @@ def _name(host: str) -> str:
 
 
 def _refusal(host: str) -> JSONResponse:
-    shown = host if len(host) <= 60 else host[:57] + "..."
-    why = (
-        f"host {shown!r}: not a name of this server, start it with --allowed-hosts NAME to add one"
-    )
+    fix = "start it with --allowed-hosts NAME to add one"
+    why = f"host {shortened(host)!r}: not a name of this server, {fix}"
     return JSONResponse(content(403, why), 403)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from peagle.config import InputError
+from peagle.config import InputError, shortened
 from peagle.engine.request import SamplingParams
 from peagle.server.fields import (
     Bias,
@@ -81,8 +81,7 @@ class Body(BaseModel):
                 raise InputError(f"{name}: {len(value)} items, at most {MOST_ITEMS}: ask for fewer")
         for name, (harmless, instead) in REFUSED.items():
             if name in data and name not in cls.model_fields and data[name] not in harmless:
-                shown = repr(data[name])
-                shown = shown if len(shown) <= 60 else shown[:57] + "..."
+                shown = shortened(repr(data[name]))
                 raise InputError(f"{name} {shown}: {instead}")
         return data
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
+from peagle.config import InputError, shortened
 from peagle.data.spoken import answer_template, to_message
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -57,8 +57,7 @@ def named(tool: dict[str, Any], field: str = "tools") -> str:
     """The name of a tool in `field`. Raises InputError when it has none."""
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        given = json.dumps(tool)
-        given = given if len(given) <= 60 else given[:57] + "..."
+        given = shortened(json.dumps(tool))
         raise InputError(f'{field} {given}: a tool has {{"function": {{"name": ...}}}}, give one')
     return function["name"]
 

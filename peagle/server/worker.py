@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
+from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -22,6 +23,7 @@ from peagle.server.errors import ApiError
 from peagle.server.jobs import FAILED, Drafting, Event, Job, Said, Visit
 from peagle.server.metrics import Metrics, Track
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 ENDING = "the server ends: ask another one"
 TOO_LATE = "the answer has not begun in time"
@@ -76,7 +78,7 @@ class Worker:
         job = Job(count, copies)
         self._jobs.add(job)
         try:
-            requests = await to_thread.run_sync(make, limiter=self._makers)
+            requests = await self.tokenise(make)
             await self._prepare(requests)
         except BaseException:
             self._forget(job)
@@ -87,6 +89,10 @@ class Worker:
         job.limit = self._loop.call_later(self.max_seconds, expire)
         await job.admitted
         return job
+
+    async def tokenise(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which makes token ids of texts; run in one of a few threads."""
+        return await to_thread.run_sync(work, limiter=self._makers)
 
     async def _prepare(self, requests: list[Request]) -> None:
         """Make ready what requests need, off the event loop and the engine's thread: compiling a
@@ -99,11 +105,9 @@ class Worker:
         constrained = any(request.params.constraint for request in requests)
         try:
             await to_thread.run_sync(prepare, limiter=self._compilers if constrained else None)
-        except InputError:
+        except (InputError, asyncio.CancelledError):
             raise
         except BaseException as error:  # a panic in native code is no Exception
-            if isinstance(error, asyncio.CancelledError):
-                raise
             log.exception("a request could not be prepared")
             why = "the request could not be prepared: see the server's log"
             raise ApiError(500, why) from error
