@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from peagle.data.captured import Captured
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.drafter import Drafter
 from peagle.model.shape import HeadSpec
 from peagle.train.start import new_drafter
@@ -81,8 +82,7 @@ def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path
 
 def measure(llm: LLM, drafter: Drafter, prompts: list[list[int]]) -> dict[str, Any]:
     """Acceptance at K."""
-    llm.use(drafter, K)
-    answers = llm.generate(prompts, SamplingParams(max_tokens=96))
+    answers = llm.use(drafter, K).generate(prompts, SamplingParams(max_tokens=96))
     total = sum((answer.stats for answer in answers), Stats())
     shares = [round(share, 4) for share in total.accepted_per_position]
     return {

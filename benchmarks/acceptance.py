@@ -29,7 +29,7 @@ from peagle.bench.acceptance import measure_acceptance
 from peagle.cli.common import progress_bar
 from peagle.data.dataset import read_prompts
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 Conversations = list[list[str]]  # user turns
 LONGEST = {"HumanEval": 512, "MT-Bench": 256}  # tokens of an answer; MT-Bench asks twice
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> None:
         for cell in (Cell(name, k, method) for k in args.k for method in folders):
             wanted = settings(args, conversations, folders[cell.method], longest)
             if cell not in rows or rows[cell]["settings"] != wanted:
-                llm.use(folders[cell.method], cell.k)
-                row = measure(llm, cell, conversations, longest)
+                used = llm.use(folders[cell.method], cell.k)
+                row = measure(used, cell, conversations, longest)
                 rows[cell] = {**row, "settings": wanted}
                 write_json(args.output, {"rows": list(rows.values())})
             show(rows[cell])

@@ -25,7 +25,7 @@ from common import (
 
 from peagle.bench.side_by_side import Contender, compare, identical
 from peagle.cli.common import progress_bar
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, int]:

@@ -17,7 +17,8 @@ from peagle.cli.common import progress_bar
 from peagle.data.captured import Captured
 from peagle.data.chat import Example, prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 

@@ -30,7 +30,8 @@ from common import (
 from peagle.config import cache_dir
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 
 Messages = list[dict[str, str]]
 BATCH = 8  # prompts decoded together
@@ -65,7 +66,7 @@ def conversations(llm: LLM, questions: list[str], args: argparse.Namespace) -> l
     histories: list[Messages] = [[] for _ in range(args.prompts)]
     if kept.get("settings") == settings:
         histories = kept["histories"]
-    llm.use(None)
+    llm = llm.use(None)
     params = SamplingParams(max_tokens=args.history_tokens)
     while min(len(ids(llm, h, "")) for h in histories) < max(args.lengths):
         turn = len(histories[0]) // 2
@@ -154,8 +155,8 @@ def run(args: argparse.Namespace) -> None:
                       "prompts": len(prompts), "max_tokens": args.max_tokens, "temperature": 0,
                       "dtype": args.dtype, "history_tokens": args.history_tokens}  # fmt: skip
             if cell not in rows or rows[cell]["settings"] != wanted:
-                llm.use(folders[cell.method], args.k)
-                rows[cell] = {**measure(llm, cell, prompts, args.max_tokens), "settings": wanted}
+                used = llm.use(folders[cell.method], args.k)
+                rows[cell] = {**measure(used, cell, prompts, args.max_tokens), "settings": wanted}
                 write_json(args.output, {"rows": list(rows.values())})
             show(rows[cell])
     plot(list(rows.values()), args.output.with_suffix(".png"))

@@ -25,8 +25,10 @@ from common import (
 )
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
+
+Modes = dict[bool, LLM]  # with the deterministic mode, and without
 
 
 @dataclass
@@ -39,11 +41,11 @@ class Row:
     concurrency: int
     seconds: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
 
-    def decode(self, llm: LLM, exact: bool, prompts: list[list[int]], max_tokens: int) -> None:
-        llm.deterministic, llm.max_batch = exact, self.concurrency
-        llm.use(self.drafter, self.k)
+    def decode(self, llms: Modes, exact: bool, prompts: list[list[int]], max_tokens: int) -> None:
+        llm = llms[exact].use(self.drafter, self.k, max_batch=self.concurrency)
         llm.generate(prompts[:1], SamplingParams(max_tokens=4))
-        llm.use(self.drafter, self.k)  # nothing in the cache
+        llm = llm.use(self.drafter, self.k)  # nothing in the cache
+        llm.warm_up()
         started = time.perf_counter()
         llm.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         self.seconds[exact].append(time.perf_counter() - started)
@@ -65,6 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     llm = load("bfloat16")
+    llms = {False: llm, True: LLM(llm.target, deterministic=True)}
     best = json.loads((RESULTS / "best_k.json").read_text())["best_k"]
     drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
     kinds = [("none", None, None), *((m, d, best[m]) for m, d in drafters.items())]
@@ -73,7 +76,7 @@ def main() -> None:
     for repeat in range(args.repeats):
         for row in rows:
             for exact in (False, True) if repeat % 2 else (True, False):
-                row.decode(llm, exact, prompts, args.max_tokens)
+                row.decode(llms, exact, prompts, args.max_tokens)
     for row in rows:
         found = row.report()
         print(f"c = {row.concurrency}  {row.method:8} {found['times_as_long']:.2f} × as long")

@@ -26,12 +26,11 @@ from common import (
     write_json,
 )
 
-from peagle.engine.draft import NewSlots, propose
-from peagle.engine.kv_cache import KVCache
-from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
-from peagle.model.attend import CausalAttend
-from peagle.model.drafter import Drafter
+from peagle.backends.batch import BLOCK, slots_of
+from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.llm import LLM, new_proposer
+from peagle.engine.params import SamplingParams
+from peagle.model.attention import CausalAttend
 
 NEW = 3  # slots
 
@@ -39,8 +38,7 @@ NEW = 3  # slots
 class Step(NamedTuple):
     """A drafter in the middle of an answer; every call of `propose` starts from the same state."""
 
-    drafter: Drafter
-    cache: KVCache
+    proposer: Proposer
     slots: NewSlots
 
 
@@ -54,14 +52,14 @@ def prefix(llm: LLM, length: int) -> list[int]:
 def prepare(llm: LLM, head: Path, ids: list[int], room: int) -> Step:
     """Fill the drafter's cache up to the new slots."""
     drafter, run = llm.load_head(head), len(ids) - 1
-    llm.target.tap(drafter.config.feature_layers)
-    features = llm.target.forward(
-        torch.tensor(ids[:-1]), torch.arange(run), CausalAttend()
-    ).features
-    assert features is not None
-    cache, start = KVCache(1, run + room), run - NEW
-    propose(drafter, cache, [NewSlots([0], 0, ids[1 : start + 1], features[:start], 1)])
-    return Step(drafter, cache, NewSlots([0], start, ids[start + 1 :], features[start:], 1))
+    layers = drafter.config.feature_layers
+    out = llm.target.forward(torch.tensor(ids[:-1]), torch.arange(run), CausalAttend(), layers)
+    blocks = range(-(-(run + room) // BLOCK))
+    proposer = new_proposer(drafter, llm._loaded, len(blocks))
+    proposer.features.write(torch.tensor(slots_of(blocks, 0, run)), out.features)
+    start = run - NEW
+    proposer.propose([NewSlots(blocks, 0, ids[1 : start + 1], 1)])
+    return Step(proposer, NewSlots(blocks, start, ids[start + 1 :], 1))
 
 
 def measure(
@@ -73,9 +71,9 @@ def measure(
     for repeat in range(-3, repeats):  # the first three warm up
         turn = repeat % len(cases)
         for method, k in cases[turn:] + cases[:turn]:
-            drafter, cache, slots = steps[method]
+            proposer, slots = steps[method]
             started = time.perf_counter()
-            propose(drafter, cache, [slots._replace(depth=k)])
+            proposer.propose([slots._replace(depth=k)])
             if repeat >= 0:
                 seconds[method, k].append(time.perf_counter() - started)
     return {case: median(times) for case, times in seconds.items()}

@@ -52,8 +52,9 @@ from peers import (
 
 from peagle.cli.common import progress_bar
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
-from peagle.model.checkpoint import save_drafter
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
+from peagle.model.checkpoint import load_drafter, save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.source import locate
 
@@ -113,11 +114,10 @@ def our_decoder(
     beginning with what is measured."""
 
     def decode(prompts: Prompts, max_tokens: int) -> Decoded:
-        llm.max_batch = concurrency
-        llm.use(drafter, k)
-        llm.generate([warm_up], SamplingParams(max_tokens=WARM, ignore_eos=True))
+        used = llm.use(drafter, k, max_batch=concurrency)
+        used.generate([warm_up], SamplingParams(max_tokens=WARM, ignore_eos=True))
         started = time.perf_counter()
-        answers = llm.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        answers = used.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         seconds = time.perf_counter() - started
         stats = sum((answer.stats for answer in answers), Stats())
         return Decoded([a.token_ids for a in answers], seconds, stats.acceptance_length)
@@ -295,7 +295,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rows = [row for weights in llms for row in our_rows(llms[weights], weights, args, warm_up)]
     rows += transformers_rows()
     for method, head in folders.items():
-        save_drafter(Drafter.load(head, llm.target), folder / method, "vllm")
+        save_drafter(load_drafter(head, llm.target), folder / method, "vllm")
     more, known, left_out = peer_rows(args, folder, warm_up)
     rows += more
     for concurrency in args.concurrency:

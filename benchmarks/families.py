@@ -36,7 +36,8 @@ from transformers import (
 
 from peagle.cli.main import app
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion, Stats
 from peagle.model.checkpoint import load_drafter, read_config
 from peagle.server.vllm import Head, plan
 from peagle.vllm_process import look
@@ -187,8 +188,7 @@ def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
     exported = export(folder / "run" / "head", llm, folder / "exported")
     prompts = [llm.tokenizer(q[-120:])["input_ids"] for q in human_eval(8)]
     alone = decode(llm, prompts)
-    llm.use(load_drafter(folder / "run" / "head", llm.target), K)
-    drafted = decode(llm, prompts)
+    drafted = decode(llm.use(folder / "run" / "head", K), prompts)
     stats = count(drafted)
     same = sum(a.token_ids == b.token_ids for a, b in zip(alone, drafted, strict=True))
     row = {

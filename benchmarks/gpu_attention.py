@@ -14,10 +14,12 @@ import torch
 from common import RESULTS, environment, whole_numbers, write_json
 from torch.utils.benchmark import Timer
 
-from peagle.engine import paged_attention
-from peagle.model.attend import AttentionSpec
+from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.cuda.attention import CudaAttend, paged_attention
+from peagle.backends.cuda.device_batch import DeviceBatch
+from peagle.backends.kv_cache import KVCache
+from peagle.model.attention import AttentionSpec, HeadShape
 
-SIZE = 16  # tokens of a block
 SHAPES = {  # query heads, key heads, head size; window
     "SmolLM2-135M": (9, 3, 64, None),
     "Llama-3.1-8B": (32, 8, 128, None),
@@ -43,20 +45,23 @@ def row(
     shape: str, past: int, requests: int, tokens: int, device: torch.device, enough: int
 ) -> dict[str, Any]:
     heads, kv_heads, size, window = SHAPES[shape]
-    each = -(-(past + tokens) // SIZE)
+    each = -(-(past + tokens) // BLOCK)
     read = 2 * requests * min(past + tokens, (window or past) + tokens) * kv_heads * size * 2
     layers = max(2, enough // read)
-    kept = torch.randn(layers, 2, requests * each, SIZE, kv_heads, size, device=device).to(DTYPE)
+    cache = KVCache(requests * each, [HeadShape(kv_heads, size, size)] * layers, DTYPE, device)
+    for keys, values in cache.layers:
+        keys.normal_()
+        values.normal_()
     q = torch.randn(requests * tokens, heads, size, device=device).to(DTYPE)
     order = torch.randperm(requests * each).tolist()
-    spans = [(i * tokens, past, tokens, order[i * each :][:each]) for i in range(requests)]
-    rows = paged_attention.rows_for(tokens, q, kept[0, 0], kept[0, 1])
-    table = paged_attention.Table.of(spans, SIZE, rows, heads // kv_heads, device)
+    spans = [Span(order[i * each :][:each], past, [0] * tokens) for i in range(requests)]
+    batch = DeviceBatch.of(Batch.of(spans), cache.padding, device)
+    launch = CudaAttend(batch, cache, past + tokens, exact=False).launch(q, *cache.layers[0])
     spec = AttentionSpec(size**-0.5, window)
 
     def run() -> None:
-        for keys, values in kept:
-            paged_attention.attend(q, keys, values, table, spec, None)
+        for keys, values in cache.layers:
+            paged_attention(q, keys, values, batch, spec, launch)
 
     run()
     taken = seconds("run()", run=run) / layers

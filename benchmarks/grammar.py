@@ -25,7 +25,8 @@ from common import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion, Stats
 
 TOPICS = (
     "a cat", "a city in Europe", "a book about the sea", "a kitchen chair", "a student", "a song",
@@ -123,8 +124,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """The report."""
     folders, llm, rows, shares = heads(args), load(args.dtype, args.batch), [], {}
     for method, folder in folders.items():
-        llm.use(folder, args.k)
-        under, free = measure(llm, method, args)
+        under, free = measure(llm.use(folder, args.k), method, args)
         shares[method] = round(under["accepted_per_round"] / free["accepted_per_round"], 4)
         rows += [under, free]
     settings = {

@@ -1,4 +1,4 @@
-"""Time of the demo target's matrix products on a CPU: bf16, int8 and int4, by torch and by tiles.
+"""Time of the demo target's matrix products on a CPU: by torch, and native in bf16, int8 and int4.
 
     python benchmarks/linear.py [--threads 1,2] [--rows 1,4,8,16,32,64]
 
@@ -18,23 +18,16 @@ import torch
 from common import RESULTS, TARGET, environment, whole_numbers, write_json
 from torch import Tensor, nn
 
+from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.quantized import quantized
 from peagle.cli.common import progress_bar
-from peagle.model import native
-from peagle.model.packed import PackedLinear, TiledLinear
-from peagle.model.quantized import Int4Linear, Int8Linear, TiledInts
 
 KINDS: dict[str, Callable[[nn.Linear], nn.Module]] = {
-    "linear": lambda layer: layer,
-    "packed": PackedLinear,
-    "int8": Int8Linear,
-    "int4": Int4Linear,
+    "torch": lambda layer: layer,
+    "native": CpuLinear.of,
+    "int8": partial(quantized, kind="int8"),
+    "int4": partial(quantized, kind="int4"),
 }
-if native.tiles():
-    KINDS |= {
-        "tiled": TiledLinear,
-        "tiled int8": partial(TiledInts, kind="int8"),
-        "tiled int4": partial(TiledInts, kind="int4"),
-    }
 LAYERS, HEAD = 30, 2  # matrices of a shape; of the output head's, which is large enough
 SHAPES = {(576, 576): LAYERS, (192, 576): LAYERS, (960, 576): LAYERS, (1536, 576): LAYERS,
           (3072, 576): LAYERS, (576, 1536): LAYERS, (49152, 576): HEAD}  # fmt: skip

@@ -29,7 +29,7 @@ from load_clients import CLIENTS, LEAVING  # noqa: E402
 from serving import Running, make_llm, start, train_head  # noqa: E402
 
 from peagle.engine.llm import LLM  # noqa: E402
-from peagle.engine.request import SamplingParams  # noqa: E402
+from peagle.engine.params import SamplingParams  # noqa: E402
 
 BATCH, QUEUE, KV_TOKENS = 8, 48, 384
 GROWTH = 16  # MiB that resident memory may grow by, from after the warm-up to the end

@@ -27,7 +27,8 @@ from common import (
 
 from peagle.bench.ties import TIE, differences
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 
 DTYPE = "float32"
 
@@ -71,8 +72,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     expected = [answer.token_ids for answer in decode(llm, prompts, params, "none")]
     rows = []
     for folder in folders.values():
-        llm.use(folder, args.k)
-        rows.append({**compare_head(llm, prompts, expected, params), "head": fingerprint(folder)})
+        found = compare_head(llm.use(folder, args.k), prompts, expected, params)
+        rows.append({**found, "head": fingerprint(folder)})
         show(rows[-1])
     settings = {
         "target": TARGET,

@@ -1,6 +1,6 @@
 """P-EAGLE: train, measure and serve parallel-drafting heads for speculative decoding.
 
-`LLM` generates with a target and an optional head; `Drafter` is the head itself. Both are
+`LLM` generates with a target and an optional head; `load_drafter` reads a head. They are
 loaded on first use, so that `import peagle` (and `peagle --version`) does not import torch.
 """
 
@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from peagle.engine.llm import LLM
-    from peagle.engine.request import Completion, SamplingParams
+    from peagle.engine.params import SamplingParams
+    from peagle.engine.request import Completion
+    from peagle.model.checkpoint import load_drafter
     from peagle.model.drafter import Drafter
-    from peagle.model.lease import TargetInUse
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "Drafter", "SamplingParams", "TargetInUse", "__version__"]
+__all__ = ["LLM", "Completion", "Drafter", "SamplingParams", "__version__", "load_drafter"]
 
 _HOMES = {
     "LLM": "peagle.engine.llm",
     "Completion": "peagle.engine.request",
-    "SamplingParams": "peagle.engine.request",
+    "SamplingParams": "peagle.engine.params",
     "Drafter": "peagle.model.drafter",
-    "TargetInUse": "peagle.model.lease",
+    "load_drafter": "peagle.model.checkpoint",
 }
 
 

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from peagle.data.chat import Example
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import SamplingParams
+from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig, Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -110,7 +110,7 @@ def own_answers(target: Target, count: int, length: int = 24) -> list[Example]:
 
 def features_of(target: Target, drafter: Drafter, ids: list[int]) -> Tensor:
     """Features (N, F·E) of a sequence, from one forward without a cache."""
-    target.tap(drafter.config.feature_layers)
-    out = target.forward(torch.tensor(ids), torch.arange(len(ids)), CausalAttend())
-    assert out.features is not None
-    return out.features
+    layers = drafter.config.feature_layers
+    return target.forward(
+        torch.tensor(ids), torch.arange(len(ids)), CausalAttend(), layers
+    ).features

@@ -6,7 +6,8 @@ from typing import Any
 
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 
 
 def measure_acceptance(

@@ -10,7 +10,8 @@ from peagle.bench.load import Answer, AskError, Drafting, Message
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import Request, SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request, Stats
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Native:
         try:
             ids = self.llm.prompt_ids(self.ids(messages))
             request = self.llm.requests(ids, replace(self.params, seed=next(self._seeds)))[0]
-            self._engine.prepare(request)
+            self.llm.prepare(request)
         except InputError as error:
             raise AskError(str(error)) from error
         asked = _Asked(request, asyncio.get_running_loop().create_future())
@@ -96,7 +97,7 @@ class Native:
     def _look(self, now: float) -> None:
         for asked in self._open:
             request = asked.request
-            request.said = []
+            request.emitted = []
             if asked.first is None and len(request.tokens) > request.prompt_length:
                 asked.first = now
             if request.finish_reason is not None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.drafter import Drafter
 
 
@@ -59,13 +60,11 @@ def compare(
     """Decode every prompt with every contender in turn; the order rotates from prompt to prompt."""
     warm_up = SamplingParams(max_tokens=4)
     for contender in contenders:
-        llm.use(contender.drafter, contender.k)
-        llm.generate(prompts[:1], warm_up)
+        llm.use(contender.drafter, contender.k).generate(prompts[:1], warm_up)
     for number, prompt in enumerate(prompts):
         turn = number % len(contenders)
         for contender in contenders[turn:] + contenders[:turn]:
-            llm.use(contender.drafter, contender.k)
-            run = llm.stream([prompt], params)
+            run = llm.use(contender.drafter, contender.k).stream([prompt], params)
             for _ in run:
                 pass
             answer = run.completions()[0]

@@ -1,5 +1,5 @@
 """Real shapes without weights: a target and heads of any configuration, drawn at random, and drafts
-that stand as often as those of a head with a given acceptance length.
+that are accepted as often as those of a head with a given acceptance length.
 
 What a round costs does not depend on what the weights are, and what it yields is given, so the
 throughput is that of a real pair with this acceptance. Of text it says nothing. (Mixtures of
@@ -18,8 +18,9 @@ from peagle.bench.load import Message
 from peagle.bench.native import Native
 from peagle.config import InputError
 from peagle.engine.llm import LLM
-from peagle.engine.request import Request, SamplingParams
-from peagle.engine.sampling import Sampler, Verdict
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request
+from peagle.engine.sampling import Choice, Sampler, greedy
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.shape import HeadSpec, drafter_config
@@ -97,18 +98,24 @@ class GivenAcceptance(Sampler):
 
     @property
     def plain(self) -> bool:
-        """`verify` is always asked."""
+        """`choose` is always asked."""
         return False
 
     def follow(self, accepted: list[float], seed: int) -> None:
-        """`accepted[i]`: share of rounds whose draft token i stands."""
+        """`accepted[i]`: share of rounds whose draft token i is accepted."""
         self._accepted, self._draws = accepted, torch.Generator().manual_seed(seed)
 
-    def verify(self, logits: Tensor, draft: list[int]) -> Verdict:
-        """The draft up to a place that is drawn, then the target's likeliest token."""
+    def choose(self, logits: Tensor, draft: list[int]) -> Choice:
+        """The draft up to a place that is drawn, then another token than the draft's."""
         drawn = float(torch.rand((), generator=self._draws))
         kept = sum(drawn < share for share in self._accepted[: len(draft)])
-        return Verdict(kept, int(logits[kept].max(-1).indices))
+        best = greedy(logits)
+        for place, token in enumerate(draft):
+            if place < kept:
+                best.tokens[place] = token
+            elif best.tokens[place] == token:
+                best.tokens[place] = (token + 1) % logits.shape[1]
+        return best
 
 
 class Synthetic(Native):

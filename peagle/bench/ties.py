@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from peagle.model.attend import CausalAttend
+from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
 
 TIE = 1e-4  # float32: a smaller gap between the two best logits is rounding

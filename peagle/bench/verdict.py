@@ -6,7 +6,7 @@ from typing import Any
 from peagle.bench.side_by_side import Contender, compare
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 PROMPTS, MAX_TOKENS = 4, 64  # what is timed: enough for a verdict, not for a benchmark
 GAIN = 1.05  # a smaller speed-up is noise

@@ -57,7 +57,7 @@ def native(
     from peagle.bench.native import Native
     from peagle.bench.side_by_side import device_name
     from peagle.cli.common import open_llm
-    from peagle.engine.request import SamplingParams
+    from peagle.engine.params import SamplingParams
     from peagle.model.checkpoint import find_head
 
     heads = _places(target, named, cells)
@@ -73,10 +73,11 @@ def native(
     loads = count()  # each draws by seeds of its own
 
     def opened(cell: Any) -> Native:
-        llm.max_batch = cell.concurrency or AT_RANDOM
-        llm.use(drafters[cell.method], None if cell.k in (0, ADAPTIVE) else cell.k)
+        k = None if cell.k in (0, ADAPTIVE) else cell.k
+        batch = cell.concurrency or AT_RANDOM
+        used = llm.use(drafters[cell.method], k, max_batch=batch)
         seed = 10_000 * next(loads)
-        return Native(llm, SamplingParams(temperature=cell.temperature, seed=seed, **sampled))
+        return Native(used, SamplingParams(temperature=cell.temperature, seed=seed, **sampled))
 
     return Answering(device_name(), "native", opened, heads)
 
@@ -93,7 +94,7 @@ def synthetic(
     from peagle.bench.side_by_side import device_name
     from peagle.bench.synthetic import Synthetic, profile, random_drafter, random_target
     from peagle.engine.llm import LLM
-    from peagle.engine.request import SamplingParams
+    from peagle.engine.params import SamplingParams
 
     device = announced_device(device)
     try:
@@ -114,10 +115,10 @@ def synthetic(
     accepted = {method: profile(length) for method, length in given.items()}
 
     def opened(cell: Any) -> Synthetic:
-        llm.max_batch = cell.concurrency or AT_RANDOM
-        llm.use(drafters[cell.method], cell.k or None)
+        batch = cell.concurrency or AT_RANDOM
+        used = llm.use(drafters[cell.method], cell.k or None, max_batch=batch)
         profiled = accepted.get(cell.method, [])
-        return Synthetic(llm, SamplingParams(**sampled), prompt_tokens, profiled)
+        return Synthetic(used, SamplingParams(**sampled), prompt_tokens, profiled)
 
     named = {method: f"random, acceptance length {given[method]} at K = 7" for method in wanted}
     return Answering(device_name(), "native", opened, named)

@@ -1,7 +1,7 @@
 """What several commands share: loading, option types, printing."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,7 +11,7 @@ from peagle.catalog import choose_head
 from peagle.config import InputError
 from peagle.data.template import use_template
 from peagle.engine.llm import LLM, Run
-from peagle.engine.request import RequestFailure, SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.model.checkpoint import find_head
 from peagle.model.source import resolve_device
 
@@ -181,7 +181,7 @@ def open_llm(
     quantize: str | None = None,
     force: bool = False,
     chat_template: str | None = None,
-    max_batch: int | None = None,  # None: LLM's own default
+    max_batch: int | None = None,  # None: LLM's default
     kv_tokens: int | None = None,
 ) -> LLM:
     """Load the target and the head that the options name. The head's record is compared with the
@@ -195,17 +195,19 @@ def open_llm(
     check_quantize_device(quantize, device)
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
-        room: dict[str, Any] = {"kv_tokens": kv_tokens}
-        if max_batch is not None:
-            room["max_batch"] = max_batch
-        llm = LLM(target, dtype=dtype, device=device, quantize=quantize, **room)
+        llm = LLM(
+            target,
+            max_batch=max_batch,
+            kv_tokens=kv_tokens,
+            dtype=dtype,
+            device=device,
+            quantize=quantize,
+        )
         use_template(llm.tokenizer, chat_template)
         drafter = None if folder is None else llm.load_head(folder, force=force)
     if drafter is not None and method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
-    if drafter is not None:
-        llm.use(drafter, k)
-    return llm
+    return llm if drafter is None else llm.use(drafter, k)
 
 
 def announced_device(name: str) -> str:

@@ -44,7 +44,7 @@ from peagle.data.template import (
 )
 from peagle.data.vllm import vllm_engine
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,9 +109,15 @@ def synth(
     config = SynthConfig(count, _mix(mix), user, max_tokens, seed, system, args)
     SamplingParams(max_tokens=max_tokens)  # checked before anything is loaded
     llm = open_llm(
-        target, head, None, None, dtype=dtype, device=device, chat_template=chat_template
+        target,
+        head,
+        None,
+        None,
+        dtype=dtype,
+        device=device,
+        chat_template=chat_template,
+        max_batch=batch,
     )
-    llm.max_batch = batch
     with progress_bar("records") as bar:
         task = bar.add_task("", total=count)
         report = synthesize(
@@ -183,9 +189,15 @@ def regenerate(
         source = vllm_engine(target, tokenizer)
     elif engine == "native":
         source = open_llm(
-            target, head, None, None, dtype=dtype, device=device, chat_template=chat_template
+            target,
+            head,
+            None,
+            None,
+            dtype=dtype,
+            device=device,
+            chat_template=chat_template,
+            max_batch=batch,
         )
-        source.max_batch = batch
         _check_template(source.tokenizer, args)
     else:
         raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")

@@ -15,7 +15,7 @@ from peagle.cli.generate import console
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 app = typer.Typer(add_completion=False)
 TARGET = "smollm2-135m"

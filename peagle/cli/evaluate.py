@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -29,7 +29,7 @@ from peagle.cli.common import (
 from peagle.cli.generate import console
 from peagle.config import InputError
 from peagle.data.dataset import read_prompts
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 app = typer.Typer(add_completion=False)
 
@@ -79,16 +79,17 @@ def evaluate(
         quantize=quantize,
         force=force,
         chat_template=chat_template,
+        max_batch=batch,
     )
     if llm.drafter is None:
         raise InputError(f"no head to measure for {target}: name one with --head")
-    llm.max_batch, rows = batch, []
+    rows = list[dict[str, Any]]()
     with progress_bar(f"{dataset.stem}") as bar:
         turns = sum(map(len, conversations))
         task = bar.add_task("", total=len(depths) * turns)
         for depth in depths:
-            llm.use(llm.drafter, depth)
-            row = measure_acceptance(llm, conversations, params, lambda n: bar.advance(task, n))
+            deep = llm.use(llm.drafter, depth)
+            row = measure_acceptance(deep, conversations, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
         screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")

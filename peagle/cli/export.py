@@ -7,7 +7,7 @@ import typer
 
 from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
 from peagle.config import InputError
-from peagle.model.checkpoint import find_head, read_config, save_drafter
+from peagle.model.checkpoint import find_head, load_drafter, read_config, save_drafter
 
 app = typer.Typer(add_completion=False)
 
@@ -32,7 +32,6 @@ def export(
     from transformers.utils import logging
 
     from peagle.data.template import use_template
-    from peagle.model.drafter import Drafter
     from peagle.model.source import load_target
 
     if to not in ("vllm", "speculators"):
@@ -46,6 +45,6 @@ def export(
     model = load_target(name, device="cpu")
     assert model.tokenizer is not None
     use_template(model.tokenizer, chat_template)
-    drafter = Drafter.load(head, model, force=force)
+    drafter = load_drafter(head, model, force=force)
     save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
     screen.print(f"wrote {output} ({to})")

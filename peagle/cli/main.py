@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
 from peagle.config import InputError, InputWarning
-from peagle.engine.request import RequestFailure
+from peagle.engine.params import RequestFailure
 
 # command → (module, what `peagle --help` says); modules are imported when their command runs, so
 # that `peagle --version` and `--help` do not wait for torch.

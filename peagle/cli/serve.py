@@ -135,7 +135,6 @@ def serve(
         why = f"{error.name} is not installed"
         raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
     from peagle.cli.serve_lines import Serving
-    from peagle.engine.memory import default_max_batch
 
     model, native_only = served_model_name or target, _native_only(context, device)
     if resolve_engine(engine, vllm_python, map(_flag, native_only), device) == "vllm":
@@ -185,8 +184,6 @@ def serve(
         max_batch=max_batch,
         kv_tokens=kv_tokens,
     )
-    if max_batch is None:
-        llm.max_batch = default_max_batch(llm.target, llm.drafter, kv_tokens)
     log_to_stderr()
     names = tuple(name.lower() for name in allowed_hosts or ())
     config = ServerConfig(model, api_key, max_queue, max_seconds, names)

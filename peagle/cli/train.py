@@ -100,7 +100,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
 
     from peagle.data.captured import Captured
     from peagle.data.template import use_template
-    from peagle.model.drafter import Drafter
+    from peagle.model.checkpoint import load_drafter
     from peagle.model.source import load_target, resolve_device
     from peagle.train.evaluate import hold_out
     from peagle.train.start import new_drafter
@@ -131,7 +131,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     use_template(target.tokenizer, chat_template)
     examples = _documents(captured or data, target, config, max_length)
     if init_from:
-        drafter = _adopt(Drafter.load(init_from, target, force=True), target, spec)
+        drafter = _adopt(load_drafter(init_from, target, force=True), target, spec)
     else:
         answers = ([i for i, said in zip(*e, strict=True) if said] for e in examples)
         torch.manual_seed(config.seed)

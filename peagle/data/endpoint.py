@@ -17,7 +17,7 @@ import httpx2 as httpx
 from peagle.config import InputError, first_line
 from peagle.data.chat import Message, to_messages
 from peagle.data.talk import Talk, drop_oldest
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 TRIES = 4  # of one record, where the server answered with an error or not in time

@@ -14,7 +14,8 @@ from peagle.data.lines import append, open_to_append, read_back
 from peagle.data.spoken import to_message
 from peagle.data.talk import Talk, drop_oldest
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
 
 
 class Engine(NamedTuple):

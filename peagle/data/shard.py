@@ -73,7 +73,6 @@ def write_shard(
     the disk refuses."""
     parts: dict[str, list[Tensor]] = {}
     for said in outputs:
-        assert said.features is not None, "tap the feature layers first"
         for name, rows in (("features", said.features), ("hidden", said.hidden)):
             for key, tensor in _stored(name, rows, dtype).items():
                 parts.setdefault(key, []).append(tensor)

@@ -22,7 +22,8 @@ from peagle.data.novelty import Kept
 from peagle.data.spoken import to_message
 from peagle.data.starters import STARTERS
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
 from peagle.engine.text import end_tokens
 
 SENTINEL = "peagleuserturn"

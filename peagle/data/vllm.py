@@ -6,7 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.config import InputError, first_line
 from peagle.data.regenerate import Engine
-from peagle.engine.request import Completion, SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion, Stats
 from peagle.model.source import locate
 
 

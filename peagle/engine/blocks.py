@@ -1,99 +1,105 @@
-"""Which blocks of KV cache belong to whom: reference-counted, and full ones found by content.
+"""Which request uses which blocks of KV cache: reference counts, and prefix caching by content.
 
 A block holds `size` tokens, of the target and of the drafter alike. Drafter slot i reads token
-i + 1, so what a block holds is decided by its own tokens *and the next one*: that is its key,
-behind the block before it. A block found this way serves both as if it had been computed: the
-drafter at once where it has run the block, too (`drafted`), else from the features kept with it.
+i + 1, so the key of a block is its own tokens *and the next one*, after the block before it. A
+cached block serves both models: the drafter at once if it has run the block, too (`drafted`), else
+from the features that are kept with it.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
-BLOCK = 16  # tokens of a block
-ROOT = 0  # content id of nothing: what a first block stands behind
+ROOT = 0  # content id before a first block
 
-Key = tuple[int, tuple[int, ...]]  # content id of the block before, tokens and the one behind them
+Key = tuple[int, tuple[int, ...]]  # content id of the block before, the block's tokens and the next
+
+
+class Prefix(NamedTuple):
+    """Cached blocks that a prompt begins with."""
+
+    blocks: list[int]
+    content: int  # content id of the last block
 
 
 class BlockPool:
-    """`count` blocks of `size` tokens. A block is free when nobody uses it; a free one keeps its
-    content, and can be found by it, until it is needed for something else."""
+    """`count` blocks of `size` tokens. A block without users is free. A free block keeps its
+    content, and can be found by it, until it is allocated again."""
 
     def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
+        self.count = count
+        self.size = size
         self._users = [0] * count
         self._free = OrderedDict.fromkeys(range(count))  # least recently used first
-        self._found: dict[Key, int] = {}
-        self._key: dict[int, Key] = {}  # of blocks that can be found
-        self._content: dict[int, int] = {}  # of the same: content ids, never used again
-        self._contents = ROOT
+        self._cached = dict[Key, int]()  # blocks that can be found
+        self._keys = dict[int, Key]()  # of these blocks
+        self._contents = dict[int, int]()  # of these blocks: content ids, never used again
+        self._last_content = ROOT
         self._drafted = set[int]()  # blocks whose slots the drafter has run
 
     @property
     def free(self) -> int:
-        """Blocks that can be allocated."""
+        """The number of blocks that can be allocated."""
         return len(self._free)
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """The number of blocks that hold some tokens."""
         return -(-tokens // self.size)
 
-    def allocate(self, count: int, behind: int | None = None) -> list[int]:
-        """Blocks with one user each, one behind the other where that is possible: keys that lie so
-        are read without a copy."""
+    def allocate(self, count: int) -> list[int]:
+        """Free blocks, each with one user now."""
         assert count <= self.free, "the scheduler allocates only what is free"
         taken = []
         for _ in range(count):
-            following = None if behind is None else behind + 1
-            block = following if following in self._free else next(iter(self._free))
-            assert block is not None
-            del self._free[block]
+            block, _ = self._free.popitem(last=False)
             self._forget(block)
             self._users[block] = 1
-            taken.append(behind := block)
+            taken.append(block)
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One user less. The last blocks of a request are the first to be used for others: without
-        those before them they could not be found."""
+        """Remove one user of each block. The last blocks of a request are allocated first: without
+        the ones before them they could not be found."""
         for block in reversed(blocks):
             self._users[block] -= 1
             assert self._users[block] >= 0, f"block {block} is free already"
             if not self._users[block]:
                 self._free[block] = None
-                if block not in self._key:
-                    self._free.move_to_end(block, last=False)  # nothing is lost with it
+                if block not in self._keys:
+                    self._free.move_to_end(block, last=False)  # it holds nothing worth keeping
 
-    def find(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        """The longest run of known blocks that `tokens` begin with, each with one more user, and
-        the content id of the last. At least one token is left over."""
-        found, content = list[int](), ROOT
+    def find(self, tokens: Sequence[int]) -> Prefix:
+        """The longest run of cached blocks that `tokens` begin with; each gets one more user. At
+        least one token is left over."""
+        found = list[int]()
+        content = ROOT
         for end in range(self.size, len(tokens), self.size):
-            block = self._found.get((content, tuple(tokens[end - self.size : end + 1])))
+            block = self._cached.get((content, tuple(tokens[end - self.size : end + 1])))
             if block is None:
                 break
-            content = self._content[block]
+            content = self._contents[block]
             self._users[block] += 1
             self._free.pop(block, None)
             found.append(block)
-        return found, content
+        return Prefix(found, content)
 
     def remember(self, block: int, before: int, tokens: Iterable[int]) -> int:
-        """A full block can be found from now on by its `size` tokens and the next, behind content
-        `before`. Returns its content id; that of an equal block where one is known."""
+        """Let a full block be found by its `size` tokens and the next one, after content `before`.
+        Returns its content id, or that of an equal block that is cached already."""
         key = before, tuple(tokens)
         assert len(key[1]) == self.size + 1
-        known = self._found.get(key)
-        if known is not None:
-            return self._content[known]
-        self._contents += 1
-        self._found[key], self._key[block] = block, key
-        self._content[block] = self._contents
-        return self._contents
+        cached = self._cached.get(key)
+        if cached is not None:
+            return self._contents[cached]
+        self._last_content += 1
+        self._cached[key] = block
+        self._keys[block] = key
+        self._contents[block] = self._last_content
+        return self._last_content
 
     def mark_drafted(self, blocks: Iterable[int]) -> None:
-        """The drafter has run all slots of these."""
+        """Note that the drafter has run all slots of some blocks."""
         self._drafted.update(blocks)
 
     def drafted(self, blocks: Iterable[int]) -> int:
@@ -102,5 +108,6 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         self._drafted.discard(block)
-        if key := self._key.pop(block, None):
-            del self._found[key], self._content[block]
+        if key := self._keys.pop(block, None):
+            del self._cached[key]
+            del self._contents[block]

@@ -1,55 +1,56 @@
-"""What a forward costs at so many rows, measured on the models themselves when an engine starts."""
+"""What a forward costs by its number of rows, measured on the models themselves."""
 
 import time
 from collections.abc import Callable
 
 import torch
 
-from peagle.engine.blocks import BLOCK
+from peagle.backends.base import DrafterModel, TargetModel
+from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.kv_cache import KVCache
 from peagle.engine.depth import PROMPT, Curve, measure
-from peagle.engine.forward import forward
-from peagle.engine.kv_cache import KVCache, Span
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 
-def verify_curve(target: Target, most: int) -> Curve:
-    """Seconds of the target and its output head, up to `most` rows; in tiles where it has them."""
-    cache, spans = _room(most)
+def verify_curve(target: Target, model: TargetModel, most: int) -> Curve:
+    """Seconds of the target and its output head, up to `most` rows."""
+    cache = KVCache(blocks_of(most), target.kv_shapes, target.dtype, target.device)
 
-    @torch.no_grad()
     def run(rows: int) -> None:
-        tile = target.row_tile if target.row_tile > 1 else rows
-        ids = torch.zeros(tile, dtype=torch.int64, device=target.device)
-        for _ in range(-(-rows // tile)):
-            out = forward(target.forward, cache, spans(tile), ids, tiled=target.row_tile > 1)
-            target.logits(out.hidden).max(-1).indices.tolist()
+        out = model.forward(batch_of(rows), cache, ())
+        model.logits(out.hidden).max(-1).indices.tolist()
 
-    return measure(_timed(run), most)
+    return measure(seconds_of(run), most)
 
 
-def draft_curve(drafter: Drafter, most: int) -> Curve:
+def draft_curve(drafter: Drafter, model: DrafterModel, most: int) -> Curve:
     """Seconds of one drafter forward, every row of it predicting, up to `most` rows, and of one
     over a prompt, of which no more rows than that predict."""
-    (cache, spans), weight = _room(max(most, PROMPT)), drafter.norm.weight
+    weight = drafter.norm.weight
+    blocks = blocks_of(max(most, PROMPT))
+    cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, weight.device)
 
     @torch.no_grad()
     def run(rows: int) -> None:
-        ids = torch.zeros(rows, dtype=torch.int64, device=weight.device)
-        features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
-        out: DrafterOutput = forward(drafter, cache, spans(rows), ids, features)
-        drafter.draft_tokens(out.normed[:most]).tolist()
+        features = model.project(weight.new_zeros(rows, drafter.config.feature_width))
+        out = model.forward(batch_of(rows), features, cache)
+        model.logits(out.normed[:most]).max(-1).indices.tolist()
 
-    return measure(_timed(run), most, PROMPT)
-
-
-def _room(most: int) -> tuple[KVCache, Callable[[int], list[Span]]]:
-    """A cache for `most` rows, and the span of so many."""
-    blocks = range(-(-most // BLOCK) + 1)
-    return KVCache(len(blocks), BLOCK), lambda rows: [Span(blocks, 0, rows)]
+    return measure(seconds_of(run), most, PROMPT)
 
 
-def _timed(run: Callable[[int], None]) -> Callable[[int], float]:
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-tokens // BLOCK)
+
+
+def batch_of(rows: int) -> Batch:
+    """The first rows of one request."""
+    return Batch.of([Span(range(blocks_of(rows)), 0, [0] * rows)])
+
+
+def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
     """Seconds of a call that ends with its result on the CPU."""
 
     def seconds(rows: int) -> float:

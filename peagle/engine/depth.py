@@ -57,6 +57,10 @@ class Curve:
         share = (rows - low) / (high - low)
         return self.seconds[at - 1] * (1 - share) + self.seconds[at] * share
 
+    def copy(self) -> "Curve":
+        """A curve of the same points, which changes alone."""
+        return Curve(dict(zip(self.rows, self.seconds, strict=True)))
+
     def observe(self, passes: Sequence[int], seconds: float) -> None:
         """Scale the curve a little towards what forwards of so many rows took together. Its shape
         stays: the load and the length of contexts move all of it, while the first forward of so

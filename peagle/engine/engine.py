@@ -1,31 +1,37 @@
 """The loop: schedule → verify → accept → draft, over all requests at once.
 
-A round runs one packed target forward over drafts to verify and chunks of prompts, and one packed
-drafter step over the slots newly verified. Nothing else touches the models.
+A round runs one target forward over the drafts to verify and chunks of prompts, and one drafter
+step over the slots newly verified. Nothing else touches the models.
+
+Shapes: T rows of the target's forward, R rows whose logits are needed, V vocabulary.
 """
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from peagle.engine.blocks import BLOCK, BlockPool
+from peagle.backends.base import TargetModel
+from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.kv_cache import KVCache
+from peagle.engine.blocks import BlockPool
 from peagle.engine.depth import AdaptiveDepth, Ask
-from peagle.engine.draft import NewSlots, passes, propose
-from peagle.engine.features import FeatureCache
-from peagle.engine.forward import forward
-from peagle.engine.grammar import Grammars
-from peagle.engine.kv_cache import KVCache, Span
-from peagle.engine.request import Chunk, FinishReason, Request, RequestFailure, TokenLogprob
-from peagle.engine.sampling import NOT_A_NUMBER, Sampler, accept_prefix
-from peagle.engine.scheduler import Scheduler, Work
-from peagle.engine.text import TextStream, end_tokens
-from peagle.model.attend import ROW_TILE
-from peagle.model.drafter import Drafter
+from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.params import RequestFailure
+from peagle.engine.request import Chunk, FinishReason, Request
+from peagle.engine.sampling import Choice, accept, greedy
+from peagle.engine.scheduler import ScheduledRequest, Scheduler
+from peagle.engine.text import end_tokens
 from peagle.model.target import Target, TargetOutput
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,269 +42,264 @@ class Settings:
     kv_tokens: int  # of KV cache, for all of them
     k: int  # draft tokens a round, at most where depths are adaptive; 0 without a drafter
     chunk: int = 512  # tokens of a round while prompts wait
-    deterministic: bool = False
+
+
+def timed(verb: Callable[Concatenate["Engine", P], R]) -> Callable[Concatenate["Engine", P], R]:
+    """Note in `Engine.seconds` what the last call of a verb took."""
+
+    @wraps(verb)
+    def run(engine: "Engine", *args: P.args, **kwargs: P.kwargs) -> R:
+        started = time.perf_counter()
+        result = verb(engine, *args, **kwargs)
+        engine.seconds[verb.__name__] = time.perf_counter() - started
+        return result
+
+    return run
 
 
 class Engine:
-    """Requests come in by `add`; every `step` takes all that run one round further."""
+    """Requests come in by `add`; every `step` takes all that run one round further. Any thread may
+    call these methods: one round runs at a time."""
 
     def __init__(
         self,
         target: Target,
-        drafter: Drafter | None,
+        model: TargetModel,
         settings: Settings,
-        grammars: Grammars,
-        depths: AdaptiveDepth | None = None,  # None: k
+        proposer: Proposer | None = None,  # None: the target decodes alone
+        depths: AdaptiveDepth | None = None,  # None: k draft tokens in every round
     ) -> None:
-        self.target, self.drafter, self.settings, self.depths = target, drafter, settings, depths
+        self.target = target
+        self.model = model
+        self.settings = settings
+        self.proposer = proposer
+        self.depths = depths
+        self.taps = () if proposer is None else proposer.drafter.config.feature_layers
         pool = BlockPool(-(-settings.kv_tokens // BLOCK), BLOCK)
         budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
-        self.scheduler = Scheduler(pool, settings.max_batch, budget, reach=settings.k)
-        self.target_cache, self.drafter_cache = (KVCache(pool.count, BLOCK) for _ in range(2))
-        self.features = FeatureCache(pool.count, BLOCK)
-        self._grammars, self._ends = grammars, end_tokens(target)
+        self.scheduler = Scheduler(pool, settings.max_batch, budget, settings.k)
+        self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
+        self.seconds = dict[str, float]()  # of the last round, by verb
+        self.lock = threading.RLock()
+        self._in_round = False
+        self._cancelled = list[tuple[Request, FinishReason]]()  # in the middle of a round
         self.chosen = 0  # draft tokens that were thought to pay, at most, when last asked
-
-    def warm_up(self) -> None:
-        """Make ready what the first request with a grammar would wait for."""
-        self._grammars.warm_up()
-
-    def prepare(self, request: Request) -> None:
-        """Make ready what a request needs; any thread may call it. Raises InputError when it can
-        never run."""
-        assert self.target.tokenizer is not None
-        self.scheduler.check(request)
-        params, vocabulary = request.params, len(self.target.embedding)
-        matcher, generator = self._grammars.matcher(params), _generator(params.seed)
-        request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
-        request.text = TextStream(self.target.tokenizer, params.stop)
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Have the target to itself, in this engine's mode and with its head's feature layers.
-        Raises TargetInUse."""
-        layers = () if self.drafter is None else self.drafter.config.feature_layers
-        with self.target.lease.turn(self):
-            self.target.exact(self.settings.deterministic)
-            self.target.tap(layers)
-            yield
+        self._ends = end_tokens(target)
 
     def add(self, *requests: Request) -> None:
-        """Queue requests that are prepared: all, or none when this raises TargetInUse."""
-        with self.target.lease.turn(self, begin=True):
+        """Queue requests that `LLM.prepare` has made ready."""
+        with self.lock:
             for request in requests:
                 self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = "abort") -> None:
-        """End a request as it is; what it held is free for others."""
-        if request.finish_reason is not None:
-            return
-        with self.target.lease.turn(self):
+        """End a request as it is, after the round that runs; what it held is free for others."""
+        with self.lock:
+            if self._in_round:
+                self._cancelled.append((request, reason))
+                return
+            if request.finish_reason is not None:
+                return
             request.finish_reason = reason
             if text := request.text.finish():
-                request.said.append(Chunk(request.index, text, False))
+                request.emitted.append(Chunk(request.index, text, 0))
             self.scheduler.remove(request)
+
+    def fetch(self, request: Request) -> list[Chunk]:
+        """What a request has emitted since the last call."""
+        with self.lock:
+            emitted = request.emitted
+            request.emitted = []
+            return emitted
 
     @property
     def idle(self) -> bool:
+        """No request runs or waits."""
         return not self.scheduler.running and not self.scheduler.waiting
 
     def step(self) -> None:
-        """One round. What requests say is left in their `said`; those that end get a
-        `finish_reason`. Raises TargetInUse, before anything has changed."""
-        with self.turn():
-            self._round()
+        """One round. Requests that end get a `finish_reason`; `fetch` returns what was emitted."""
+        with self.lock, self._round():
+            scheduled = self.schedule()
+            if not scheduled:
+                return
+            out = self.verify(scheduled)
+            self.accept(scheduled, out)
+            drafted = self.draft(scheduled)
+            self.release(scheduled)
+            self.learn(scheduled, drafted)
 
-    def _round(self) -> None:
-        started = time.perf_counter()
-        works = self.scheduler.schedule()
-        if not works:
-            return
-        decoding = all(work.tokens == 1 + len(work.request.draft) for work in works)
-        rows = sum(work.tokens for work in works)
-        ready = time.perf_counter()
-        out = self.verify(works)
-        self.accept(works, out)
-        judged = time.perf_counter()
-        forwards = self.draft(works)
-        drafted = time.perf_counter()
-        self._settle(works)
-        if self.depths is not None and decoding:
-            self.depths.verify.observe([rows], judged - ready)
-            if forwards:
-                self.depths.draft.observe(forwards, drafted - judged)
-            self.depths.observe_overhead(ready - started + time.perf_counter() - drafted)
+    @contextmanager
+    def _round(self) -> Iterator[None]:
+        """Put off what is cancelled by the thread that runs the round: the garbage collector may
+        close a stream at any time."""
+        self._in_round = True
+        try:
+            yield
+        finally:
+            self._in_round = False
+            while self._cancelled:
+                self.cancel(*self._cancelled.pop())
 
+    @timed
+    def schedule(self) -> list[ScheduledRequest]:
+        """Choose the round's requests and their tokens."""
+        return self.scheduler.schedule()
+
+    @timed
     @torch.no_grad()
-    def verify(self, works: list[Work]) -> TargetOutput:
-        """Run the works' tokens through the target: packed in one forward, or in fixed tiles."""
-        spans = _spans(works)
-        tokens = [token for w in works for token in w.request.pending[: w.tokens]]
-        ids = torch.tensor(tokens, device=self.target.device)
-        run, cache = self.target.forward, self.target_cache
-        if not self.settings.deterministic:
-            return forward(run, cache, spans, ids)
-        hidden, features, begin = list[Tensor](), list[Tensor](), 0
-        for tile in tiles(spans, ROW_TILE):
-            rows = sum(span.length for span in tile)
-            out = forward(run, cache, tile, ids[begin : begin + rows], tiled=True)
-            hidden.append(out.hidden.clone())  # the next tile may take its place
-            if out.features is not None:
-                features.append(out.features.clone())
-            begin += rows
-        return TargetOutput(torch.cat(hidden), torch.cat(features) if features else None)
+    def verify(self, scheduled: list[ScheduledRequest]) -> TargetOutput:
+        """Run the scheduled tokens through the target; keep their features for the drafter."""
+        spans = list[Span]()
+        for request, count, _ in scheduled:
+            spans.append(Span(request.blocks, request.num_computed_tokens, request.pending[:count]))
+        batch = Batch.of(spans)
+        out = self.model.forward(batch, self.cache, self.taps)
+        if self.proposer is not None:
+            self.proposer.features.write(batch.slot_mapping, out.features)
+        return out
 
+    @timed
     @torch.no_grad()
-    def accept(self, works: list[Work], out: TargetOutput) -> None:
-        """Keep what the target agrees with, and its next token; keep features for the drafter."""
-        if out.features is not None:
-            self.features.keep(_spans(works), out.features)
-        judged, begin = list[int](), 0
-        for work in works:
-            begin += work.tokens
-            if work.complete:
-                judged += range(begin - 1 - len(work.request.draft), begin)
-        logits = self._logits(out.hidden[judged]) if judged else out.hidden[:0]
-        largest, likely = logits.max(-1) if judged else (logits, logits)
-        best, finite = likely.tolist(), largest.isfinite().tolist()
-        row = 0
-        for work in works:
-            request = work.request
-            if work.complete:
-                rows = slice(row, row := row + 1 + len(request.draft))
-                try:
-                    self._judge(request, logits[rows], best[rows], finite[rows])
-                    request.computed = len(request.tokens) - 1
-                except RequestFailure as failure:
-                    request.finish_reason, request.failure = "error", str(failure)
+    def accept(self, scheduled: list[ScheduledRequest], out: TargetOutput) -> None:
+        """Accept the draft tokens that the target agrees with, and emit them and its next token."""
+        deciding = list[Request]()
+        rows = list[int]()
+        first = 0
+        for item in scheduled:
+            first += item.num_tokens
+            if item.complete:
+                deciding.append(item.request)
+                rows += range(first - 1 - len(item.draft), first)
             else:
-                request.computed += work.tokens
+                item.request.num_computed_tokens += item.num_tokens
+        if not deciding:
+            return
+        logits = self.model.logits(out.hidden[rows])
+        best = greedy(logits)
+        first = 0
+        for request in deciding:
+            own = slice(first, first + 1 + len(request.draft))
+            first = own.stop
+            try:
+                choice = Choice(best.tokens[own], best.finite[own])
+                self._accept(request, logits[own], choice)
+            except RequestFailure as failure:
+                request.finish_reason = "error"
+                request.failure = str(failure)
 
-    def draft(self, works: list[Work]) -> list[int]:
+    @timed
+    def draft(self, scheduled: list[ScheduledRequest]) -> list[int]:
         """Propose the next tokens of requests that go on; returns the rows of the drafter's
         forwards. A request that nothing is drafted for is left as it is: once drafting pays, the
-        drafter runs the slots it is behind, a round's budget of them in a round."""
-        going = [work.request for work in works if work.request.finish_reason is None]
-        if self.drafter is None or not going:
+        drafter runs the slots it has missed, a round's budget of them in a round."""
+        going = [item.request for item in scheduled if item.request.finish_reason is None]
+        if self.proposer is None or not going:
             return []
-        room, slots, drafted = self.scheduler.budget, list[NewSlots](), list[Request]()
+        room = self.scheduler.budget
+        drafted = list[Request]()
+        new = list[NewSlots]()
         for request, depth in zip(going, self._depths(going), strict=True):
             if not depth or not room:
                 continue
-            new = self.scheduler.undrafted(request, room)
-            ids = request.tokens[new.start + 1 : new.stop + 1]
-            features = self.features.read(Span(request.blocks, new.start, len(new)))
-            deep = depth if new.stop == len(request.tokens) - 1 else 0
-            matcher = request.sampler.matcher
-            slots.append(NewSlots(request.blocks, new.start, ids, features, deep, matcher))
+            slots = self.scheduler.undrafted(request, room)
+            ids = request.tokens[slots.start + 1 : slots.stop + 1]
+            deep = depth if slots.stop == len(request.tokens) - 1 else 0
+            new.append(NewSlots(request.blocks, slots.start, ids, deep, request.sampler.matcher))
             drafted.append(request)
-            self.scheduler.drafted(request, new.stop)
-            room -= len(new)
-        if not slots:
+            self.scheduler.drafted(request, slots.stop)
+            room -= len(slots)
+        if not new:
             return []
-        drafts = propose(self.drafter, self.drafter_cache, slots)
-        for request, (draft, sure) in zip(drafted, drafts, strict=True):
-            keep = len(draft) if self.depths is None else self.depths.trim(sure)
-            request.draft, request.sure = draft[:keep], sure[:keep]
-        return passes(self.drafter, slots)
+        drafts = self.proposer.propose(new)
+        for request, (tokens, probs) in zip(drafted, drafts, strict=True):
+            keep = len(tokens) if self.depths is None else self.depths.trim(probs)
+            request.draft = tokens[:keep]
+            request.draft_probs = probs[:keep]
+        return self.proposer.rows(new)
 
-    def _depths(self, requests: list[Request]) -> list[int]:
-        """Draft tokens of each; none past the context's end."""
-        depths = [self.settings.k] * len(requests)
-        if self.depths is not None:
-            asks = [Ask(r.computed - r.slots, r.params.max_tokens - len(r.output) - 1)
-                    for r in requests]  # fmt: skip
-            depths = self.depths.choose(self.scheduler.load, asks)
-        self.chosen, limit = max(depths), self.target.max_context
-        room = [max(0, limit - len(r.tokens)) for r in requests]
-        return list(map(min, depths, room))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """(R, V); in the deterministic mode a tile at a time."""
-        if not self.settings.deterministic:
-            return self.target.logits(hidden)
-        return torch.cat([self.target.logits(part) for part in hidden.split(ROW_TILE)])
-
-    def _judge(self, request: Request, logits: Tensor, best: list[int], finite: list[bool]) -> None:
-        """Accept the request's draft as far as it goes, and say it."""
-        draft, sampler, logprobs = request.draft, request.sampler, None
-        if sampler.plain:
-            accepted, token = accept_prefix(best, draft)
-            if not all(finite[: accepted + 1]):
-                raise RequestFailure(NOT_A_NUMBER)
-        else:
-            accepted, token, logprobs = sampler.verify(logits, draft)
-        if draft:
-            request.stats.count(len(draft), accepted)
-            if self.depths is not None:
-                self.depths.calibration.count(request.sure, accepted)
-        before, request.draft, request.sure = len(request.tokens), [], []
-        self._emit(request, [*draft[:accepted], token], accepted, logprobs)
-        sampler.commit(request.tokens[before:])
-
-    def _emit(
-        self,
-        request: Request,
-        tokens: list[int],
-        accepted: int,
-        logprobs: list[TokenLogprob] | None,
-    ) -> None:
-        """Append tokens one by one, as plain decoding would, until one ends the request."""
-        for position, token in enumerate(tokens):
-            request.tokens.append(token)
-            request.drafted_output.append(position < accepted)
-            logprob = logprobs[position] if logprobs is not None else None
-            if logprob is not None:
-                request.logprobs.append(logprob)
-            ended = token in request.params.stop_token_ids or (
-                token in self._ends and not request.params.ignore_eos
-            )
-            text, stopped = ("", False) if ended else request.text.push(token)
-            if ended or stopped:
-                request.finish_reason = "stop"
-            elif len(request.output) >= request.params.max_tokens:
-                request.finish_reason = "length"
-            if request.finish_reason:
-                text += request.text.finish()
-            if text or logprob is not None:
-                place = position + 1 if position < accepted else 0
-                request.said.append(Chunk(request.index, text, place, logprob))
-            if request.finish_reason:
-                break
-
-    def _settle(self, works: list[Work]) -> None:
-        """Let full blocks be found; take leave of what has ended."""
-        for request, _ in works:
+    @timed
+    def release(self, scheduled: list[ScheduledRequest]) -> None:
+        """Let full blocks be found by their content; free those of requests that have ended."""
+        for request, _, _ in scheduled:
             if request.finish_reason == "error":
-                for cache in (self.target_cache, self.drafter_cache):
-                    cache.wipe(request.blocks[request.known :])
+                own = request.blocks[request.known :]
+                self.cache.wipe(own)
+                if self.proposer is not None:
+                    self.proposer.cache.wipe(own)
             else:
                 self.scheduler.advance(request)
             if request.finish_reason is not None:
                 self.scheduler.remove(request)
 
+    def learn(self, scheduled: list[ScheduledRequest], drafted: list[int]) -> None:
+        """Learn from a round without prompts what decoding costs. `drafted`: the rows of the
+        drafter's forwards."""
+        if self.depths is None or not all(item.decoding for item in scheduled):
+            return
+        seconds = self.seconds
+        rows = sum(item.num_tokens for item in scheduled)
+        self.depths.verify.observe([rows], seconds["verify"] + seconds["accept"])
+        if drafted:
+            self.depths.draft.observe(drafted, seconds["draft"])
+        self.depths.observe_overhead(seconds["schedule"] + seconds["release"])
 
-def _spans(works: list[Work]) -> list[Span]:
-    return [Span(work.request.blocks, work.request.computed, work.tokens) for work in works]
+    def _depths(self, requests: list[Request]) -> list[int]:
+        """Draft tokens of each request; none past the context's end."""
+        depths = [self.settings.k] * len(requests)
+        if self.depths is not None:
+            asks = [
+                Ask(
+                    request.num_computed_tokens - request.num_drafter_slots,
+                    request.params.max_tokens - len(request.output) - 1,
+                )
+                for request in requests
+            ]
+            depths = self.depths.choose(self.scheduler.load, asks)
+        self.chosen = max(depths)
+        limit = self.target.max_context
+        room = [max(0, limit - len(request.tokens)) for request in requests]
+        return list(map(min, depths, room))
 
+    def _accept(self, request: Request, logits: Tensor, best: Choice) -> None:
+        """Accept a request's draft as far as it goes, by its target logits (R, V), whose argmax is
+        `best`. Raises RequestFailure when no token can be chosen."""
+        sampler, draft = request.sampler, request.draft
+        choice = best if sampler.plain else sampler.choose(logits, draft)
+        accepted = accept(choice, draft)
+        if draft:
+            request.stats.count(len(draft), accepted)
+            if self.depths is not None:
+                self.depths.calibration.count(request.draft_probs, accepted)
+        request.draft = []
+        request.draft_probs = []
+        tokens = choice.tokens[: accepted + 1]
+        logprobs = sampler.logprobs(logits, tokens)
+        emitted = 0
+        while emitted < len(tokens) and request.finish_reason is None:
+            place = emitted + 1 if emitted < accepted else 0
+            logprob = logprobs[emitted] if logprobs else None
+            self._emit(request, Chunk(request.index, "", place, logprob), tokens[emitted])
+            emitted += 1
+        sampler.commit(tokens[:emitted])
+        request.num_computed_tokens = len(request.tokens) - 1
 
-def tiles(spans: list[Span], size: int) -> Iterator[list[Span]]:
-    """The spans' tokens in their order, `size` at a time."""
-    tile, room = list[Span](), size
-    for blocks, start, length in spans:
-        done = 0
-        while done < length:
-            part = min(room, length - done)
-            tile.append(Span(blocks, start + done, part))
-            done, room = done + part, room - part
-            if not room:
-                yield tile
-                tile, room = [], size
-    if tile:
-        yield tile
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
-    return generator
+    def _emit(self, request: Request, chunk: Chunk, token: int) -> None:
+        """Append one token, as plain decoding would, and what it makes of text to `chunk`."""
+        params = request.params
+        request.tokens.append(token)
+        request.drafted_output.append(chunk.drafted)
+        if chunk.logprob is not None:
+            request.logprobs.append(chunk.logprob)
+        ends = token in self._ends and not params.ignore_eos
+        text, stopped = "", True
+        if not ends and token not in params.stop_token_ids:
+            text, stopped = request.text.push(token)
+        if stopped:
+            request.finish_reason = "stop"
+        elif len(request.output) >= params.max_tokens:
+            request.finish_reason = "length"
+        if request.finish_reason is not None:
+            text += request.text.finish()
+        if text or chunk.logprob is not None:
+            request.emitted.append(replace(chunk, text=text))

@@ -8,19 +8,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from peagle.backends.base import Backend
+from peagle.backends.batch import BLOCK
 from peagle.config import InputError, InputWarning
-from peagle.engine.blocks import BLOCK
-from peagle.engine.costs import draft_curve, verify_curve
-from peagle.engine.depth import AdaptiveDepth, Curve
+from peagle.engine.costs import draft_curve
+from peagle.engine.depth import AdaptiveDepth
+from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine, Settings
-from peagle.engine.grammar import Grammars
-from peagle.engine.memory import MAX_BATCH, kv_tokens
-from peagle.engine.request import Chunk, Completion, Request, RequestFailure, SamplingParams
+from peagle.engine.loaded import Loaded, load_quantized
+from peagle.engine.memory import default_max_batch, kv_tokens
+from peagle.engine.params import RequestFailure, SamplingParams
+from peagle.engine.request import Chunk, Completion, Request
+from peagle.engine.sampling import Sampler
+from peagle.engine.text import TextStream
+from peagle.model.checkpoint import load_drafter
 from peagle.model.drafter import Drafter
-from peagle.model.lease import TargetInUse
-from peagle.model.packed import pack
 from peagle.model.source import load_target
 from peagle.model.target import Target
 
@@ -29,12 +34,22 @@ Method = Literal["p-eagle", "eagle3", "none"]
 
 
 class LLM:
-    """A target, alone or with a head that drafts for it. Not thread-safe; several LLMs over one
-    target decode one after the other, and TargetInUse is raised where they would not.
+    """A target, alone or with a head that drafts for it. It never changes: `use` makes another one
+    over the same target. Several LLMs over one target may decode in turns, and several threads may
+    use one LLM.
 
     >>> llm = LLM("smollm2-135m", head="heads/smollm2-135m-p-eagle")
     >>> llm.generate(["def fib(n):"], SamplingParams(max_tokens=64))[0].text
     """
+
+    target: Target
+    drafter: Drafter | None
+    k: int  # draft tokens a round, at most where depths are adaptive; 0 without a head
+    adaptive: bool  # as many as pay, round by round
+    max_batch: int  # requests that run together
+    kv_tokens: int | None  # of KV cache, for all of them; None: by free memory
+    _loaded: Loaded
+    _asked_batch: int | None
 
     def __init__(  # noqa: PLR0913 (what an engine is made of)
         self,
@@ -42,64 +57,84 @@ class LLM:
         head: str | Path | Drafter | None = None,
         *,
         k: int | None = None,  # num_speculative_tokens; None: as many as pay, round by round
-        max_batch: int = MAX_BATCH["cpu"],  # requests that run together
+        max_batch: int | None = None,  # requests that run together; None: by device and memory
         kv_tokens: int | None = None,  # of KV cache, for all of them; None: by free memory
         deterministic: bool = False,
-        **load: Any,  # dtype, device and quantize of load_target
+        quantize: str | None = None,
+        backend: Backend | None = None,  # None: the fastest for the target's device and dtype
+        **load: Any,  # dtype and device of load_target
     ) -> None:
         """`deterministic`: the target is computed in fixed tiles of rows, so that greedy output is
         bit-identical with and without speculation, alone and in any company, in any dtype.
-        What is loaded by name is made ready for inference alone (model/lean.py, model/packed.py);
-        objects stay.
+        `quantize`: "int8" or "int4" weights in the target's layers, where it is loaded by name, on
+        a CPU.
 
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
-        if isinstance(target, str):
-            target = load_target(target, **load).lean().pack()
-        self.target = target
-        self.drafter: Drafter | None = None
-        for name, value in (("max_batch", max_batch), ("kv_tokens", kv_tokens)):
+        if isinstance(target, str) and quantize is not None:
+            target = load_quantized(target, quantize, **load)
+        elif isinstance(target, str):
+            target = load_target(target, **load)
+        elif quantize is not None:
+            raise InputError(f"quantize {quantize!r}: give the target by name, it is loaded here")
+        loaded = Loaded(target, deterministic=deterministic, backend=backend)
+        self._fill(loaded, head, k, max_batch, kv_tokens)
+
+    def _fill(
+        self,
+        loaded: Loaded,
+        head: str | Path | Drafter | None,
+        k: int | None,
+        max_batch: int | None,
+        kv_tokens: int | None,
+    ) -> None:
+        for name, value in (("k", k), ("max_batch", max_batch), ("kv_tokens", kv_tokens)):
             if value is not None and value < 1:
                 raise InputError(f"{name} {value}: must be at least 1")
-        self.k, self.max_batch, self.deterministic = 0, max_batch, deterministic
-        self.adaptive, self.kv_tokens = False, kv_tokens
-        self._grammars = Grammars(self.target)
-        self._engine: Engine | None = None
-        self._verify: Curve | None = None  # what the target costs: measured once
-        self.use(head, k)
+        target = loaded.target
+        drafter = head if isinstance(head, Drafter | None) else load_drafter(head, target)
+        most = 0
+        if drafter is not None:
+            target.check_layers(drafter.config.feature_layers)
+            most = k or min(7, drafter.config.depths)
+            _warn_of_depth(most, drafter.config.depths)
+        vars(self).update(
+            _loaded=loaded,
+            target=target,
+            drafter=drafter,
+            k=most,
+            adaptive=drafter is not None and k is None,
+            _asked_batch=max_batch,
+            max_batch=max_batch or default_max_batch(target, drafter, kv_tokens),
+            kv_tokens=kv_tokens,
+        )
 
-    def use(self, head: str | Path | Drafter | None, k: int | None = None) -> None:
-        """Draft with another head or K from now on; None decodes with the target alone.
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: an LLM does not change; `use` makes another one")
 
-        Raises TargetInUse while a stream runs. Warns (InputWarning) when K is above what the head
-        was trained for.
+    def use(
+        self,
+        head: str | Path | Drafter | None,
+        k: int | None = None,
+        *,
+        max_batch: int | None = None,
+        kv_tokens: int | None = None,
+    ) -> "LLM":
+        """Another LLM over the same target, with this head and K; None decodes with the target
+        alone. What else is not given stays as it is here.
+
+        Raises InputError as the constructor does. Warns (InputWarning) when K is above what the
+        head was trained for.
         """
-        if k is not None and k < 1:
-            raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
-        if self._engine is not None and not self._engine.idle:
-            why = "a stream of this LLM runs: finish or close it before another head is used"
-            raise TargetInUse(f"target {self.target.name}: {why}")
-        if head is not None:
-            head = head if isinstance(head, Drafter) else self.load_head(head)
-            self.target.check_layers(head.config.feature_layers)
-        self._engine = None
-        self.drafter = head
-        if head is None:
-            self.k, self.adaptive = 0, False
-        else:
-            trained = head.config.depths
-            self.k, self.adaptive = k or min(7, trained), k is None
-            if self.k > trained:
-                why = f"K = {self.k}, but the head was trained for {trained} draft tokens"
-                # Level 1: one place, so Python shows it once however often K changes.
-                warnings.warn(
-                    f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1
-                )
+        other = object.__new__(LLM)
+        batch = self._asked_batch if max_batch is None else max_batch
+        tokens = self.kv_tokens if kv_tokens is None else kv_tokens
+        other._fill(self._loaded, head, k, batch, tokens)
+        return other
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
-        """A head for this target, made ready for inference alone. `force` and what is raised: as
-        `Drafter.load` has them."""
-        return pack(Drafter.load(name, self.target, force=force))
+        """A head for this target; see `load_drafter`."""
+        return load_drafter(name, self.target, force=force)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -114,27 +149,46 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What decodes: made when it is first needed, and again when anything has changed. Raises
-        TargetInUse when it has to be made while the target decodes for another LLM or thread."""
-        if self._engine is not None and self._engine.settings.max_batch == self.max_batch:
+        """What decodes: made when it is first needed, once for all threads."""
+        with self._loaded.lock:
             return self._engine
-        each = self.target.max_context + self.k + BLOCK  # nothing a request may ever need
-        room = kv_tokens(self.target, self.drafter, self.max_batch * each, self.kv_tokens)
-        settings = Settings(self.max_batch, room, self.k, deterministic=self.deterministic)
-        engine = Engine(self.target, self.drafter, settings, self._grammars)
-        with engine.turn():  # forwards are timed
-            engine.depths = self._adaptive_depth()
-        self._engine = engine
-        return engine
 
-    def _adaptive_depth(self) -> AdaptiveDepth | None:
-        if self.drafter is None or not self.adaptive:
-            return None
+    @cached_property
+    def _engine(self) -> Engine:
+        longest = self.target.max_context + self.k + BLOCK  # nothing a request may ever need
+        room = kv_tokens(self.target, self.drafter, self.max_batch * longest, self.kv_tokens)
+        settings = Settings(self.max_batch, room, self.k)
+        if self.drafter is None:
+            return Engine(self.target, self._loaded.model, settings)
+        proposer = self._loaded.proposer(self.drafter, -(-room // BLOCK))
+        depths = self._adaptive_depth(proposer) if self.adaptive else None
+        return Engine(self.target, self._loaded.model, settings, proposer, depths)
+
+    def _adaptive_depth(self, proposer: Proposer) -> AdaptiveDepth:
         most = self.max_batch * (self.k + 1)
-        if self._verify is None or self._verify.rows[-1] < most:
-            self._verify = verify_curve(self.target, most)
-        method, draft = self.drafter.config.method, draft_curve(self.drafter, most)
-        return AdaptiveDepth(method, self.k, self._verify, draft)
+        draft = draft_curve(proposer.drafter, proposer.model, most)
+        method = proposer.drafter.config.method
+        return AdaptiveDepth(method, self.k, self._loaded.verify_curve(most), draft)
+
+    def warm_up(self) -> None:
+        """Make ready what the first request would wait for: the engine, and grammars."""
+        assert self.engine
+        self._loaded.grammars.warm_up()
+
+    def prepare(self, request: Request) -> None:
+        """Make ready what a request needs before `Engine.add`; any thread may call it. Raises
+        InputError when the request can never run."""
+        self.engine.scheduler.check(request)
+        params = request.params
+        generator = torch.Generator()
+        if params.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(params.seed)
+        matcher = self._loaded.grammars.matcher(params)
+        vocabulary = len(self.target.embedding)
+        request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
+        request.text = TextStream(self.tokenizer, params.stop)
 
     @cached_property
     def max_characters(self) -> int:
@@ -227,38 +281,40 @@ class Run:
         for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             ids = llm.prompt_ids(prompt, number)
             self.requests += llm.requests(ids, own, len(self.requests))
-        self.engine, self.seconds, self._begun = llm.engine, 0.0, False
+        self.engine = llm.engine
+        self.seconds = 0.0
+        self._begun = False
         for request in self.requests:
-            self.engine.prepare(request)
+            llm.prepare(request)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Left early, the requests that still run are cancelled."""
         try:
             while any(request.finish_reason is None for request in self.requests):
                 yield from self.step()
+            yield from self._fetch()  # the step of another stream may have been the last
         finally:
             self.close()
 
     def close(self) -> None:
-        """Cancel the requests that still run, so that another LLM can decode over the target.
-        Iteration does it by itself; whoever calls `step` and stops early must."""
+        """Cancel the requests that still run. Iteration does it by itself; whoever calls `step` and
+        stops early must."""
         if self._begun:
             for request in self.requests:
                 self.engine.cancel(request)
 
     def step(self) -> list[Chunk]:
-        """One round of the engine; what it said of these requests. Raises TargetInUse while another
-        LLM or thread decodes over the target."""
+        """One round of the engine; what it emitted for these requests."""
         started = time.perf_counter()
         if not self._begun:
             self.engine.add(*self.requests)
             self._begun = True
         self.engine.step()
         self.seconds += time.perf_counter() - started
-        said = [chunk for request in self.requests for chunk in request.said]
-        for request in self.requests:
-            request.said = []
-        return said
+        return self._fetch()
+
+    def _fetch(self) -> list[Chunk]:
+        return [chunk for request in self.requests for chunk in self.engine.fetch(request)]
 
     def completions(self) -> list[Completion]:
         """Answers in the order of the prompts, once iteration has ended."""
@@ -277,3 +333,10 @@ class Run:
                 )
             )
         return done
+
+
+def _warn_of_depth(k: int, trained: int) -> None:
+    if k > trained:
+        why = f"K = {k}, but the head was trained for {trained} draft tokens"
+        # Level 1: one place, so Python shows it once however often K changes.
+        warnings.warn(f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1)

@@ -1,11 +1,13 @@
 """How much memory there is, and how many tokens of KV cache go into it."""
 
+from collections.abc import Sequence
+
 import psutil
 import torch
 
 from peagle.config import InputError
+from peagle.model.attention import HeadShape
 from peagle.model.drafter import Drafter
-from peagle.model.layers import head_size
 from peagle.model.target import Target
 
 SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
@@ -21,13 +23,18 @@ def free_memory(device: torch.device) -> int:
 
 
 def token_bytes(target: Target, drafter: Drafter | None) -> int:
-    """Bytes of KV cache a token takes: the drafter's, and the features it drafts from, included."""
+    """Bytes that the caches keep of a token: the target's keys and values, the drafter's, and the
+    features it drafts from."""
+    kept = _numbers(target.kv_shapes) * target.dtype.itemsize
     if drafter is None:
-        return target.kv_bytes
-    config = drafter.config.transformer
-    width = config.num_key_value_heads * head_size(config) * drafter.norm.weight.element_size()
+        return kept
     features = drafter.config.feature_width * target.dtype.itemsize
-    return target.kv_bytes + 2 * len(drafter.layers) * width + features
+    return kept + features + _numbers(drafter.kv_shapes) * drafter.norm.weight.element_size()
+
+
+def _numbers(shapes: Sequence[HeadShape]) -> int:
+    """Of keys and values of one token, in all layers."""
+    return sum(shape.heads * (shape.key_size + shape.value_size) for shape in shapes)
 
 
 def default_max_batch(target: Target, drafter: Drafter | None, wanted: int | None = None) -> int:

@@ -6,7 +6,7 @@ Shapes: R rows, V vocabulary.
 import torch
 from torch import Tensor
 
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 
 class Penalties:

@@ -1,4 +1,5 @@
-"""Who runs in the next round, and on which blocks: continuous batching with chunked prefill.
+"""Which requests run in the next round, and on which blocks: continuous batching with chunked
+prefill.
 
 No torch here: requests, block numbers and counts only.
 """
@@ -11,35 +12,48 @@ from peagle.engine.blocks import ROOT, BlockPool
 from peagle.engine.request import Request
 
 
-class Work(NamedTuple):
-    """What the target runs of a request: its next so many pending tokens."""
+class ScheduledRequest(NamedTuple):
+    """What the target runs of a request in one round: its next pending tokens."""
 
     request: Request
-    tokens: int
+    num_tokens: int
+    draft: list[int]  # the last of these tokens, when the request decodes
 
     @property
     def complete(self) -> bool:
         """Nothing is left pending: the round decides the request's next token."""
-        return self.tokens == self.request.left
+        return self.num_tokens == self.request.num_pending
+
+    @property
+    def decoding(self) -> bool:
+        """The round runs the newest token and its draft, and nothing of a prompt."""
+        return self.num_tokens == 1 + len(self.draft)
 
 
 class Scheduler:
-    """First come, first served. Every request that decodes runs in every round; what is left of the
+    """First come, first served. Every request that decodes runs in every round; the rest of the
     round's `budget` of tokens goes to prompts, in chunks. A request is admitted when its prompt
-    fits into free blocks; when those that run need more, the newest gives its own up and is
-    computed again later.
+    fits into free blocks. When running requests need more blocks, the newest one is preempted: it
+    releases its blocks and is computed again later.
 
-    `reach` is how many slots behind its tokens a request's draft may fill.
+    `num_lookahead_tokens`: slots after its tokens that a request's draft may fill.
     """
 
-    def __init__(self, pool: BlockPool, max_batch: int, budget: int, reach: int) -> None:
-        assert budget >= max_batch * (reach + 1), "a round holds every request that decodes"
-        self.pool, self.max_batch, self.budget, self.reach = pool, max_batch, budget, reach
-        self.waiting, self.running = deque[Request](), list[Request]()
+    def __init__(
+        self, pool: BlockPool, max_batch: int, budget: int, num_lookahead_tokens: int
+    ) -> None:
+        per_request = num_lookahead_tokens + 1
+        assert budget >= max_batch * per_request, "a round holds every request that decodes"
+        self.pool = pool
+        self.max_batch = max_batch
+        self.budget = budget
+        self.num_lookahead_tokens = num_lookahead_tokens
+        self.waiting = deque[Request]()
+        self.running = list[Request]()
 
     def check(self, request: Request) -> None:
         """Raises InputError for a request that would not fit if it were alone."""
-        tokens = request.prompt_length + request.params.max_tokens + self.reach
+        tokens = request.prompt_length + request.params.max_tokens + self.num_lookahead_tokens
         if self.pool.blocks(tokens) > self.pool.count:
             room = self.pool.count * self.pool.size
             raise InputError(
@@ -48,120 +62,131 @@ class Scheduler:
             )
 
     def add(self, request: Request) -> None:
-        """Behind all others."""
+        """Queue a request after all others."""
         self.waiting.append(request)
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[ScheduledRequest]:
         """The next round. Its requests own the blocks for all that the round writes."""
-        room, works = self.budget, list[Work]()
-        for request in [r for r in self.running if r.left <= self.reach + 1]:
-            if request in self.running and self._extend(request, request.left):
-                works.append(Work(request, request.left))
-                room -= request.left
-        deciding = {id(work.request) for work in works}
-        for request in [r for r in self.running if id(r) not in deciding]:
-            room -= self._chunk(request, room, works)
+        scheduled = list[ScheduledRequest]()
+        most = self.num_lookahead_tokens + 1
+        decoding = [request for request in self.running if request.num_pending <= most]
+        prompts = [request for request in self.running if request.num_pending > most]
+        room = self.budget
+        for request in decoding:
+            count = request.num_pending
+            if request in self.running and self._extend(request, count):
+                scheduled.append(ScheduledRequest(request, count, request.draft))
+                room -= count
+        for request in prompts:
+            if request in self.running:
+                room -= self._chunk(request, room, scheduled)
         while self.waiting and room > 0 and len(self.running) < self.max_batch:
             if not self._admit(self.waiting[0]):
                 break
             self.running.append(self.waiting.popleft())
-            room -= self._chunk(self.running[-1], room, works)
-        if not works and self.running:  # prompts hold all the blocks, and none can go on
+            room -= self._chunk(self.running[-1], room, scheduled)
+        if not scheduled and self.running:  # prompts hold all the blocks, and none can go on
             self._preempt(self.running[-1])
             return self.schedule()
-        return works
+        return scheduled
 
     @property
     def load(self) -> int:
         """Requests that run, and those that will as soon as a round has room for their prompts."""
         count, free = len(self.running), self.pool.free
         for request in self.waiting:
-            free -= self.pool.blocks(len(request.tokens) + self.reach)
+            free -= self.pool.blocks(len(request.tokens) + self.num_lookahead_tokens)
             if count == self.max_batch or free < 0:
                 break
             count += 1
         return count
 
     def advance(self, request: Request) -> None:
-        """Let the blocks that the target has filled be found."""
+        """Let the blocks that the target has filled be found by their content."""
         size = self.pool.size
-        for end in range((request.known + 1) * size, request.computed + 1, size):
-            block, tokens = request.blocks[request.known], request.tokens[end - size : end + 1]
+        for end in range((request.known + 1) * size, request.num_computed_tokens + 1, size):
+            block = request.blocks[request.known]
+            tokens = request.tokens[end - size : end + 1]
             request.content = self.pool.remember(block, request.content, tokens)
             request.known += 1
 
     def undrafted(self, request: Request, most: int) -> range:
-        """The next slots that the drafter has to run, one at least. In blocks that requests share
-        it may have run them for another one: then they are there."""
-        size, behind = self.pool.size, request.computed - request.slots
-        if behind > size:
-            there = self.pool.drafted(request.blocks) * size
-            request.slots = max(request.slots, min(there, request.computed - 1))
-        return range(request.slots, min(request.computed, request.slots + most))
+        """The next slots that the drafter has to run, at least one and at most `most`. Slots of
+        shared blocks that it has run for another request are skipped."""
+        size = self.pool.size
+        computed = request.num_computed_tokens
+        if computed - request.num_drafter_slots > size:
+            found = self.pool.drafted(request.blocks) * size
+            request.num_drafter_slots = max(request.num_drafter_slots, min(found, computed - 1))
+        start = request.num_drafter_slots
+        return range(start, min(computed, start + most))
 
     def drafted(self, request: Request, slots: int) -> None:
-        """The drafter has run a request's first so many slots."""
+        """Note that the drafter has run the first `slots` slots of a request."""
         size = self.pool.size
-        self.pool.mark_drafted(request.blocks[request.slots // size : slots // size])
-        request.slots = slots
+        self.pool.mark_drafted(request.blocks[request.num_drafter_slots // size : slots // size])
+        request.num_drafter_slots = slots
 
     def remove(self, request: Request) -> None:
-        """A request that has ended, or is not wanted any more, gives up all it holds."""
+        """Release everything that a request holds: it has ended or was cancelled."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        self._give_up(request)
+        self._release(request)
 
-    def _chunk(self, request: Request, room: int, works: list[Work]) -> int:
-        """Schedule as much of a prompt as there is room for; returns how much."""
-        count = min(request.left, room)
+    def _chunk(self, request: Request, room: int, scheduled: list[ScheduledRequest]) -> int:
+        """Schedule as much of a prompt as there is room for; returns the number of tokens."""
+        count = min(request.num_pending, room)
         missing = self._missing(request, count)
         if count < 1 or missing > self.pool.free:
             return 0
-        self._grow(request, missing)
-        works.append(Work(request, count))
+        request.blocks += self.pool.allocate(missing)
+        scheduled.append(ScheduledRequest(request, count, request.draft))
         return count
 
     def _admit(self, request: Request) -> bool:
-        """Take up what is known of the request's beginning, if the rest fits."""
+        """Let a request run, with the cached blocks that it begins with, if the rest fits."""
         found, content = self.pool.find(request.tokens)
-        missing = self.pool.blocks(len(request.tokens) + self.reach) - len(found)
+        missing = self.pool.blocks(len(request.tokens) + self.num_lookahead_tokens) - len(found)
         if missing > self.pool.free:
             self.pool.release(found)
             return False
-        request.blocks, request.known, request.content = found, len(found), content
-        request.computed = request.reused = len(found) * self.pool.size
-        request.slots = self.pool.drafted(found) * self.pool.size
+        request.blocks = found
+        request.known = len(found)
+        request.content = content
+        request.reused = len(found) * self.pool.size
+        request.num_computed_tokens = request.reused
+        request.num_drafter_slots = self.pool.drafted(found) * self.pool.size
         return True
 
     def _extend(self, request: Request, count: int) -> bool:
-        """Blocks for `count` more tokens, the newest requests giving up theirs where needed; False
-        when that was the request itself."""
+        """Allocate blocks for `count` more tokens, preempting the newest requests where needed.
+        False when the request itself was preempted."""
         while (missing := self._missing(request, count)) > self.pool.free:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        self._grow(request, missing)
+        request.blocks += self.pool.allocate(missing)
         return True
 
     def _missing(self, request: Request, count: int) -> int:
-        wanted = self.pool.blocks(request.computed + count + self.reach)
+        wanted = self.pool.blocks(request.num_computed_tokens + count + self.num_lookahead_tokens)
         return max(0, wanted - len(request.blocks))
-
-    def _grow(self, request: Request, count: int) -> None:
-        last = request.blocks[-1] if request.blocks else None
-        request.blocks += self.pool.allocate(count, last)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        self._give_up(request)
+        self._release(request)
         request.preempted += 1
         self.waiting.appendleft(request)
 
-    def _give_up(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         self.pool.release(request.blocks)
-        request.blocks, request.known, request.content = [], 0, ROOT
-        request.computed = request.slots = 0
-        request.draft, request.sure = [], []
+        request.blocks = []
+        request.known = 0
+        request.content = ROOT
+        request.num_computed_tokens = 0
+        request.num_drafter_slots = 0
+        request.draft = []
+        request.draft_probs = []

@@ -13,8 +13,7 @@ EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +21,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from peagle.model.attend import Attend
+from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import DrafterConfig
-from peagle.model.layers import FirstLayer, Layer, Norm, Rotation, run_natively
-
-if TYPE_CHECKING:
-    from peagle.model.target import Target
+from peagle.model.layers import FirstLayer, Layer, Rotation, kv_shape
 
 
 class DrafterOutput(NamedTuple):
@@ -60,7 +56,7 @@ class Drafter(nn.Module):
         self.config = config
         self.recompute = False  # a layer's activations again in backward, instead of keeping them
         sizes = config.transformer
-        norm = lambda width: Norm(width, sizes.rms_norm_eps)  # noqa: E731
+        norm = partial(nn.RMSNorm, eps=sizes.rms_norm_eps)
         self.input_norm = norm(config.feature_width) if config.norm_before_fc else None
         self.fc_norm = (
             nn.ModuleList(norm(config.target_hidden_size) for _ in config.feature_layers)
@@ -83,17 +79,6 @@ class Drafter(nn.Module):
             self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         elif config.embedding == "mask-row":
             self.mask_embedding = nn.Parameter(torch.zeros(sizes.hidden_size))
-
-    @classmethod
-    def load(cls, name: str | Path, target: "Target", *, force: bool = False) -> "Drafter":
-        """The head in folder or hub repository `name` (either dialect), checked against `target`,
-        in its dtype and on its device. `force` accepts another target of the same shape.
-
-        Raises InputError naming the file, tensor or difference at fault.
-        """
-        from peagle.model.checkpoint import load_drafter  # noqa: PLC0415 (it imports this module)
-
-        return load_drafter(name, target, force=force)
 
     def share_embedding(self, table: Tensor) -> None:
         """Read embeddings from the target's table (V_target, D), neither trained nor stored."""
@@ -136,15 +121,11 @@ class Drafter(nn.Module):
         )
         tables = self.rotary(features, positions[None])
         rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
-        layers, embedded = cast(list[Layer], list(self.layers)), self.embed(ids)
-        whole = run_natively(layers, features, rotate, attend, 0, embedding=embedded)
-        if whole is not None:
-            x, _ = whole
-        else:
-            run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
-            x = run(cast(FirstLayer, layers[0]).fuse, embedded, features, rotate, attend)
-            for index, layer in enumerate(layers[1:], start=1):
-                x = run(layer, x, rotate, attend, index)
+        first, *others = self.layers
+        run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
+        x = run(cast(FirstLayer, first).fuse, self.embed(ids), features, rotate, attend)
+        for index, layer in enumerate(others, start=1):
+            x = run(layer, x, rotate, attend, index)
         normed = self.norm(x)
         return DrafterOutput(normed, normed if self.config.norm_output else x)
 
@@ -154,14 +135,14 @@ class Drafter(nn.Module):
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     @property
+    def kv_shapes(self) -> list[HeadShape]:
+        """What each layer keeps of a token."""
+        return [kv_shape(self.config.transformer)] * len(self.layers)
+
+    @property
     def target_ids(self) -> Tensor:
         """(V,) target token id of every draft id."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    def draft_tokens(self, normed: Tensor) -> Tensor:
-        """Most likely target ids (T,) of slots with normed hidden states (T, D)."""
-        best = self.logits(normed).max(-1).indices  # several times faster than argmax on a CPU
-        return best + self.d2t[best]
 
 
 def _call(function: Callable[..., Tensor], *operands: Any) -> Tensor:

@@ -3,7 +3,6 @@
 Shapes: T tokens, D hidden, N query heads, M key/value heads, H head size.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,18 +10,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from peagle.model import native
-from peagle.model.attend import Attend, AttentionSpec
-
-
-class Norm(nn.RMSNorm):
-    """RMSNorm; while nothing is learnt on a CPU, in one pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if native.usable(x, self.weight):
-            assert self.eps is not None
-            return native.norm(x, self.weight, self.eps)
-        return super().forward(x)
+from peagle.model.attention import Attend, AttentionSpec, HeadShape
 
 
 class Rotation(NamedTuple):
@@ -39,8 +27,6 @@ class Rotation(NamedTuple):
         return cls(cos[0, :, None], torch.cat([-low, high], dim=-1)[:, None])
 
     def __call__(self, x: Tensor) -> Tensor:  # (T, heads, H)
-        if native.usable(x, self.cos, self.sin):
-            return native.rotate(x, self.cos, self.sin)
         return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
 
 
@@ -58,8 +44,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
         # vLLM's Qwen3 layers have no output bias, its Llama layers do.
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias and not qwen3)
-        self.q_norm = Norm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
-        self.k_norm = Norm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
+        self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
         self.spec = AttentionSpec(self.head_dim**-0.5)
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:  # (T, D)
@@ -74,20 +60,14 @@ class MLP(nn.Module):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
-        sizes, bias = (
-            (config.hidden_size, config.intermediate_size),
-            getattr(config, "mlp_bias", False),
-        )
-        self.gate_proj = nn.Linear(*sizes, bias=bias)
-        self.up_proj = nn.Linear(*sizes, bias=bias)
-        self.down_proj = nn.Linear(*sizes[::-1], bias=bias)
-        self.act, self.silu = ACT2FN[config.hidden_act], config.hidden_act == "silu"
+        bias = getattr(config, "mlp_bias", False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
+        self.act = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        if self.silu and native.usable(gate, up):
-            return self.down_proj(native.gate(gate, up))
-        return self.down_proj(self.act(gate) * up)
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -95,44 +75,14 @@ class Layer(nn.Module):
 
     def __init__(self, config: PretrainedConfig, inputs: int | None = None) -> None:
         super().__init__()
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, inputs or config.hidden_size)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
-        self.weights: native.LayerWeights | None = None  # all of it, where it runs natively
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
-        whole = run_natively([self], x, rotate, attend, layer)
-        if whole is not None:
-            return whole[0]
         x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def run_natively(  # noqa: PLR0913 (what layers are run on)
-    layers: Sequence[Layer],
-    x: Tensor,
-    rotate: Rotation,
-    attend: Attend,
-    first: int,
-    *,
-    embedding: Tensor | None = None,
-    taps: Sequence[int] = (),
-) -> tuple[Tensor, Tensor] | None:
-    """Layers first, first + 1, … of a model, one behind the other on x (T, D), in one call; None
-    when not all of it can be native. `embedding` (T, D): for a head, with its first layer. Also
-    what enters those of number `taps` among these, side by side (T, F·D)."""
-    weights = [layer.weights for layer in layers if layer.weights is not None]
-    more = () if embedding is None else (embedding,)
-    if not layers or len(weights) < len(layers) or not native.usable(x, *rotate, *more):
-        return None
-    like = x.new_empty(0, weights[0].kv_heads, weights[0].head)
-    indices = range(first, first + len(layers))
-    paged = getattr(attend, "paged", lambda *_: None)(indices, like)
-    if paged is None:
-        return None
-    scale = layers[0].self_attn.spec.scale
-    return native.layers(x, weights, *rotate, paged, scale, embedding=embedding, taps=taps)
 
 
 class FirstLayer(Layer):
@@ -140,7 +90,7 @@ class FirstLayer(Layer):
 
     def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
         super().__init__(config, inputs=2 * config.hidden_size)
-        self.hidden_norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual
 
     def fuse(self, embedding: Tensor, feature: Tensor, rotate: Rotation, attend: Attend) -> Tensor:
@@ -150,6 +100,12 @@ class FirstLayer(Layer):
         both = torch.cat([self.input_layernorm(embedding), normed], dim=-1)
         x = x + self.self_attn(both, rotate, attend, 0)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def kv_shape(config: PretrainedConfig) -> HeadShape:
+    """What a layer keeps of a token."""
+    size = head_size(config)
+    return HeadShape(config.num_key_value_heads, size, size)
 
 
 def head_size(config: PretrainedConfig) -> int:

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.config import InputError, cache_dir, first_line, quiet_hub
-from peagle.model.quantized import check_quantize, quantize_layers
 from peagle.model.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,17 +31,13 @@ UNREADABLE = (
 )
 
 
-def load_target(
-    name: str, *, dtype: str = "auto", device: str = "auto", quantize: str | None = None
-) -> Target:
+def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Target:
     """Load a target. `dtype` "auto" keeps the checkpoint's; `device` "auto" is a GPU where there is
-    one; `quantize` "int8" or "int4" (CPU) holds the weights of its decoder layers so. Raises
-    InputError for unknown names, folders without a config, unsupported architectures and GGUF
-    types, and damaged weights."""
+    one. Raises InputError for unknown names, folders without a config, unsupported architectures
+    and GGUF types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     device = resolve_device(device)
-    check_quantize(quantize, device)
     path, revision = locate(name)
     where = {"pretrained_model_name_or_path": path, "revision": revision}
     try:
@@ -51,10 +46,7 @@ def load_target(
             tokenizer = AutoTokenizer.from_pretrained(**where)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
-    target = Target(model.to(device), tokenizer, name)
-    if quantize is not None:
-        quantize_layers(target, quantize)
-    return target
+    return Target(model.to(device), tokenizer, name)
 
 
 def resolve_device(name: str) -> str:

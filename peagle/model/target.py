@@ -1,60 +1,41 @@
-"""The target: any transformers decoder, unmodified, with our attention, KV and feature taps.
+"""The target: any decoder of transformers, unmodified, with our attention and feature taps.
 
-Shapes: T packed tokens (of one or more requests), E target hidden, F feature layers, R rows,
-V vocabulary.
+A target never changes once it is made, so any number of engines may use one at the same time.
+
+Shapes: T rows (of one or more requests), E target hidden, F feature layers, R rows, V vocabulary.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.config import InputError
-from peagle.model import native
-from peagle.model.attend import ROW_TILE, Attend, AttentionSpec, CausalAttend
-from peagle.model.layers import Rotation
-from peagle.model.lean import lean, run_whole
-from peagle.model.lease import Lease
-from peagle.model.packed import pack
+from peagle.model.attention import Attend, AttentionSpec, CausalAttend, HeadShape
 
 ATTENTION = "peagle"  # the name our attention is registered under
 KNOWN_MIXERS = {"full_attention", "sliding_attention"}
 
 
 class TargetOutput(NamedTuple):
-    """`hidden` (T, E) feeds `Target.logits`; `features` (T, F·E) feeds the drafter."""
+    """What a target makes of T rows."""
 
-    hidden: Tensor
-    features: Tensor | None
+    hidden: Tensor  # (T, E), for `Target.logits`
+    features: Tensor  # (T, F·E), for the drafter
 
 
 class Step:
-    """Per-forward context; it travels as a keyword argument of the model's own forward."""
+    """One forward: it travels as a keyword argument of the model's own forward."""
 
-    def __init__(self, attend: Attend, tokens: int) -> None:
-        self.attend, self.tokens = attend, tokens  # rows behind `tokens` are padding
-        self.taps: dict[int, Tensor] = {}
-        self.attended: set[int] = set()
-        self.rotation: Rotation | None = None  # of all layers
-
-    def paged(self, layers: Sequence[int], like: Tensor) -> native.Paged | None:
-        """What layers need that keep and attend by themselves; None when they cannot."""
-        paged = getattr(self.attend, "paged", None)
-        return paged(layers, like) if paged else None
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        """Attend, for the rows that are no padding."""
-        self.attended.add(layer)
-        if not (missing := len(q) - self.tokens):
-            return self.attend(layer, q, k, v, spec)
-        q, k, v = (x[: self.tokens] for x in (q, k, v))
-        return F.pad(self.attend(layer, q, k, v, spec), (0, 0, 0, 0, 0, missing))
+    def __init__(self, attend: Attend, taps: Sequence[int]) -> None:
+        self.attend = attend
+        self.taps = dict[int, Tensor | None].fromkeys(taps)  # what enters these layers, (T, E)
 
 
 def _attention(  # noqa: PLR0913 (the interface of transformers)
@@ -73,7 +54,7 @@ def _attention(  # noqa: PLR0913 (the interface of transformers)
 ) -> tuple[Tensor, None]:
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     spec = AttentionSpec(scaling, sliding_window, softcap, s_aux)
-    return peagle_step(cast(int, module.layer_idx), q, k, v, spec)[None], None
+    return peagle_step.attend(cast(int, module.layer_idx), q, k, v, spec)[None], None
 
 
 class _Passthrough(nn.Module):
@@ -101,22 +82,19 @@ class Target:
     ) -> None:
         """`model` must be a causal LM in eval mode. Raises InputError for models whose token mixers
         do not all go through the attention interface."""
-        self.name, self.tokenizer = name, tokenizer
-        self.lease = Lease(name)
-        self.config = model.config.get_text_config()
-        self.device, self.dtype = model.device, model.dtype
         _refuse_foreign_mixers(model, name)
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
         model.set_attn_implementation(ATTENTION)
+        self.name, self.tokenizer = name, tokenizer
+        self.config = model.config.get_text_config()
+        self.device, self.dtype = model.device, model.dtype
         self.model = model.requires_grad_(False).eval()
         self.decoder = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
-        self.renew_head()
-        self.row_tile = 1  # rows of a forward are padded to a multiple of this
-        self._experts = self.config._experts_implementation
-        self._feature_layers: tuple[int, ...] = ()
-        self._hooks: list[Any] = []
-        self._probe()
+        self.head = _head_only(self.model, self.decoder)
+        for index, layer in enumerate(self.layers):
+            layer.register_forward_pre_hook(_tap(index), with_kwargs=True)
+        self.kv_shapes = self._probe()
 
     @property
     def embedding(self) -> Tensor:
@@ -128,29 +106,22 @@ class Target:
         """Longest sequence, prompt and output, the target was made for."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
 
-    def exact(self, on: bool) -> None:
-        """Compute a row in the same way whatever stands beside it: forwards of one tile of rows,
-        and experts, of which each sees a number of rows of its own, a row at a time."""
-        self.row_tile = ROW_TILE if on else 1
-        experts = "batched_mm" if on and self._experts != "eager" else self._experts
-        if self.config._experts_implementation != experts:
-            self.model.set_experts_implementation(experts)
+    def copy(self) -> "Target":
+        """A target of the same weights, whose modules can be replaced without changing this one."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        model = deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
+        for layer in _decoder_layers(model.get_decoder(), len(self.layers)):
+            layer._forward_pre_hooks.clear()
+            layer._forward_pre_hooks_with_kwargs.clear()
+        return Target(model, self.tokenizer, self.name)
 
-    def lean(self) -> "Target":
-        """Run Llama's and Qwen3's layers by our own code (model/lean.py); returns itself."""
-        lean(self.layers, self.config)
-        self._hook()
-        return self
-
-    def pack(self) -> "Target":
-        """Lay the weights out for inference on a CPU (model/packed.py); returns itself."""
-        pack(self.model)
-        self.renew_head()
-        return self
-
-    def renew_head(self) -> None:
-        """See that `logits` uses the output head that the model has now."""
-        self._head = _head_only(self.model, self.decoder)
+    def exact(self) -> "Target":
+        """A target of the same weights whose experts compute a row at a time. Each expert sees a
+        number of rows of its own, so a row's result would depend on the rows beside it."""
+        found = self.copy()
+        if self.config._experts_implementation != "eager":
+            found.model.set_experts_implementation("batched_mm")
+        return found
 
     def check_layers(self, layers: Sequence[int]) -> None:
         """Raises InputError for feature layers that the target does not have."""
@@ -159,73 +130,46 @@ class Target:
                 f"feature layers {list(layers)}: {self.name} has layers 0 to {len(self.layers) - 1}"
             )
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """Return the residual stream entering these layers as features from now on."""
-        self.check_layers(layers)
-        if self._feature_layers != tuple(layers):
-            self._feature_layers = tuple(layers)
-            self._hook()
-
-    def _hook(self) -> None:
-        """Note what enters the feature layers, as they are now."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [
-            self.layers[layer].register_forward_pre_hook(_tapper(layer), with_kwargs=True)
-            for layer in self._feature_layers
-        ]
-
     @torch.no_grad()
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> TargetOutput:
-        """Run packed tokens `ids` (T,) at `positions` (T,); `attend` holds the KV and the mask."""
-        return self._forward(ids, positions, Step(attend, len(ids)))
-
-    def _forward(self, ids: Tensor, positions: Tensor, step: Step) -> TargetOutput:
-        rows = self._tiled(ids), self._tiled(positions)
-        found = run_whole(self.decoder, *rows, step, self._feature_layers)
-        if found is None:
-            ids_, positions_ = (x[None] for x in rows)
-            out = self.decoder(
-                input_ids=ids_, position_ids=positions_, use_cache=False, peagle_step=step
-            )
-            taps = [step.taps[layer] for layer in self._feature_layers]
-            hidden = out.last_hidden_state[0]
-            found = hidden, torch.cat(taps, dim=-1) if taps else hidden[:, :0]
-        hidden, features = (x[: len(ids)] for x in found)
-        return TargetOutput(hidden, features if self._feature_layers else None)
+    def forward(
+        self, ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Run tokens `ids` (T,) at `positions` (T,); `attend` holds the keys and the mask. The
+        features are what enters the layers `taps`, side by side."""
+        step = Step(attend, taps)
+        out = self.decoder(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, peagle_step=step
+        )
+        hidden = out.last_hidden_state[0]
+        tapped = [cast(Tensor, tensor) for tensor in step.taps.values()]
+        return TargetOutput(hidden, torch.cat([hidden[:, :0], *tapped], dim=-1))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V) through the model's own head."""
-        padded = self._tiled(hidden)
-        return self._head(inputs_embeds=padded[None], use_cache=False).logits[0, : len(hidden)]
+        logits: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits
+        return logits[0]
 
-    def _tiled(self, rows: Tensor) -> Tensor:
-        """Rows (T, …), padded with zeros to whole tiles."""
-        missing = -len(rows) % self.row_tile
-        return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing)) if missing else rows
+    def _probe(self) -> list[HeadShape]:
+        """The shape of every layer's keys and values, by one token through the model and its head.
+        Raises InputError when a layer did not ask us to attend."""
+        causal, shapes = CausalAttend(), dict[int, HeadShape]()
 
-    def _probe(self) -> None:
-        """One token through the model and its head: every layer must have asked us to attend, with
-        keys and values whose bytes are noted."""
-        attend, self.kv_bytes = CausalAttend(), 0  # bytes a token of KV cache takes
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+            shapes[layer] = HeadShape(k.shape[1], k.shape[2], v.shape[2])
+            return causal(layer, q, k, v, spec)
 
-        def note(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-            self.kv_bytes += sum(x.numel() * x.element_size() for x in (k, v))
-            return attend(layer, q, k, v, spec)
-
-        step = Step(note, 1)
-        ids = torch.zeros(1, dtype=torch.int64, device=self.device)
+        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         try:
-            with torch.no_grad():
-                self.logits(self._forward(ids, ids, step).hidden)
+            self.logits(self.forward(zero, zero, attend).hidden)
         except (TypeError, AttributeError):  # a model that keeps our keyword argument to itself
-            step.attended.clear()
-        if missing := set(range(len(self.layers))) - step.attended:
+            shapes.clear()
+        if missing := set(range(len(self.layers))) - set(shapes):
             raise InputError(
                 f"target {self.name} ({self.config.model_type}): layers {sorted(missing)} do not "
                 "use the attention interface of transformers; such models are not supported"
             )
+        return [shapes[layer] for layer in range(len(self.layers))]
 
     @torch.no_grad()
     def last_norm(self) -> nn.Module:
@@ -243,7 +187,7 @@ class Target:
         hooks.append(self.layers[-1].register_forward_hook(lambda _, __, out: left.append(out)))
         try:
             ids = torch.zeros(1, dtype=torch.int64, device=self.device)
-            hidden = self._forward(ids, ids, Step(CausalAttend(), 1)).hidden
+            hidden = self.forward(ids, ids, CausalAttend()).hidden
         finally:
             for hook in hooks:
                 hook.remove()
@@ -282,11 +226,16 @@ class Target:
         return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else ""
 
 
-def _tapper(layer: int) -> Any:
-    def tap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kwargs["peagle_step"].taps[layer] = (args[0] if args else kwargs["hidden_states"])[0]
+def _tap(layer: int) -> Any:
+    """A hook that notes what enters a layer, in forwards that ask for it."""
 
-    return tap
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        step: Step | None = kwargs.get("peagle_step")
+        if step is not None and layer in step.taps:
+            states: Tensor = args[0] if args else kwargs["hidden_states"]
+            step.taps[layer] = states[0]
+
+    return note
 
 
 def _refuse_foreign_mixers(model: PreTrainedModel, name: str) -> None:

@@ -16,8 +16,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from peagle.backends.batch import BLOCK
 from peagle.config import InputError, shortened
-from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.server.answers import answer
@@ -63,7 +63,7 @@ class Api:
         self.llm, self.config, self.model, self.created = llm, config, config.model, int(time())
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
-        self.worker = Worker(engine, self.metrics, config.max_queue, config.max_seconds)
+        self.worker = Worker(llm, self.metrics, config.max_queue, config.max_seconds)
         room = engine.scheduler.pool.count * BLOCK - engine.settings.k
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
@@ -172,7 +172,7 @@ def create_app(api: Api) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         api.worker.start()
-        await run_in_threadpool(api.worker.engine.warm_up)
+        await run_in_threadpool(api.llm.warm_up)
         yield
         await api.worker.stop()
 

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.spoken import HARMONY, answer_template
-from peagle.engine.request import Request, TokenLogprob
+from peagle.engine.params import TokenLogprob
+from peagle.engine.request import Request
 from peagle.server.jobs import Said
 from peagle.server.logprobs import of_chat, of_text
 from peagle.server.tools import Spoken, ToolText

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.engine.request import TokenLogprob
+from peagle.engine.params import TokenLogprob
 
 LEAST = -9999.0  # JSON has no infinity
 

@@ -74,7 +74,7 @@ class Metrics:
     def observe(self, track: Track) -> None:
         """Count what a round has brought."""
         request, now = track.request, time.monotonic()
-        admitted = request.computed or request.output or request.finish_reason == "error"
+        admitted = request.num_computed_tokens or request.output or request.finish_reason == "error"
         if track.cached is None and admitted:
             track.cached = request.reused
             self._queries.inc(request.prompt_length)

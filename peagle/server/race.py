@@ -10,11 +10,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from peagle.backends.batch import BLOCK
 from peagle.catalog import known_entry
 from peagle.config import InputError
-from peagle.engine.blocks import BLOCK
 from peagle.engine.llm import LLM
-from peagle.engine.request import Request, SamplingParams, pieces
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request, pieces
 from peagle.model.drafter import Drafter
 
 ORDER = ("eagle3", "p-eagle")
@@ -65,10 +66,10 @@ class Races:
         params, answers = SamplingParams(max_tokens=max_tokens), list[list[int]]()
         for number, lane in enumerate(lanes):
             drafter, k = self._drafter(lane), lane.k or None
-            own.use(drafter, k)
-            own.generate([ids], SamplingParams(max_tokens=4))  # kernels for so many rows
-            own.use(drafter, k)  # and nothing of the prompt is known again
-            request = yield from _run(own, ids, params, number)
+            warm_up = own.use(drafter, k)  # kernels for these numbers of rows
+            warm_up.generate([ids], SamplingParams(max_tokens=4))
+            # Another engine, which has nothing of the prompt in its cache.
+            request = yield from _run(own.use(drafter, k), ids, params, number)
             answers.append(request.output)
         same = _alike(answers)
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}

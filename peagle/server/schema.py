@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from peagle.config import InputError, shortened
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.server.fields import (
     Bias,
     Choice,

@@ -7,8 +7,7 @@ from transformers import AutoConfig, PretrainedConfig
 from peagle.catalog import choose_head, known_entry
 from peagle.config import InputError, cache_dir, first_line
 from peagle.data.template import use_template
-from peagle.model.checkpoint import find_head, read_config, save_drafter
-from peagle.model.drafter import Drafter
+from peagle.model.checkpoint import find_head, load_drafter, read_config, save_drafter
 from peagle.model.source import UNREADABLE, load_target, locate
 from peagle.server.vllm import Head, check_sizes, read_as_it_is
 
@@ -53,5 +52,5 @@ def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bo
         model = load_target(target, device="cpu")  # the GPU is vLLM's
         assert model.tokenizer is not None
         use_template(model.tokenizer, template)
-        save_drafter(Drafter.load(head.folder, model, force=force), folder, "vllm", dtype=None)
+        save_drafter(load_drafter(head.folder, model, force=force), folder, "vllm", dtype=None)
     return Head(folder, read_config(folder), head.k)

@@ -16,9 +16,8 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from peagle.config import InputError
-from peagle.engine.engine import Engine
+from peagle.engine.llm import LLM
 from peagle.engine.request import Request
-from peagle.model.lease import TargetInUse
 from peagle.server.errors import ApiError
 from peagle.server.jobs import FAILED, Drafting, Event, Job, Said, Visit
 from peagle.server.metrics import Metrics, Track
@@ -34,11 +33,10 @@ COMPILERS = 1  # threads that compile grammars
 class Worker:
     """Runs an engine in a thread. Public methods are for the event loop."""
 
-    def __init__(
-        self, engine: Engine, metrics: Metrics, max_queue: int, max_seconds: float
-    ) -> None:
-        self.engine, self.metrics, self.max_seconds = engine, metrics, max_seconds
-        self.capacity = engine.settings.max_batch + max_queue
+    def __init__(self, llm: LLM, metrics: Metrics, max_queue: int, max_seconds: float) -> None:
+        self.llm, self.metrics, self.max_seconds = llm, metrics, max_seconds
+        self.engine = llm.engine
+        self.capacity = self.engine.settings.max_batch + max_queue
         self.draining, self.failed = False, False
         self._over = False  # nothing that is being prepared is admitted any more
         # Threads that tokenise, and threads that compile grammars.
@@ -100,7 +98,7 @@ class Worker:
 
         def prepare() -> None:
             for request in requests:
-                self.engine.prepare(request)
+                self.llm.prepare(request)
 
         constrained = any(request.params.constraint for request in requests)
         try:
@@ -230,13 +228,9 @@ class Worker:
         if self._visit is not None:
             self._held.append(job)
             return
-        busy: ApiError | None = None
-        try:
-            self.engine.add(*job.requests)
-            self._running.append(job)
-        except TargetInUse as why:  # this process decodes with the target otherwise, too
-            busy = ApiError(503, str(why), headers={"retry-after": "1"})
-        self._loop.call_soon_threadsafe(self._tell_admitted, job, busy)
+        self.engine.add(*job.requests)
+        self._running.append(job)
+        self._loop.call_soon_threadsafe(self._tell_admitted, job, None)
 
     def _cancel(self, job: Job) -> None:
         self._refuse_held(job, ApiError(503, ENDING))
@@ -292,11 +286,11 @@ class Worker:
                     continue
                 self.metrics.observe(track)
                 track.ended = request.finish_reason is not None
-                if request.said or track.ended:
+                emitted = self.engine.fetch(request)
+                if emitted or track.ended:
                     ended, stats = request if track.ended else None, request.stats
                     fares = Drafting(len(request.output), stats.rounds, sum(stats.accepted))
-                    news.append((job, Said(request.index, request.said, ended, fares)))
-                    request.said = []
+                    news.append((job, Said(request.index, emitted, ended, fares)))
         self._running = [job for job in self._running if not all(t.ended for t in job.tracks)]
         if news:
             self._loop.call_soon_threadsafe(self._tell, news)

@@ -31,7 +31,6 @@ from peagle.data.shard import DTYPES, Shard, token_bytes, write_shard
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
 from peagle.train.step import Sequence, run_target
-from peagle.train.tiles import ROW_TILE
 
 HEADER = 1024  # bytes of a shard besides its tokens and documents, at most
 # The target over documents, in their order.
@@ -78,7 +77,7 @@ def plan_capture(
     if list(layers) != sorted(set(layers)):
         why = "must be strictly ascending (a target of fewer than 7 layers has no defaults)"
         raise InputError(f"feature layers {list(layers)}: {why}: name others")
-    target.tap(layers)  # which checks them
+    target.check_layers(layers)
     origin = Origin(
         target.name,
         target.config_hash(),
@@ -107,10 +106,8 @@ def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
     """The target of this process, by the very forward that training runs."""
 
     def run(documents: list[Example]) -> Generator[TargetOutput]:
-        target.tap(feature_layers)
-        target.row_tile = ROW_TILE
         for example in documents:
-            yield run_target(target, _sequence(example, target.device))
+            yield run_target(target, _sequence(example, target.device), feature_layers)
 
     return run
 

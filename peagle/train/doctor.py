@@ -3,25 +3,27 @@
 Shapes: N prompt tokens, F feature layers, E target hidden, K depths, V draft vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from peagle.backends.base import DrafterModel
+from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.choose import choose_backend
+from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
-from peagle.engine.draft import NewSlots, propose
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
+from peagle.engine.draft import NewSlots, Proposer
 from peagle.model import head_checks
-from peagle.model.attend import CausalAttend
-from peagle.model.checkpoint import REMEDY, find_head
-from peagle.model.drafter import Drafter
+from peagle.model.attention import CausalAttend
+from peagle.model.checkpoint import REMEDY, find_head, load_drafter
+from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.head_checks import Differs, HeadFiles, Skipped, read_head
-from peagle.model.target import ATTENTION, Target
+from peagle.model.target import Target
 from peagle.train.cod import Elements
 from peagle.train.step import Sequence, run_drafter
 from peagle.train.vllm_parity import compare_with_vllm
@@ -79,7 +81,7 @@ def examine(
     if force:
         checks = [_forgiven(check) if check.name in FORCED else check for check in checks]
     try:
-        drafter = Drafter.load(folder, target, force=True)
+        drafter = load_drafter(folder, target, force=True)
     except InputError as error:
         return [*checks, _refused("loading", error), *_skipped("it cannot be loaded", *RUNNING)]
     checks.append(_judge("loading", partial(_finite, drafter)))
@@ -164,11 +166,10 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     """The engine's features are the hidden states that transformers itself reports."""
     layers, tokens = drafter.config.feature_layers, torch.tensor(ids, device=target.device)
     expected = _hidden_states(target, tokens, layers)
-    target.tap(layers)
-    span = [Span([0], 0, len(ids))]
-    attend = CachedAttend(KVCache(1, len(ids)), span)
-    features = target.forward(tokens, positions(span, target.device), attend).features
-    assert features is not None
+    model = choose_backend(target.device, target.dtype).target(target)
+    blocks = range(-(-len(ids) // BLOCK))
+    cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
+    features = model.forward(Batch.of([Span(blocks, 0, ids)]), cache, layers).features
     tapped = features.view(len(ids), len(layers), -1)
     gap = tapped - expected
     away = (gap.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)).amax(0)  # (F,)
@@ -186,19 +187,15 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
 
 def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
     """(N, F, E) from an unchanged forward of the model, with its own attention."""
-    target.tap(())
-    target.model.set_attn_implementation("eager")
-    try:
-        out = target.decoder(tokens[None], output_hidden_states=True, use_cache=False)
-    finally:
-        target.model.set_attn_implementation(ATTENTION)
+    plain = target.copy()
+    plain.model.set_attn_implementation("eager")
+    out = plain.decoder(tokens[None], output_hidden_states=True, use_cache=False)
     return torch.stack([out.hidden_states[layer][0] for layer in layers], dim=1)
 
 
 @torch.no_grad()
 def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     """The trainer's forward and the engine's drafting give the same logits at every depth."""
-    target.tap(drafter.config.feature_layers)
     depths = drafter.config.depths
     draft, served = _drafted(drafter, target, ids, depths)
     trained = _trained(drafter, target, ids, draft)
@@ -216,31 +213,54 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     return found
 
 
+class Recorder:
+    """A `DrafterModel` that keeps the logits it returns."""
+
+    def __init__(self, model: DrafterModel) -> None:
+        self.model = model
+        self.rows = list[Tensor]()
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.model.project(features)
+
+    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+        return self.model.forward(batch, features, cache)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        self.rows.append(self.model.logits(normed))
+        return self.rows[-1]
+
+
 def _drafted(
     drafter: Drafter, target: Target, ids: list[int], depths: int
 ) -> tuple[list[int], Tensor]:
     """K draft tokens behind `ids`, and their logits (K, V): the engine's second round on a prompt
     whose first half was its first, through both caches."""
-    caches = [KVCache(1, len(ids) + depths) for _ in range(2)]
+    backend = choose_backend(target.device, target.dtype)
+    blocks = range(-(-(len(ids) + depths) // BLOCK))
+    cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
+    drafter_cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
+    model = backend.target(target)
+    recorder = Recorder(backend.drafter(drafter))
+    kept = FeatureCache(len(blocks), drafter.config.feature_width, target.dtype, target.device)
+    proposer = Proposer(drafter, recorder, drafter_cache, kept)
+    layers = drafter.config.feature_layers
     half, last = len(ids) // 2, len(ids) - 1
     for start, end in ((0, half), (half, last)):
-        span = [Span([0], start, end - start)]
-        tokens = torch.tensor(ids[start:end], device=target.device)
-        attend = CachedAttend(caches[0], span)
-        features = target.forward(tokens, positions(span, target.device), attend).features
-        assert features is not None
-        with _recorded(drafter.lm_head) as rows:
-            slots = NewSlots([0], start, ids[start + 1 : end + 1], features, depths)
-            [(draft, _)] = propose(drafter, caches[1], [slots])
-    return draft, torch.cat(rows)
+        batch = Batch.of([Span(blocks, start, ids[start:end])])
+        kept.write(batch.slot_mapping, model.forward(batch, cache, layers).features)
+        recorder.rows.clear()
+        slots = NewSlots(blocks, start, ids[start + 1 : end + 1], depths)
+        [(draft, _)] = proposer.propose([slots])
+    return draft, torch.cat(recorder.rows)
 
 
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
     """Logits (K, V) of the chain behind `ids` in the trainer's forward over all elements."""
     tokens = torch.tensor(ids + draft, device=target.device)
     places = torch.arange(len(tokens), device=target.device)
-    features = target.forward(tokens, places, CausalAttend()).features
-    assert features is not None
+    layers = drafter.config.feature_layers
+    features = target.forward(tokens, places, CausalAttend(), layers).features
     sequence = Sequence(tokens, places >= len(ids), torch.zeros_like(tokens))
     last = len(ids) - 2  # the slot that predicts the first draft token
     anchors = torch.arange(last + 1, device=target.device)
@@ -249,18 +269,7 @@ def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int])
         torch.cat([anchors, torch.full_like(chain, last)]),
         torch.cat([torch.zeros_like(anchors), chain]),
     )
-    return drafter.lm_head(run_drafter(drafter, sequence, features, elements)[last:])
-
-
-@contextmanager
-def _recorded(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What the module returns, call by call."""
-    outputs = list[Tensor]()
-    hook = module.register_forward_hook(lambda module, args, output: outputs.append(output))
-    try:
-        yield outputs
-    finally:
-        hook.remove()
+    return drafter.logits(run_drafter(drafter, sequence, features, elements)[last:])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -2,13 +2,16 @@
 
 from typing import NamedTuple
 
+from peagle.backends.torch import TorchBackend
 from peagle.data.chat import Example
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.sharding import whole_copy
+from peagle.train.sharding import is_sharded, whole_copy
 
+MAX_BATCH = 8  # prompts decoded together: a larger KV cache would take memory from training
 MAX_TOKENS = 64  # of an answer
 
 
@@ -38,7 +41,11 @@ def prompt_of(example: Example) -> list[int]:
 def acceptance(target: Target, drafter: Drafter, prompts: list[list[int]]) -> Stats:
     """Decode prompts greedily with a copy of the drafter in the target's dtype. What is sharded is
     gathered: then all processes call this together."""
-    llm = LLM(target, whole_copy(drafter, target.dtype), k=min(7, drafter.config.depths))
+    # A sharded target gathers its weights in its own forward.
+    backend = TorchBackend() if is_sharded(target) else None
+    k = min(7, drafter.config.depths)
+    copied = whole_copy(drafter, target.dtype)
+    llm = LLM(target, copied, k=k, max_batch=MAX_BATCH, backend=backend)
     room = target.max_context - MAX_TOKENS
     fitting = [prompt for prompt in prompts if len(prompt) <= room]
     answers = llm.generate(fitting, SamplingParams(max_tokens=MAX_TOKENS))

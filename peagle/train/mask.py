@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from peagle.model.attend import AttentionSpec, attention
+from peagle.model.attention import AttentionSpec, attention
 from peagle.train.cod import Elements
 
 BLOCK = 128  # elements of a block of the BlockMask

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from peagle.model.attend import Attend, AttentionSpec, CausalAttend
+from peagle.model.attention import Attend, AttentionSpec, CausalAttend
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.layers import FirstLayer
 from peagle.model.target import Target, TargetOutput
@@ -63,7 +63,6 @@ class Trainee(nn.Module):
     def forward(self, sequence: Sequence, said: TargetOutput, segment: Segment) -> StepResult:
         """`said` is `run_target`'s view of the sequence."""
         with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=self.bf16):
-            assert said.features is not None
             normed = run_drafter(self.drafter, sequence, said.features, segment.elements)
             return self.compare(sequence, said.hidden, segment, normed)
 
@@ -87,7 +86,7 @@ class Trainee(nn.Module):
         def chunks() -> Iterator[LossChunk]:
             for rows, places in zip(chosen.split(LOSS_ROWS), at.split(LOSS_ROWS), strict=True):
                 unique, index = places.unique_consecutive(return_inverse=True)
-                full = self.target.logits(hidden[unique])
+                full = self.target.logits(whole_tiles(hidden[unique]))[: len(unique)]
                 wanted.append(full.max(-1).indices[index])
                 yield LossChunk(rows, full[:, drafter.target_ids][index])
 
@@ -102,8 +101,8 @@ class Trainee(nn.Module):
 
 
 class DocumentsAttend:
-    """Attend of the target over packed documents, each causal and alone: nothing sees the rows
-    that fill its tiles, for they stand behind it."""
+    """Attend of the target over packed documents, each causal and alone. Nothing sees the rows that
+    fill a document's tiles, which come after it; rows after the last document are not attended."""
 
     def __init__(self, documents: Tensor) -> None:
         lengths = documents.unique_consecutive(return_counts=True)[1].tolist()
@@ -111,20 +110,22 @@ class DocumentsAttend:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         lengths = [length for length, _ in self.parts]
-        split = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        rows = sum(lengths)
+        split = zip(*(x[:rows].split(lengths) for x in (q, k, v)), strict=True)
         outputs = []
         for (length, attend), part in zip(self.parts, split, strict=True):
             q, k, v = map(whole_tiles, part)
             outputs.append(attend(layer, q, k, v, spec)[:length])
-        return torch.cat(outputs)
+        return whole_tiles(torch.cat(outputs))
 
 
-def run_target(target: Target, sequence: Sequence) -> TargetOutput:
-    """Features (N, F·E) for the drafter and hidden states (N, E) for labels, without gradient."""
+def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:
+    """Hidden states (N, E) for labels and, of the layers `taps`, features (N, F·E) for the drafter,
+    without gradient."""
+    count = len(sequence.ids)
     attend = DocumentsAttend(sequence.documents)
-    out = target.forward(sequence.ids, sequence.positions, attend)
-    assert out.features is not None, "tap the drafter's feature layers first"
-    return out
+    out = target.forward(whole_tiles(sequence.ids), whole_tiles(sequence.positions), attend, taps)
+    return TargetOutput(out.hidden[:count], out.features[:count])
 
 
 def supervised_elements(sequence: Sequence, elements: Elements) -> Tensor:

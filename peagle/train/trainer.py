@@ -37,7 +37,6 @@ from peagle.train.state import (
 )
 from peagle.train.step import Sequence, StepResult, Trainee, compile_layers, run_target
 from peagle.train.step import supervised_elements as supervised
-from peagle.train.tiles import ROW_TILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,6 @@ class Trainer:
         self.progress = Progress()
         self.total_steps = self._total_steps(data)
         self._stop = False
-        self._tap()
 
     def resume(self) -> None:
         """Continue from the newest checkpoint of `output`. Raises InputError, with nothing changed
@@ -230,7 +228,7 @@ class Trainer:
     def _said(self, item: Work) -> TargetOutput:
         """What the target makes of a sequence, or made of it once."""
         if self.captured is None:
-            return run_target(self.target, item.sequence)
+            return run_target(self.target, item.sequence, self.drafter.config.feature_layers)
         said = self.captured.output(self.batches.documents(item.number), self.target)
         assert len(said.hidden) == len(item.sequence.ids), "data is not what was captured"
         return said
@@ -275,7 +273,6 @@ class Trainer:
     def _measure(self) -> dict[str, Any]:
         """Acceptance on the held-out prompts; the best head so far is kept in `best/`."""
         stats, progress = acceptance(self.target, self.drafter, self.prompts), self.progress
-        self._tap()
         shares = [round(share, 4) for share in stats.accepted_per_position]
         found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
         found |= {"accepted_per_position": shares}
@@ -300,10 +297,6 @@ class Trainer:
         drafter = whole_copy(self.drafter, torch.bfloat16)
         if self.accelerator.is_main_process:
             save_drafter(drafter, self.config.output / name)
-
-    def _tap(self) -> None:
-        self.target.tap(self.drafter.config.feature_layers)
-        self.target.row_tile = ROW_TILE
 
     def _sum(self, numbers: list[float]) -> Tensor:
         """Over all processes."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
+from peagle.model.attention import CausalAttend
 from peagle.model.checkpoint import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.head_checks import Differs, Skipped

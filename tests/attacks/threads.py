@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import make_drafter, make_target, random_prompts
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
-from peagle.model.lease import TargetInUse
+from peagle.engine.params import SamplingParams
 from peagle.model.target import Target
 
 ROUNDS, THREADS, K = 5, 3, 4
@@ -42,8 +41,6 @@ def together(calls: list[Callable[[], Answers]], wanted: Answers) -> list[str]:
         begin.wait()
         try:
             ended.append("right" if call() == wanted else "other tokens")
-        except TargetInUse:
-            ended.append("refused")
         except BaseException as error:
             ended.append(repr(error)[:200])
 
@@ -65,25 +62,54 @@ def handed_over(llm: LLM) -> Answers:
     return [done.token_ids for done in run.completions()]
 
 
+def left_early(llm: LLM) -> Answers:
+    """A stream whose text is read to its end, after some that are not."""
+    for number in range(4):
+        for _, _ in zip(range(3 * number + 1), llm.stream(PROMPTS[:3], PARAMS), strict=False):
+            pass
+    run = llm.stream(PROMPTS, PARAMS)
+    told = [""] * len(PROMPTS)
+    for chunk in run:
+        told[chunk.index] += chunk.text
+    assert told == [done.text for done in run.completions()], "a stream lost text"
+    return [done.token_ids for done in run.completions()]
+
+
+def calls_of(attack: str, target: Target) -> list[Callable[[], Answers]]:
+    """What each thread does in one round."""
+    if attack == "handed over":
+        return [lambda: handed_over(make(target))]
+    if attack == "left early":
+        llm = make(target)
+        return [lambda: left_early(llm)] * THREADS
+    if attack == "two LLMs":
+        llms = [make(target), LLM(target)]
+    elif attack == "used LLMs":
+        llm = make(target)
+        llms = [llm, llm.use(None), llm.use(llm.drafter, 2)]
+    else:
+        llms = [make(target)] * THREADS
+    if attack != "one new LLM":  # whose engine the threads make
+        for llm in llms:
+            llm.warm_up()
+    return [lambda llm=llm: ask(llm) for llm in llms]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-5)  # seconds: threads meet in as many places as can be
     attack = sys.argv[1]
     target = make_target()
     if "bfloat16" in attack:
-        target = Target(target.model.bfloat16(), target.tokenizer, target.name).lean().pack()
+        target = Target(target.model.bfloat16(), target.tokenizer, target.name)
     wanted = ask(make(target))
     ended = Counter[str]()
     for _ in range(ROUNDS):
-        llms = [make(target)] * THREADS if "one LLM" in attack else [make(target), LLM(target)]
-        calls = [lambda llm=llm: ask(llm) for llm in llms]
-        if attack == "handed over":
-            calls = [lambda: handed_over(make(target))]
+        calls = calls_of(attack, target)
         ended.update(together(calls, wanted))
-    after = "right" if ask(llms[0]) == wanted else "wrong"
-    wrong = [how for how in ended if how not in ("right", "refused")]
-    found = {"right": ended["right"], "refused": ended["refused"], "wrong": wrong, "after": after}
-    print(json.dumps(found))
+        after = "right" if calls[0]() == wanted else "wrong"
+    wrong = [how for how in ended if how != "right"]
+    print(json.dumps({"right": ended["right"], "wrong": wrong, "after": after}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from tiny import make_drafter, make_target
 from peagle.bench.acceptance import measure_acceptance
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 
 CONVERSATIONS = [["the cat", "the hat"], ["what a day"], ["mat", "sat", "ran"]]
 GREEDY = SamplingParams(max_tokens=16)

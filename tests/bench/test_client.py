@@ -17,7 +17,8 @@ from peagle.bench.load import AskError, Played, closed_loop
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server as OurServer
 from peagle.server.run import bind
@@ -56,9 +57,8 @@ def llm() -> LLM:
 
 @pytest.fixture
 def url(llm: LLM) -> Iterator[str]:
-    llm.use(llm.drafter, 3)
     listening = bind("127.0.0.1", 0)
-    api = Api(llm, ServerConfig("tiny"))
+    api = Api(llm.use(llm.drafter, 3), ServerConfig("tiny"))
     server = OurServer(api)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
@@ -73,7 +73,6 @@ def test_our_server_texts_and_counters(llm: LLM, url: str) -> None:
     assert served_model(url) == "tiny"
     played(url)  # counted before
     found = played(url)
-    llm.use(llm.drafter, 3)
     asked = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q[0]}]) for q in QUESTIONS]
     params, total = SamplingParams(max_tokens=12, ignore_eos=True), Stats()
     answers = llm.generate(asked, params)

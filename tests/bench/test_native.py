@@ -10,7 +10,8 @@ from peagle.bench.load import AskError, closed_loop
 from peagle.bench.native import Native
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import RequestFailure, SamplingParams, Stats
+from peagle.engine.params import RequestFailure, SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.config import Method
 
 QUESTIONS = [["the cat"], ["what a day! what a day!"], ["then the other cat ran"], ["a"]]
@@ -32,8 +33,7 @@ def test_the_same_ids_and_counts(llm: LLM) -> None:
 
     said, played = asyncio.run(play())
     asked = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q[0]}]) for q in QUESTIONS]
-    llm.use(llm.drafter, 3)  # a new engine
-    alone, stats = llm.generate(asked, PARAMS), Stats()
+    alone, stats = llm.use(llm.drafter, 3).generate(asked, PARAMS), Stats()  # a new engine
     for answer in alone:
         stats += answer.stats
     assert said == [tuple(answer.token_ids) for answer in alone]

@@ -1,11 +1,14 @@
 """The three-way comparison: same prompts, interleaved, order rotating, one row each."""
 
+from typing import Any
+
 import pytest
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.bench.side_by_side import Contender, compare, device_name, identical, load_contenders
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.checkpoint import save_drafter
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -45,13 +48,13 @@ def test_order_rotates(
     llm: LLM, contenders: list[Contender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    real = llm.stream
+    real = LLM.stream
 
-    def stream(*args: object) -> object:
-        order.append(llm.method)
-        return real(*args)  # type: ignore[arg-type]
+    def stream(used: LLM, *args: Any) -> object:
+        order.append(used.method)
+        return real(used, *args)
 
-    monkeypatch.setattr(llm, "stream", stream)
+    monkeypatch.setattr(LLM, "stream", stream)
     compare(llm, contenders, PROMPTS, PARAMS)
     names = ["none", "p-eagle", "eagle3"]
     assert order == [names[(turn + i) % 3] for turn in range(4) for i in range(3)]

@@ -20,7 +20,7 @@ from peagle.bench.synthetic import (
 )
 from peagle.config import InputError
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.config import Method
 
 PARAMETERS = {  # in thousand millions, as their model cards say

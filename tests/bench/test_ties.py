@@ -6,7 +6,7 @@ from tiny import make_target, random_prompts
 
 from peagle.bench.ties import differences
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.target import Target
 
 POSITION = 3

@@ -7,7 +7,7 @@ from peagle.bench import verdict as module
 from peagle.bench.side_by_side import Contender
 from peagle.bench.verdict import MAX_TOKENS, PROMPTS, Timing, sentence, time_head, verdict
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 
 @pytest.mark.parametrize(

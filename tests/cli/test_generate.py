@@ -14,7 +14,8 @@ from peagle.cli.generate import show
 from peagle.cli.main import main
 from peagle.data.chat import Message, prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import Chunk, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Chunk
 from peagle.model.config import Method
 
 FIELDS = {

@@ -17,7 +17,7 @@ from peagle.data.chat import PLAIN_STYLE, Style
 from peagle.data.dataset import Conversation, read_examples
 from peagle.data.endpoint import TRIES, Endpoint, Servers, connect
 from peagle.data.regenerate import Report, regenerate
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=9, seed=5)
 TURNS = [["the cat"], ["the hat", "and then", "what"], ["a day"], ["mat", "sat"], ["ran"], ["far"]]

@@ -11,7 +11,7 @@ from peagle.data.lines import append, open_to_append, read_back
 from peagle.data.regenerate import regenerate
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 BUSY = r"--output .*out\.jsonl: another process is writing it: name another file"
 HALF = b'{"record": 0}\n{"record": 1, "mess'

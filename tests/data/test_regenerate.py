@@ -15,7 +15,8 @@ from peagle.data.regenerate import Engine, native
 from peagle.data.regenerate import regenerate as answer
 from peagle.data.vllm import vllm_engine
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
 
 GREEDY = SamplingParams(max_tokens=6)
 SYNTH = '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n'

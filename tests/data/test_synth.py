@@ -22,7 +22,8 @@ from peagle.data.synth import (
     user_turn,
 )
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion, Stats
 
 TOKENIZER = make_tokenizer()
 USER = SamplingParams(temperature=1.2, max_tokens=48)

@@ -8,11 +8,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from peagle.engine.request import SamplingParams
-from peagle.engine.sampling import Sampler, Verdict, target_probabilities
+from peagle.engine.params import SamplingParams
+from peagle.engine.sampling import Choice, Sampler, target_probabilities
 
-Verify = Callable[[Sampler, Tensor, list[int]], Verdict]
-VERIFY: Verify = Sampler.verify  # before a test puts a wrong one in its place
+Choose = Callable[[Sampler, Tensor, list[int]], Choice]
+CHOOSE: Choose = Sampler.choose  # before a test puts a wrong one in its place
 
 
 def p_value(counts: Counter[tuple[int, int]], joint: np.ndarray) -> float:
@@ -74,24 +74,22 @@ def naive_logits(
     return adjusted
 
 
-def always_accept(sampler: Sampler, logits: Tensor, draft: list[int]) -> Verdict:
+def always_accept(sampler: Sampler, logits: Tensor, draft: list[int]) -> Choice:
     """Wrong: whatever was drafted is kept."""
     rows = sampler._rows(logits, draft)[-1:]
     p = target_probabilities(rows, sampler.params)[0]
-    return Verdict(len(draft), int(p.multinomial(1, generator=sampler._generator)))
+    last = int(p.multinomial(1, generator=sampler._generator))
+    return Choice([*draft, last], [True] * len(logits))
 
 
-def keep_residual(sampler: Sampler, logits: Tensor, draft: list[int]) -> Verdict:
+def keep_residual(sampler: Sampler, logits: Tensor, draft: list[int]) -> Choice:
     """Wrong: after a rejection the rejected token may be drawn again."""
     rows = target_probabilities(sampler._rows(logits, draft), sampler.params)
-    for position, p in enumerate(rows):
-        drawn = int(p.multinomial(1, generator=sampler._generator))
-        if (
-            position == len(draft)
-            or torch.rand((), generator=sampler._generator) >= p[draft[position]]
-        ):
-            return Verdict(position, drawn)
-    raise AssertionError
+    tokens = rows.multinomial(1, generator=sampler._generator)[:, 0].tolist()
+    for position, drafted in enumerate(draft):
+        if torch.rand((), generator=sampler._generator) < rows[position, drafted]:
+            tokens[position] = drafted
+    return Choice(tokens, [True] * len(logits))
 
 
 BROKEN = {"always": always_accept, "residual": keep_residual}

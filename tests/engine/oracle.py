@@ -4,12 +4,11 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from torch import Tensor
+import torch
 from transformers import GenerationConfig
 
-from peagle.engine.draft import Draft, NewSlots
-from peagle.engine.kv_cache import KVCache
-from peagle.model.drafter import Drafter
+from peagle.backends.batch import slots_of
+from peagle.engine.draft import Draft, NewSlots, Proposer
 from peagle.model.target import Target
 
 
@@ -25,12 +24,14 @@ class Oracle:
     _rows: dict[int, int] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(3))
 
-    def propose(self, drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Draft]:
+    def propose(self, proposer: Proposer, slots: list[NewSlots]) -> list[Draft]:
+        for new in slots:
+            at = torch.tensor(slots_of(new.blocks, new.start, len(new.ids)))
+            assert proposer.features.read(at).any(-1).all(), "the target has run every slot"
         return [Draft(tokens, [1.0] * len(tokens)) for tokens in map(self._one, slots)]
 
     def _one(self, new: NewSlots) -> list[int]:
         k, row = new.depth, new.blocks[0]
-        assert isinstance(new.features, Tensor) and len(new.features) == len(new.ids)
         if new.start == 0:
             self._rows[row] = self._find(new.ids)
         which = self._rows[row]

@@ -17,13 +17,13 @@ class Pool(RuleBasedStateMachine):
         super().__init__()
         self.pool, self.held, self.content = BlockPool(COUNT, SIZE), list[list[int]](), {}
 
-    @rule(count=st.integers(0, 4), behind=st.integers(0, COUNT - 1))
-    def allocate(self, count: int, behind: int) -> None:
+    @rule(count=st.integers(0, 4))
+    def allocate(self, count: int) -> None:
         if count > self.pool.free:
             with pytest.raises(AssertionError):
-                self.pool.allocate(count, behind)
+                self.pool.allocate(count)
             return
-        taken = self.pool.allocate(count, behind)
+        taken = self.pool.allocate(count)
         assert len(set(taken)) == count and not set(taken) & {b for h in self.held for b in h}
         for block in taken:  # what they held cannot be found any more
             self.content = {key: at for key, at in self.content.items() if at != block}
@@ -68,13 +68,16 @@ TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_blocks_follow_each_other_where_they_can() -> None:
-    pool = BlockPool(8, 4)
+def test_the_block_unused_for_longest_is_allocated() -> None:
+    pool = BlockPool(5, 4)
     assert pool.allocate(3) == [0, 1, 2]
     assert pool.allocate(2) == [3, 4]
-    assert pool.allocate(1, behind=2) == [5], "3 is taken: the one unused for longest"
-    pool.release([3, 4])
-    assert pool.allocate(2, behind=2) == [3, 4]
+    content = pool.remember(1, ROOT, range(5))
+    pool.remember(0, content, range(5))
+    pool.release([1])
+    pool.release([0])
+    pool.release([4])
+    assert pool.allocate(3) == [4, 1, 0], "first the block that holds nothing"
 
 
 def test_the_next_token_is_part_of_a_block() -> None:

@@ -1,18 +1,26 @@
 """What a token of KV cache takes, and what is measured before anything runs."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from tiny import METHODS, make_target
+from torch import Tensor
 
+from peagle.backends.base import TargetModel
+from peagle.backends.batch import Batch
+from peagle.backends.choose import choose_backend
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import TiledTarget
 from peagle.engine import memory
 from peagle.engine.costs import draft_curve, verify_curve
 from peagle.engine.depth import PROMPT
 from peagle.engine.llm import LLM
 from peagle.engine.memory import SHARE, default_max_batch, token_bytes
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
+from peagle.model.target import Target, TargetOutput
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -22,12 +30,13 @@ def test_token_bytes_are_what_the_caches_hold(
     llm = LLM(target, drafters[method], k=3, kv_tokens=160)
     llm.generate([[70, 71]], SamplingParams(max_tokens=4))
     held = 0
-    for cache in (llm.engine.target_cache, llm.engine.drafter_cache):
-        for keys, values in cache._layers.values():
+    proposer = llm.engine.proposer
+    assert proposer is not None
+    for cache in (llm.engine.cache, proposer.cache):
+        for keys, values in cache.layers:
             # The last block is for rows of padding.
             held += (keys[:-1].numel() + values[:-1].numel()) * keys.element_size()
-    kept = llm.engine.features._kept
-    assert kept is not None
+    kept = proposer.features._kept
     held += kept.numel() * kept.element_size()
     assert held == 160 * token_bytes(target, drafters[method])
 
@@ -53,23 +62,42 @@ def test_the_default_batch_is_by_device_and_memory(
     assert default_max_batch(target, None, wanted) == batch
 
 
+class Counting:
+    """A target's model that notes how many rows it is given."""
+
+    def __init__(self, model: TargetModel) -> None:
+        self.model, self.seen = model, set[int]()
+
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        self.seen.add(len(batch))
+        return self.model.forward(batch, cache, taps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_curves_are_of_the_rows_asked_for(
     target: Target, drafters: dict[Method, Drafter], exact: bool
 ) -> None:
-    """Whether the target has features to give, and whether its rows come in tiles or not."""
-    seen = list[int]()
-    hook = target.decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    target.exact(exact)
-    verify = verify_curve(target, 12)
-    target.exact(False)
-    hook.remove()
+    """Whether rows come in tiles or not."""
+    backend = choose_backend(target.device, target.dtype, exact=exact)
+    counting = Counting(backend.target(target))
+    verify = verify_curve(target, TiledTarget(counting) if exact else counting, 12)
     assert verify.rows == [1, 2, 4, 8, 12] and all(second > 0 for second in verify.seconds)
-    assert set(seen) == ({8} if exact else {1, 2, 4, 8, 12})
-    draft = draft_curve(drafters["p-eagle"], 6)
+    assert counting.seen == ({8} if exact else {1, 2, 4, 8, 12})
+    draft = draft_curve(drafters["p-eagle"], backend.drafter(drafters["p-eagle"]), 6)
     assert draft.rows == [1, 2, 4, 6, PROMPT] and all(second > 0 for second in draft.seconds)
+
+
+def test_a_target_is_measured_once_for_all_llms(target: Target, drafters) -> None:  # noqa: ANN001
+    """What one engine learns of its costs does not reach another's."""
+    llm = LLM(target, drafters["p-eagle"], max_batch=2)
+    one, two = llm.engine.depths, llm.use(drafters["eagle3"]).engine.depths
+    assert one is not None and two is not None
+    assert one.verify.seconds == two.verify.seconds
+    one.verify.observe([1], 9.0)
+    assert one.verify.seconds != two.verify.seconds
 
 
 def test_a_large_cache_costs_what_is_used_of_it(target: Target) -> None:

@@ -23,9 +23,9 @@ DRAFT = Curve({1: 0.0045, 10: 0.006, 24: 0.008, 72: 0.016, 124: 0.021, 256: 0.04
 class Running:
     answer: int
     left: int = PROMPT_TOKENS  # of what the target has to run
-    computed: int = 0
-    said: int = 0
-    slots: int = 0
+    num_computed_tokens: int = 0
+    emitted: int = 0
+    num_drafter_slots: int = 0
     draft: list[float] = field(default_factory=list)  # the chance of each token
 
 
@@ -56,12 +56,12 @@ def confidences(chance: random.Random) -> list[float]:
 def run(request: Running, tokens: int, depths: AdaptiveDepth, chance: random.Random) -> None:
     """A request's part of a forward of the target."""
     request.left -= tokens
-    request.computed += tokens
+    request.num_computed_tokens += tokens
     if not request.left:
         hits = [chance.random() < p for p in request.draft] + [False]
         depths.calibration.count(request.draft, hits.index(False))
-        request.said += hits.index(False) + 1
-        request.computed = PROMPT_TOKENS + request.said - 1
+        request.emitted += hits.index(False) + 1
+        request.num_computed_tokens = PROMPT_TOKENS + request.emitted - 1
         request.left, request.draft = 1, []
 
 
@@ -78,28 +78,30 @@ def serve(concurrency: int, requests: int, answer: int, seed: int, *, drafts: bo
     while waiting or running:
         running += [waiting.pop(0) for _ in waiting[: concurrency - len(running)]]
         decoding, room, works = True, CHUNK, list[tuple[Running, int]]()
-        for request in sorted(running, key=lambda r: not r.said):
+        for request in sorted(running, key=lambda r: not r.emitted):
             if tokens := min(room, request.left):
                 works.append((request, tokens))
-                room, decoding = room - tokens, decoding and request.said > 0
+                room, decoding = room - tokens, decoding and request.emitted > 0
         rows = sum(tokens for _, tokens in works)
         spent, shown = spent + VERIFY(rows), clock(VERIFY(rows))
         for request, tokens in works:
             run(request, tokens, depths, chance)
-        running = [r for r in running if r.said < answer]
+        running = [r for r in running if r.emitted < answer]
         if decoding:
             depths.verify.observe([rows], shown)
-        going = [r for r, _ in works if r.said < answer]
+        going = [r for r, _ in works if r.emitted < answer]
         if not going or not drafts:
             continue
-        asks = [Ask(r.computed - r.slots, answer - r.said - 1) for r in going]
+        asks = [
+            Ask(r.num_computed_tokens - r.num_drafter_slots, answer - r.emitted - 1) for r in going
+        ]
         load = min(concurrency, len(running) + len(waiting))
         slots = 0
         for request, depth in zip(going, depths.choose(load, asks), strict=True):
             if depth:
-                slots += request.computed - request.slots
-                request.slots = request.computed
-                if request.said:
+                slots += request.num_computed_tokens - request.num_drafter_slots
+                request.num_drafter_slots = request.num_computed_tokens
+                if request.emitted:
                     slots += depth - 1
                     request.draft = confidences(chance)[:depth]
                     del request.draft[depths.trim(request.draft) :]

@@ -5,11 +5,12 @@ import torch
 from tiny import METHODS, make_drafter, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from peagle.engine.engine import tiles
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span
+from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.choose import choose_backend
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import TiledTarget
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
-from peagle.model.attend import ROW_TILE
+from peagle.engine.params import SamplingParams
 from peagle.model.config import Method
 from peagle.model.target import Target
 
@@ -27,34 +28,27 @@ def wide_target(dtype: torch.dtype) -> Target:
 
 
 def logits_behind(target: Target, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """Logits of the tokens behind the prefix, run so many at a time."""
-    cache, start, rows = KVCache(64, 16), 0, []
+    """Logits of the tokens behind the prefix, run so many at a time in the deterministic mode."""
+    blocks = range(-(-len(ids) // BLOCK))
+    cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
+    model = TiledTarget(choose_backend(target.device, target.dtype, exact=True).target(target))
+    start, rows = 0, list[torch.Tensor]()
     for length in [PREFIX, *lengths]:
-        most = PREFIX if start == 0 else ROW_TILE
-        for tile in tiles([Span(range(64), start, length)], most):
-            at = torch.arange(tile[0].start, tile[0].end)
-            attend = CachedAttend(cache, tile, tiled=True)
-            rows.append(target.logits(target.forward(ids[at], at, attend).hidden))
+        batch = Batch.of([Span(blocks, start, ids[start : start + length].tolist())])
+        hidden = model.forward(batch, cache, ()).hidden
+        if start:
+            rows.append(model.logits(hidden))
         start += length
-    return torch.cat(rows[1:])
+    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_the_same_one_by_one_and_together(dtype: torch.dtype) -> None:
     target = wide_target(dtype)
-    target.exact(True)
     ids = torch.randint(5, 512, (PREFIX + ROWS,), generator=torch.Generator().manual_seed(1))
     singly = logits_behind(target, ids, [1] * ROWS)
     for lengths in ([ROWS], [1, ROWS - 1], [3, 3, ROWS - 6], [9, ROWS - 9]):
         assert torch.equal(singly, logits_behind(target, ids, lengths)), lengths
-
-
-def test_tiles_hold_all_tokens_in_their_order() -> None:
-    spans = [Span([4], 2, 5), Span([1], 0, 9), Span([3], 7, 1), Span([2], 1, 2)]
-    found = list(tiles(spans, 8))
-    assert [sum(span.length for span in tile) for tile in found] == [8, 8, 1]
-    tokens = [(s.blocks[0], at) for tile in found for s in tile for at in range(s.start, s.end)]
-    assert tokens == [(s.blocks[0], at) for s in spans for at in range(s.start, s.end)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -75,11 +69,3 @@ def test_tokens_are_those_of_each_request_alone(dtype: torch.dtype, method: Meth
         for _ in range(times):  # the second time prompts are found in the cache
             found = [done.token_ids for done in llm.generate(prompts, params)]
             assert found == alone, (k, batch)
-
-
-def test_mode_belongs_to_the_engine_not_to_the_target(target: Target) -> None:
-    exact, fast = LLM(target, deterministic=True), LLM(target)
-    exact.generate([[5, 6, 7]])
-    assert target.row_tile == ROW_TILE
-    fast.generate([[5, 6, 7]])
-    assert target.row_tile == 1

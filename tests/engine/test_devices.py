@@ -1,32 +1,55 @@
 """What runs on a GPU has there all it multiplies: shown without one, by tensors that know nothing
 but their device. (Values, and what brings them to the host, they do not have.)"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from peagle.engine.draft import NewSlots, _autoregressive, _parallel, _projected
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
-from peagle.engine.request import SamplingParams
+from peagle.backends import torch as reference
+from peagle.backends.batch import Batch, Span
+from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.backends.torch import TorchAttend, TorchBackend, View
+from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Sampler
-from peagle.model.attend import AttentionSpec
+from peagle.model.attention import AttentionSpec, HeadShape
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 GPU = torch.device("meta")  # fake tensors of cuda cannot be sliced where torch has none
 SPANS = {
-    "a prompt": [Span([0, 1, 2], 0, 40)],
-    "several drafts": [Span([0, 3], 20, 4), Span([1, 2], 18, 4), Span([4, 5], 30, 1)],
-    "drafts beside a prompt": [Span([0, 3], 20, 4), Span([5, 6], 21, 4), Span([2, 1, 4], 0, 40)],
-}
+    "a prompt": [Span([0, 1, 2], 0, [5] * 40)],
+    "several drafts": [
+        Span([0, 3], 20, [5] * 4), Span([1, 2], 18, [5] * 4), Span([4, 5], 30, [5]),
+    ],
+    "drafts beside a prompt": [
+        Span([0, 3], 20, [5] * 4), Span([5, 6], 21, [5] * 4), Span([2, 1, 4], 0, [5] * 40),
+    ],
+}  # fmt: skip
+TREE = [[], [1], [2], [1, 3]]
+EVERY_KIND = [*SPANS["drafts beside a prompt"], Span([7], 9, [5] * 4, TREE)]
 
 
 @pytest.fixture(autouse=True)
-def fake() -> Iterator[None]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What says where keys lie is on the host, and has values."""
+    batch_of, views = Batch.of, reference.views
+
+    def real_batch(spans: Sequence[Span], ids: Tensor | None = None) -> Batch:
+        with unset_fake_temporarily():
+            return batch_of(spans, ids)
+
+    def real_views(batch: Batch) -> list[View]:
+        with unset_fake_temporarily():
+            return list(views(batch))
+
+    monkeypatch.setattr(Batch, "of", real_batch)
+    monkeypatch.setattr(reference, "views", real_views)
     with FakeTensorMode(allow_non_fake_inputs=True):  # weights made before
         yield
 
@@ -35,18 +58,25 @@ def on_gpu(*shape: int) -> Tensor:
     return torch.empty(*shape, device=GPU)
 
 
-@pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
-@pytest.mark.parametrize("tiled", [False, True])
+def test_the_check_notices_what_is_on_the_host() -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        on_gpu(3) + torch.empty(3)
+
+
+@pytest.mark.parametrize("spans", [*SPANS.values(), EVERY_KIND], ids=[*SPANS, "trees too"])
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "window", "capped", "sinks"])
-def test_attention(spans: list[Span], tiled: bool, kind: str) -> None:
+def test_attention(spans: list[Span], exact: bool, kind: str) -> None:
     sinks = on_gpu(4) if kind == "sinks" else None
     spec = AttentionSpec(
         1.0, 16 if kind == "window" else None, 2.0 if kind == "capped" else None, sinks
     )
-    tokens = sum(span.length for span in spans)
-    attend = CachedAttend(KVCache(8, 16), spans, tiled=tiled)
-    out = attend(0, on_gpu(tokens, 4, 8), on_gpu(tokens, 2, 8), on_gpu(tokens, 2, 8), spec)
-    assert out.device == GPU and out.shape == (tokens, 4, 8)
+    batch = Batch.of(spans)
+    cache = KVCache(8, [HeadShape(2, 8, 8)], torch.float32, GPU)
+    attend = TorchAttend(batch, cache, exact=exact)
+    rows = len(batch)
+    out = attend(0, on_gpu(rows, 4, 8), on_gpu(rows, 2, 8), on_gpu(rows, 2, 8), spec)
+    assert out.device == GPU and out.shape == (rows, 4, 8)
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -64,21 +94,23 @@ def models(request: pytest.FixtureRequest) -> tuple[Target, Drafter]:
 def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
     """Verification and drafts; only what is brought to the host is left out."""
     target, drafter = models
-    target.tap(drafter.config.feature_layers)
-    tokens = sum(span.length for span in spans)
-    ids = torch.zeros(tokens, dtype=torch.int64, device=GPU)
-    out = target.forward(ids, positions(spans, GPU), CachedAttend(KVCache(8, 16), spans))
-    assert out.features is not None
-    assert target.logits(out.hidden[-2:]).device == GPU
-    parts = out.features.split([span.length for span in spans])
+    config, backend = drafter.config, TorchBackend()
+    batch = Batch.of(spans)
+    cache = KVCache(8, target.kv_shapes, target.dtype, GPU)
+    model = backend.target(target)
+    out = model.forward(batch, cache, config.feature_layers)
+    assert model.logits(out.hidden[-2:]).device == GPU
+    features = FeatureCache(8, config.feature_width, target.dtype, GPU)
+    features.write(batch.slot_mapping, out.features)
+    drafters_cache = KVCache(8, drafter.kv_shapes, target.dtype, GPU)
+    proposer = Proposer(drafter, backend.drafter(drafter), drafters_cache, features)
     slots = [
-        NewSlots([*span.blocks, 7], span.start, [5] * span.length, part, depth)
-        for span, part, depth in zip(spans, parts, (3, 2, 1), strict=False)
+        NewSlots([*span.blocks, 7], span.start, list(span.ids), depth)
+        for span, depth in zip(spans, (3, 2, 1), strict=False)
     ]
-    features = _projected(drafter, [out.features])
-    run = _parallel if drafter.config.method == "p-eagle" else _autoregressive
-    drafts = run(drafter, KVCache(8, 16), slots, features, [None] * len(slots))
-    assert all(draft.tokens.device == draft.sure.device == GPU for draft in drafts)
+    run = proposer._in_parallel if proposer.parallel else proposer._one_by_one
+    drafts = run(slots, features.read(batch.slot_mapping), [None] * len(slots))
+    assert all(draft.tokens.device == draft.probs.device == GPU for draft in drafts)
 
 
 def test_sampling() -> None:

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
+from torch import Tensor
 
 from peagle.engine.llm import LLM, Run
-from peagle.engine.request import SamplingParams
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import SamplingParams
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -16,6 +17,12 @@ NORMS = {"norm_before_residual": True, "norm_output": True}
 CASES = [({}, 1, 2), ({}, 8, 4), (NORMS, 3, 1), ({"fc_norm": True}, 4, 3)]  # flags, K, batch
 
 
+def draft_tokens(drafter: Drafter, normed: Tensor) -> list[int]:
+    """The likeliest target ids of slots."""
+    best: list[int] = drafter.target_ids[drafter.logits(normed).argmax(-1)].tolist()
+    return best
+
+
 def parallel(drafter: Drafter, target: Target, tokens: list[int], k: int) -> list[int]:
     """Slots 0 … m−1 real, then k − 1 placeholders; the last k predict."""
     m = len(tokens) - 1
@@ -23,7 +30,7 @@ def parallel(drafter: Drafter, target: Target, tokens: list[int], k: int) -> lis
     real = drafter.project(features_of(target, drafter, tokens[:-1]))
     features = torch.cat([real, drafter.placeholders(torch.arange(1, k))])
     out = drafter(ids, features, torch.arange(m + k - 1), CausalAttend())
-    return drafter.draft_tokens(out.normed[m - 1 :]).tolist()
+    return draft_tokens(drafter, out.normed[m - 1 :])
 
 
 def autoregressive(drafter: Drafter, target: Target, tokens: list[int], k: int) -> list[int]:
@@ -33,7 +40,7 @@ def autoregressive(drafter: Drafter, target: Target, tokens: list[int], k: int) 
     drafts = list[int]()
     for _ in range(k):
         out = drafter(ids, features, torch.arange(len(ids)), CausalAttend())
-        drafts.append(int(drafter.draft_tokens(out.normed[-1:])))
+        drafts += draft_tokens(drafter, out.normed[-1:])
         ids = torch.cat([ids, torch.tensor(drafts[-1:])])
         features = torch.cat([features, out.recurrent[-1:]])
     return drafts

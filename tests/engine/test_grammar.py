@@ -9,8 +9,9 @@ from tiny import make_target, make_tokenizer
 from torch import Tensor
 
 from peagle.config import InputError
-from peagle.engine.grammar import Grammars, Matcher
-from peagle.engine.request import RequestFailure, SamplingParams
+from peagle.engine.grammar import Matcher
+from peagle.engine.grammars import Grammars
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()

@@ -12,9 +12,9 @@ from tiny import make_target
 
 from peagle.config import InputError
 from peagle.engine import judge as judges
-from peagle.engine.grammar import LIMITS, Grammars, measure, too_large
+from peagle.engine.grammars import LIMITS, Grammars, measure, too_large
 from peagle.engine.judge import Judge
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 
 def chain(size: int) -> str:

@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.engine.draft import NewSlots
-from peagle.engine.grammar import Grammars, Matcher
+from peagle.engine.grammar import Matcher
+from peagle.engine.grammars import Grammars
 from peagle.engine.llm import LLM, Run
-from peagle.engine.request import SamplingParams
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import SamplingParams
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -246,7 +247,7 @@ def test_drafts_that_ignore_the_grammar_are_hardly_accepted(
     def lengths(through: bool) -> float:
         with pytest.MonkeyPatch.context() as patch:
             if not through:
-                patch.setattr("peagle.engine.engine.NewSlots", lambda *new: NewSlots(*new[:5]))
+                patch.setattr("peagle.engine.engine.NewSlots", lambda *new: NewSlots(*new[:4]))
             llm = LLM(wide, wide_drafters["p-eagle"], k=4, max_batch=8)
             texts = [SamplingParams(max_tokens=60, json_schema=schema(m)) for m in MODELS]
             done = llm.generate(random_prompts(20), texts)

@@ -9,8 +9,9 @@ from tiny import METHODS, make_target, random_prompts
 
 from peagle.config import InputError, InputWarning
 from peagle.engine.llm import LLM, Run
-from peagle.engine.request import Completion, SamplingParams, Stats
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion, Stats
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -178,14 +179,13 @@ def test_use_switches_heads(target: Target, drafters: dict[Method, Drafter]) -> 
     assert llm.method == "none" and total(llm.generate(PROMPTS, params)).rounds == 0
     plain = outcome(llm.generate(PROMPTS, params))
     for method, drafter in drafters.items():
-        llm.use(drafter)
-        assert (llm.method, llm.k, llm.adaptive) == (method, drafter.config.depths, True)
-        assert outcome(llm.generate(PROMPTS, params)) == plain
-        llm.use(drafter, llm.k)
-        done = llm.generate(PROMPTS, params)
+        used = llm.use(drafter)
+        assert (used.method, used.k, used.adaptive) == (method, drafter.config.depths, True)
+        assert outcome(used.generate(PROMPTS, params)) == plain
+        fixed = used.use(drafter, used.k)
+        done = fixed.generate(PROMPTS, params)
         assert outcome(done) == plain and total(done).rounds > 0
-    llm.use(None)
-    assert total(llm.generate(PROMPTS, params)).rounds == 0
+        assert total(fixed.use(None).generate(PROMPTS, params)).rounds == 0
 
 
 def test_k_above_what_a_head_was_trained_for_warns_once(
@@ -230,7 +230,7 @@ def test_bad_prompts(target: Target, prompts: list[str | list[int]], message: st
 
 
 def test_bad_arguments(target: Target, drafters: dict[Method, Drafter]) -> None:
-    with pytest.raises(InputError, match="k 0: num_speculative_tokens must be at least 1"):
+    with pytest.raises(InputError, match="k 0: must be at least 1"):
         LLM(target, drafters["eagle3"], k=0)
     with pytest.raises(InputError, match="max_batch 0"):
         LLM(target, max_batch=0)

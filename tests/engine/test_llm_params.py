@@ -9,8 +9,9 @@ from tiny import METHODS, make_target, random_prompts
 
 from peagle.config import InputError
 from peagle.engine.llm import LLM, Run
-from peagle.engine.request import Completion, RequestFailure, SamplingParams
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import RequestFailure, SamplingParams
+from peagle.engine.request import Completion
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

@@ -10,8 +10,9 @@ from chisquare import BROKEN, naive_logits, naive_probabilities, p_value
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
-from peagle.model.attend import CausalAttend
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.target import Target
 
@@ -78,7 +79,7 @@ def test_joint_law(small: Target, method: Method, params: SamplingParams) -> Non
 def test_wrong_rules_are_noticed(
     small: Target, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    monkeypatch.setattr("peagle.engine.sampling.Sampler.verify", BROKEN[broken])
+    monkeypatch.setattr("peagle.engine.sampling.Sampler.choose", BROKEN[broken])
     params = SamplingParams(temperature=1.3, top_p=0.9)
     counts = count(sample(small, "p-eagle", params))
     assert p_value(counts, exact_joint(small, params)) < 1e-6

@@ -5,7 +5,8 @@ from oracle import Oracle, end_at
 from tiny import METHODS, make_drafter, make_target, make_tokenizer, random_prompts
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

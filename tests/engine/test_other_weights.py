@@ -1,4 +1,4 @@
-"""A target with quantised or packed weights is like any other: drafting changes nothing."""
+"""A target with quantised weights is like any other: drafting changes nothing."""
 
 import warnings
 
@@ -8,13 +8,12 @@ from oracle import Oracle
 from test_deterministic import logits_behind, wide_target
 from tiny import METHODS, make_drafter, random_prompts
 
+from peagle.backends.cpu.quantized import KINDS, quantize
 from peagle.config import InputWarning
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
-from peagle.model.attend import ROW_TILE
+from peagle.engine.params import SamplingParams
+from peagle.model.attention import ROW_TILE
 from peagle.model.config import Method
-from peagle.model.packed import pack
-from peagle.model.quantized import KINDS, quantize_layers
 from peagle.model.target import Target
 
 PROMPTS = [*random_prompts(3), list(range(5, 75))]  # the last: a product for many rows
@@ -25,8 +24,7 @@ def quantized(kind: str, dtype: torch.dtype) -> Target:
     target = wide_target(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error", InputWarning)  # every matrix has a shape for it
-        quantize_layers(target, kind)
-    return target.pack()
+        return quantize(target, kind)
 
 
 def greedy(llm: LLM, length: int = LENGTH) -> list[list[int]]:
@@ -51,18 +49,16 @@ def test_accepted_drafts_change_nothing(kind: str, batch: int, oracle: Oracle) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_that_guess_change_nothing_bit_for_bit(kind: str, method: Method) -> None:
     target = quantized(kind, torch.bfloat16)
-    drafter = pack(make_drafter(target, method).bfloat16())
+    drafter = make_drafter(target, method).bfloat16()
     plain = greedy(LLM(target, max_batch=1, deterministic=True))
     llm = LLM(target, drafter, k=7, max_batch=1, deterministic=True)
     assert greedy(llm) == plain
 
 
-@pytest.mark.parametrize("kind", [None, *KINDS])
-def test_rows_are_the_same_one_by_one_and_together(kind: str | None) -> None:
-    """The deterministic mode over packed and quantised weights."""
-    bf16 = torch.bfloat16
-    target = wide_target(bf16).pack() if kind is None else quantized(kind, bf16)
-    target.row_tile = ROW_TILE
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_the_same_one_by_one_and_together(kind: str) -> None:
+    """The deterministic mode over quantised weights."""
+    target = quantized(kind, torch.bfloat16)
     ids = torch.randint(5, 512, (510 + ROW_TILE,), generator=torch.Generator().manual_seed(1))
     singly = logits_behind(target, ids, [1] * ROW_TILE)
     for blocks in ([ROW_TILE], [1, ROW_TILE - 1]):

@@ -3,7 +3,8 @@
 import pytest
 
 from peagle.config import InputError
-from peagle.engine.request import Request, SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request, Stats
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,6 @@ def test_stats_add() -> None:
 
 
 def test_pending_is_what_was_not_run() -> None:
-    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), computed=3, draft=[9, 10])
-    assert request.pending == [8, 9, 10]
+    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), num_computed_tokens=3, draft=[9, 10])
+    assert request.pending == [8, 9, 10] and request.num_pending == 3
     assert request.output == [8]

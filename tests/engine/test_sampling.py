@@ -9,8 +9,8 @@ import pytest
 import torch
 from chisquare import (
     BROKEN,
-    VERIFY,
-    Verify,
+    CHOOSE,
+    Choose,
     naive_logits,
     naive_probabilities,
     p_value,
@@ -24,9 +24,9 @@ from transformers import (
 )
 
 from peagle.config import InputError
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.penalties import Penalties
-from peagle.engine.request import RequestFailure, SamplingParams
-from peagle.engine.sampling import NUCLEUS, Sampler, Verdict, target_probabilities
+from peagle.engine.sampling import NUCLEUS, Choice, Sampler, accept, greedy, target_probabilities
 
 FILTERS = [
     SamplingParams(temperature=t, top_p=top_p, top_k=top_k, min_p=min_p)
@@ -93,28 +93,37 @@ def test_nucleus_of_a_large_vocabulary() -> None:
     assert (target_probabilities(flat, params) > 0).sum(-1).min() > NUCLEUS
 
 
+def judge(chooser: Sampler, logits: Tensor, draft: list[int], choose: Choose = CHOOSE) -> list[int]:
+    """The tokens that a round emits."""
+    choice = choose(chooser, logits, draft)
+    return choice.tokens[: accept(choice, draft) + 1]
+
+
 def sampler(params: SamplingParams, vocabulary: int, seed: int = 0) -> Sampler:
     return Sampler(params, [0], torch.Generator().manual_seed(seed), vocabulary)
 
 
 @pytest.mark.parametrize(
-    ("draft", "accepted", "token"),
-    [([], 0, 3), ([3], 1, 1), ([2], 0, 3), ([3, 1], 2, 4), ([3, 2], 1, 1), ([2, 1], 0, 3)],
+    ("draft", "emitted"),
+    [([], [3]), ([3], [3, 1]), ([2], [3]), ([3, 1], [3, 1, 4]), ([3, 2], [3, 1]), ([2, 1], [3])],
 )
-def test_greedy_by_hand(draft: list[int], accepted: int, token: int) -> None:
+def test_greedy_by_hand(draft: list[int], emitted: list[int]) -> None:
     logits = torch.zeros(3, 6)
     logits[[0, 1, 2], [3, 1, 4]] = 1.0
-    verdict = sampler(SamplingParams(), 6).verify(logits[: len(draft) + 1], draft)
-    assert verdict == (accepted, token, None)
+    assert judge(sampler(SamplingParams(), 6), logits[: len(draft) + 1], draft) == emitted
 
 
 def test_certain_tokens_are_always_accepted_and_impossible_ones_never() -> None:
     logits = torch.full((2, 4), -100.0)
     logits[:, 2] = 0
-    judge = sampler(SamplingParams(temperature=1), 4)
-    assert {judge.verify(logits, [2])[:2] for _ in range(300)} == {(1, 2)}
-    judge = sampler(SamplingParams(temperature=5, top_k=1), 4)
-    assert {judge.verify(logits, [1])[:2] for _ in range(300)} == {(0, 2)}
+    for params, draft, emitted in (
+        (SamplingParams(temperature=1), [2], [2, 2]),
+        (SamplingParams(temperature=5, top_k=1), [1], [2]),
+    ):
+        chooser = sampler(params, 4)
+        for _ in range(300):
+            assert judge(chooser, logits, draft) == emitted
+            chooser.commit(emitted)
 
 
 class Chain:
@@ -132,7 +141,7 @@ class Chain:
         first = self.law(params, [0])
         return np.array([p * self.law(params, [0, a]) for a, p in enumerate(first)])
 
-    def pairs(self, judge: Verify, params: SamplingParams, draws: int) -> Counter[tuple[int, int]]:
+    def pairs(self, choose: Choose, params: SamplingParams, draws: int) -> Counter[tuple[int, int]]:
         """The first two tokens of `draws` generations of two drafted tokens a round."""
         generator, counts = torch.Generator().manual_seed(11), Counter[tuple[int, int]]()
         for _ in range(draws):
@@ -140,8 +149,7 @@ class Chain:
             while len(said) < 3:
                 first = self.guess[said[-1]]
                 draft = [first, self.guess[first]]
-                accepted, token, _ = judge(chooser, self.table[[said[-1], *draft]], draft)
-                emitted = [*draft[:accepted], token]
+                emitted = judge(chooser, self.table[[said[-1], *draft]], draft, choose)
                 chooser.commit(emitted)
                 said += emitted
             counts[said[1], said[2]] += 1
@@ -164,7 +172,7 @@ LAWS = [
 @pytest.mark.parametrize("params", LAWS)
 def test_two_positions_have_the_targets_joint_law(params: SamplingParams) -> None:
     chain = Chain()
-    counts = chain.pairs(VERIFY, params, DRAWS)
+    counts = chain.pairs(CHOOSE, params, DRAWS)
     assert p_value(counts, chain.joint(params)) > 0.001
     assert len(counts) > 4, "a law worth testing"
 
@@ -180,10 +188,10 @@ def test_the_check_notices_wrong_rules(broken: str) -> None:
 def test_the_check_notices_penalties_that_forget_the_draft(monkeypatch) -> None:  # noqa: ANN001
     chain, params = Chain(), SamplingParams(temperature=0.8, frequency_penalty=2)
     chain.guess = [1] * 6  # likely, and again within a draft
-    assert p_value(chain.pairs(VERIFY, params, DRAWS), chain.joint(params)) > 0.001
+    assert p_value(chain.pairs(CHOOSE, params, DRAWS), chain.joint(params)) > 0.001
     apply = Penalties.apply
     monkeypatch.setattr(Penalties, "apply", lambda self, rows, draft: apply(self, rows, []))
-    assert p_value(chain.pairs(VERIFY, params, DRAWS), chain.joint(params)) < 1e-6
+    assert p_value(chain.pairs(CHOOSE, params, DRAWS), chain.joint(params)) < 1e-6
 
 
 EVERYTHING = SamplingParams(
@@ -228,11 +236,11 @@ def test_logprobs_are_a_plain_log_softmax(temperature: float, count: int) -> Non
     logits = random_logits(4, 30, seed=9).bfloat16()
     expected = torch.log_softmax(logits.double(), -1)
     best = sampler(replace(params, temperature=0), 30)._rows(logits, [0, 0, 0]).argmax(-1)
-    verdict = sampler(params, 30).verify(logits, [int(best[0]), 0, 0])
-    emitted = [int(best[0]), 0, 0][: verdict.accepted] + [verdict.token]
-    assert verdict.logprobs is not None
-    assert [entry.token for entry in verdict.logprobs] == emitted
-    for entry, row in zip(verdict.logprobs, expected, strict=False):
+    chooser = sampler(params, 30)
+    emitted = judge(chooser, logits, [int(best[0]), 0, 0])
+    logprobs = chooser.logprobs(logits, emitted)
+    assert [entry.token for entry in logprobs] == emitted
+    for entry, row in zip(logprobs, expected, strict=False):
         assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-5)
         tokens, values = zip(*entry.top, strict=True) if entry.top else ((), ())
         assert list(values) == pytest.approx(row[list(tokens)].tolist(), abs=1e-5)
@@ -245,7 +253,7 @@ def test_logprobs_are_a_plain_log_softmax(temperature: float, count: int) -> Non
         (SamplingParams(), True),
         (SamplingParams(temperature=1e-6, top_p=0.5, stop_token_ids=(3,)), True),
         (SamplingParams(temperature=0.5), False),
-        (SamplingParams(logprobs=0), False),
+        (SamplingParams(logprobs=0), True),
         (SamplingParams(logit_bias={1: 1}), False),
         (SamplingParams(repetition_penalty=1.1), False),
         (SamplingParams(presence_penalty=0.1), False),
@@ -253,7 +261,23 @@ def test_logprobs_are_a_plain_log_softmax(temperature: float, count: int) -> Non
     ],
 )
 def test_plain(params: SamplingParams, plain: bool) -> None:
-    assert sampler(params, 6).plain == plain
+    """Then the argmax of all requests' logits may be taken at once."""
+    chooser, logits = sampler(params, 6), random_logits(3, 6, seed=10)
+    assert chooser.plain == plain
+    if plain:
+        assert chooser.choose(logits, [1, 2]) == greedy(logits)
+
+
+def test_logprobs_are_given_only_where_asked_for() -> None:
+    assert sampler(SamplingParams(), 6).logprobs(random_logits(1, 6), [2]) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "draft", "accepted"),
+    [([4], [], 0), ([4, 5], [4], 1), ([4, 5], [5], 0), ([4, 5, 6], [4, 6], 1), ([4, 5], [3], 0)],
+)
+def test_accept_by_hand(chosen: list[int], draft: list[int], accepted: int) -> None:
+    assert accept(Choice(chosen, [True] * len(chosen)), draft) == accepted
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -264,10 +288,10 @@ def test_logits_that_are_not_finite_fail_one_request(temperature: float, bad: fl
     logits[0, 3] = 200
     logits[1] = bad
     with pytest.raises(RequestFailure, match="NaN or infinite"):
-        sampler(params, 5).verify(logits, [3])
+        judge(sampler(params, 5), logits, [3])
     logits[0, 1] = float("-inf")  # a token the target never says
-    assert sampler(params, 5).verify(logits[:1], []).token == 3
-    assert sampler(params, 5).verify(logits, [2]) == Verdict(0, 3), "a row that is never read"
+    assert judge(sampler(params, 5), logits[:1], []) == [3]
+    assert judge(sampler(params, 5), logits, [2]) == [3], "a row that is never read"
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 5e-324}, {"min_p": 1.0}, {"top_k": 1}])

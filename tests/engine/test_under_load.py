@@ -8,13 +8,12 @@ import torch
 from tiny import METHODS
 
 from peagle.config import InputError
-from peagle.engine import engine
 from peagle.engine.depth import PROBE, PROBING, RECENT, Curve
-from peagle.engine.draft import Draft, NewSlots
+from peagle.engine.draft import Draft, NewSlots, Proposer
 from peagle.engine.engine import Engine
-from peagle.engine.kv_cache import KVCache
 from peagle.engine.llm import LLM, Run
-from peagle.engine.request import Request, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -68,7 +67,7 @@ def test_under_load(
         for _ in range(chance.choice([0, 0, 1, 2, 9])):
             if arriving:
                 request = arriving.pop(chance.randrange(len(arriving)))
-                engine.prepare(request)
+                llm.prepare(request)
                 engine.add(request)
         for where in (engine.scheduler.waiting, engine.scheduler.running):
             if where and chance.random() < 0.02:
@@ -116,13 +115,13 @@ def test_prompts_are_found_where_nothing_is_drafted(
 @pytest.fixture
 def proposed(monkeypatch: pytest.MonkeyPatch) -> list[list[NewSlots]]:
     """What the drafter is given, round by round."""
-    seen, propose = list[list[NewSlots]](), engine.propose
+    seen, propose = list[list[NewSlots]](), Proposer.propose
 
-    def noted(drafter: Drafter, cache: KVCache, slots: list[NewSlots]) -> list[Draft]:
+    def noted(proposer: Proposer, slots: list[NewSlots]) -> list[Draft]:
         seen.append(slots)
-        return propose(drafter, cache, slots)
+        return propose(proposer, slots)
 
-    monkeypatch.setattr(engine, "propose", noted)
+    monkeypatch.setattr(Proposer, "propose", noted)
     return seen
 
 
@@ -150,9 +149,7 @@ def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
         run = Run(LLM(target, drafter, k=3), [tokens[:-1]], SamplingParams(max_tokens=9))
         run.step()
         [request] = run.requests
-        found = tuple(request.tokens), request.draft
-        run.close()  # the target is free for the next engine
-        if found != (tokens, draft):
+        if (tuple(request.tokens), request.draft) != (tokens, draft):
             return False
     return len({tuple(draft) for draft in seen.values()}) > 2
 
@@ -217,7 +214,9 @@ def test_one_that_fails_fails_alone(target: Target, drafters: dict[Method, Draft
     params = SamplingParams(max_tokens=12)
     wanted = [c.token_ids for c in LLM(target).generate(prompts, params)]
     llm = LLM(target, drafters["p-eagle"], k=2, max_batch=3, kv_tokens=100)
-    run, logits, calls = Run(llm, prompts, params), target.logits, 0
+    run, calls = Run(llm, prompts, params), 0
+    model = llm.engine.model
+    logits = model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
         nonlocal calls
@@ -227,11 +226,9 @@ def test_one_that_fails_fails_alone(target: Target, drafters: dict[Method, Draft
             out[0] = float("nan")
         return out
 
-    target.logits = broken  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "logits", broken)
         list(run)
-    finally:
-        target.logits = logits  # type: ignore[method-assign]
     failed, *fine = run.completions()
     assert failed.finish_reason == "error" and "NaN" in str(failed.failure)
     assert [c.token_ids for c in fine] == wanted[1:]

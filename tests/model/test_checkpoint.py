@@ -22,7 +22,7 @@ from tiny_heads import (
 from torch import Tensor
 
 from peagle.config import InputError
-from peagle.model.checkpoint import Dialect, read_config, read_tensors, save_drafter
+from peagle.model.checkpoint import Dialect, load_drafter, read_config, read_tensors, save_drafter
 from peagle.model.config import DrafterConfig, Embedding, Method
 from peagle.model.drafter import Drafter
 
@@ -74,7 +74,7 @@ def test_round_trip(
     config = head_config(method, embedding, kind=kind, depths=5, provenance=provenance)
     head = make_head(config, target=target)
     save_drafter(head, tmp_path / "head", dialect, dtype=None)
-    loaded = Drafter.load(tmp_path / "head", target)
+    loaded = load_drafter(tmp_path / "head", target)
     if dialect == "native" or embedding != "mask-row":
         same_tensors(loaded.state_dict(), head.state_dict())
         assert facts(loaded.config) == facts(config)
@@ -122,7 +122,7 @@ def test_bf16_is_the_default(dialect: Dialect, target: Any, tmp_path: Path) -> N
     assert raw.get("transformer_layer_config", raw)["dtype"] == "bfloat16"
     stored = read_tensors(tmp_path / "head")
     assert stored["fc.weight"].dtype == torch.bfloat16 and stored["d2t"].dtype == torch.int64
-    loaded = Drafter.load(tmp_path / "head", target).state_dict()
+    loaded = load_drafter(tmp_path / "head", target).state_dict()
     rounded = {
         name: t.bfloat16().float() if t.is_floating_point() else t
         for name, t in head.state_dict().items()
@@ -134,7 +134,7 @@ def test_the_head_takes_the_targets_dtype(tmp_path: Path) -> None:
     target = tiny_target()
     save_drafter(make_head(head_config()), tmp_path / "head", dtype=None)
     target.dtype = torch.bfloat16
-    loaded = Drafter.load(tmp_path / "head", target)
+    loaded = load_drafter(tmp_path / "head", target)
     assert loaded.fc.weight.dtype == torch.bfloat16 and loaded.d2t.dtype == torch.int64
 
 
@@ -206,7 +206,7 @@ def test_saving_again_replaces_the_head_and_keeps_its_card(target: Any, tmp_path
     (tmp_path / "head" / "stale.safetensors").write_bytes(b"")
     second = make_head(head_config(), seed=1)
     save_drafter(second, tmp_path / "head", dtype=None)
-    same_tensors(Drafter.load(tmp_path / "head", target).state_dict(), second.state_dict())
+    same_tensors(load_drafter(tmp_path / "head", target).state_dict(), second.state_dict())
     assert (tmp_path / "head" / "README.md").read_text() == "card"
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
@@ -221,7 +221,7 @@ def test_other_names_of_the_first_layer(target: Any, tmp_path: Path) -> None:
     renamed["model.norm.weight"] = renamed.pop("norm.weight")
     renamed["mask_hidden"] = renamed["mask_hidden"][0]  # (1, 3H) is seen too
     save_file(renamed, file)
-    same_tensors(Drafter.load(tmp_path / "head", target).state_dict(), head.state_dict())
+    same_tensors(load_drafter(tmp_path / "head", target).state_dict(), head.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_head_of_others_shares_the_targets_table(
     save_drafter(head, tmp_path / "head", dtype=None)
     old = {"rope_theta": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     change_config(tmp_path / "head", peagle=None, rope_parameters=None, **old)
-    loaded = Drafter.load(tmp_path / "head", target)
+    loaded = load_drafter(tmp_path / "head", target)
     assert loaded.config.embedding == "shared"
     assert torch.equal(loaded.embed(torch.arange(VOCAB)), target.embedding)
     rope = loaded.config.transformer.rope_parameters
@@ -308,5 +308,5 @@ def test_a_full_draft_vocabulary_needs_no_d2t(target: Any, tmp_path: Path) -> No
     save_drafter(head, tmp_path / "head", dtype=None)
     file = tmp_path / "head" / "model.safetensors"
     save_file({n: t for n, t in load_file(file).items() if n not in ("d2t", "t2d")}, file)
-    loaded = Drafter.load(tmp_path / "head", target)
+    loaded = load_drafter(tmp_path / "head", target)
     assert loaded.target_ids.tolist() == list(range(VOCAB))

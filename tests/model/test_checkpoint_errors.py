@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from peagle.config import InputError
-from peagle.model.checkpoint import save_drafter
+from peagle.model.checkpoint import load_drafter, save_drafter
 from peagle.model.config import Method
-from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 
@@ -33,7 +32,7 @@ def head(target: Target, tmp_path: Path) -> Path:
 
 def refused(head: str | Path, target: Target, match: str, *, force: bool = False) -> None:
     with pytest.raises(InputError, match=match) as error:
-        Drafter.load(head, target, force=force)
+        load_drafter(head, target, force=force)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
@@ -162,11 +161,11 @@ def test_head_for_another_target(head: Path) -> None:
 
 def test_force_accepts_a_fine_tune(head: Path) -> None:
     for other in (tiny_target(num_hidden_layers=5), tiny_target(seed=1), tiny_target()):
-        assert Drafter.load(head, other, force=True).config.provenance.target == "tiny-0"
+        assert load_drafter(head, other, force=True).config.provenance.target == "tiny-0"
 
 
 def test_the_same_target_needs_no_force(target: Target, head: Path) -> None:
-    assert Drafter.load(head, target).config.provenance == provenance_of(target)
+    assert load_drafter(head, target).config.provenance == provenance_of(target)
 
 
 def test_force_does_not_accept_another_size(head: Path) -> None:

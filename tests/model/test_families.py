@@ -1,50 +1,66 @@
-"""Our forward of every family equals transformers' own: whole, cached, in blocks and packed."""
+"""Our forward of every family equals transformers' own: whole, cached, in blocks and packed; by the
+reference backend, and by the one that is chosen here."""
 
 import pytest
 import torch
 from families import FAMILIES, TAPS, WINDOW, Reference, build, random_ids, reference
 from torch import Tensor
 
-from peagle.engine.engine import tiles
-from peagle.engine.kv_cache import CachedAttend, KVCache, Span, positions
-from peagle.model.attend import ROW_TILE, CausalAttend
+from peagle.backends.base import TargetModel
+from peagle.backends.batch import Batch, Span
+from peagle.backends.choose import choose_backend
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import TiledTarget
+from peagle.backends.torch import TorchBackend
+from peagle.model.attention import CausalAttend
 from peagle.model.target import Target, TargetOutput
 
-LENGTH = 14
-CPU = torch.device("cpu")
+LENGTH = 20
+ONE, OTHER = [3, 1], [0, 4]  # blocks of two requests
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "llama lean", "qwen3 lean"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> tuple[Target, Reference, Reference]:
     """A target, and what transformers computes with the same weights for two sequences."""
-    name, _, lean = request.param.partition(" ")
-    model = build(FAMILIES[name]())
+    model = build(FAMILIES[request.param]())
     first, second = (reference(model, random_ids(n, seed=n)) for n in (LENGTH, LENGTH - 5))
     target = Target(model, None, request.param)  # from here on the model attends through us
-    target.tap(TAPS)
-    if lean:
-        target.lean()
     return target, first, second
 
 
-def check(target: Target, out: TargetOutput, wanted: Reference, rows: slice) -> None:
-    assert out.features is not None
-    close(target.logits(out.hidden), wanted.logits[rows])
+@pytest.fixture(scope="module", params=["reference", "chosen"])
+def model(
+    request: pytest.FixtureRequest, family: tuple[Target, Reference, Reference]
+) -> TargetModel:
+    """The family's target as a backend runs it."""
+    target = family[0]
+    chosen = choose_backend(target.device, target.dtype)
+    return (TorchBackend() if request.param == "reference" else chosen).target(target)
+
+
+def check(model: TargetModel, out: TargetOutput, wanted: Reference, rows: slice) -> None:
     close(out.features, wanted.features[rows])
+    close(model.logits(out.hidden), wanted.logits[rows])
 
 
 def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def run(target: Target, cache: KVCache, ids: Tensor, spans: list[Span]) -> TargetOutput:
-    return target.forward(ids, positions(spans, CPU), CachedAttend(cache, spans))
+def new_cache(target: Target) -> KVCache:
+    return KVCache(5, target.kv_shapes, target.dtype, target.device)
+
+
+def run(model: TargetModel, cache: KVCache, ids: Tensor, start: int) -> TargetOutput:
+    """The next tokens of a request."""
+    return model.forward(Batch.of([Span(ONE, start, ids.tolist())]), cache, TAPS)
 
 
 def test_whole_sequence(family: tuple[Target, Reference, Reference]) -> None:
     target, wanted, _ = family
-    out = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend())
-    check(target, out, wanted, slice(None))
+    out = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend(), TAPS)
+    close(out.features, wanted.features)
+    close(target.logits(out.hidden), wanted.logits)
 
 
 def test_the_last_norm_makes_the_hidden_states(
@@ -67,44 +83,61 @@ def test_logits_of_some_rows(family: tuple[Target, Reference, Reference]) -> Non
 
 
 @pytest.mark.parametrize("block", [1, 3])
-def test_prefill_then_decode(family: tuple[Target, Reference, Reference], block: int) -> None:
+def test_prefill_then_decode(
+    family: tuple[Target, Reference, Reference], model: TargetModel, block: int
+) -> None:
     target, wanted, _ = family
-    cache = KVCache(1, LENGTH + block)
+    cache = new_cache(target)
     starts = [0, *range(WINDOW + 2, LENGTH, block)]  # the context outgrows the window on the way
     for start, end in zip(starts, [*starts[1:], LENGTH], strict=True):
-        out = run(target, cache, wanted.ids[start:end], [Span([0], start, end - start)])
-        check(target, out, wanted, slice(start, end))
+        out = run(model, cache, wanted.ids[start:end], start)
+        check(model, out, wanted, slice(start, end))
 
 
-def test_rejected_tokens_are_overwritten(family: tuple[Target, Reference, Reference]) -> None:
+def test_rejected_tokens_are_overwritten(
+    family: tuple[Target, Reference, Reference], model: TargetModel
+) -> None:
     target, wanted, _ = family
-    cache = KVCache(1, LENGTH)
-    run(target, cache, wanted.ids[:6], [Span([0], 0, 6)])
+    cache = new_cache(target)
+    run(model, cache, wanted.ids[:6], 0)
     drafted = torch.cat([wanted.ids[6:8], wanted.ids[8:11].flip(0)])  # two right, three wrong
-    run(target, cache, drafted, [Span([0], 6, 5)])
-    check(target, run(target, cache, wanted.ids[8:9], [Span([0], 8, 1)]), wanted, slice(8, 9))
-    check(target, run(target, cache, wanted.ids[9:], [Span([0], 9, 5)]), wanted, slice(9, None))
+    run(model, cache, drafted, 6)
+    check(model, run(model, cache, wanted.ids[8:9], 8), wanted, slice(8, 9))
+    check(model, run(model, cache, wanted.ids[9:], 9), wanted, slice(9, None))
 
 
 def test_packed_requests_do_not_see_each_other(
-    family: tuple[Target, Reference, Reference],
+    family: tuple[Target, Reference, Reference], model: TargetModel
 ) -> None:
     target, first, second = family
-    cache = KVCache(3, LENGTH)
-    packed = [  # each step: (request's row, reference, start, end); they prefill and decode at once
-        [(2, first, 0, 9), (0, second, 0, 2)],
-        [(0, second, 2, 8), (2, first, 9, 10)],
-        [(2, first, 10, 14), (0, second, 8, 9)],
+    cache = new_cache(target)
+    packed = [  # each step: (request's blocks, reference, start, end), a prompt beside a decode
+        [(ONE, first, 0, 9), (OTHER, second, 0, 2)],
+        [(OTHER, second, 2, 8), (ONE, first, 9, 10)],
+        [(ONE, first, 10, 18), (OTHER, second, 8, 9)],
     ]
     for step in packed:
-        spans = [Span([row], start, end - start) for row, _, start, end in step]
-        ids = torch.cat([ref.ids[start:end] for _, ref, start, end in step])
-        out = run(target, cache, ids, spans)
-        lengths = [span.length for span in spans]
-        assert out.features is not None
-        parts = zip(out.hidden.split(lengths), out.features.split(lengths), strict=True)
-        for (hidden, features), (_, ref, start, end) in zip(parts, step, strict=True):
-            check(target, TargetOutput(hidden, features), ref, slice(start, end))
+        spans = [Span(own, start, ref.ids[start:end].tolist()) for own, ref, start, end in step]
+        out = model.forward(Batch.of(spans), cache, TAPS)
+        at = 0
+        for _, ref, start, end in step:
+            rows = slice(at, at + end - start)
+            at = rows.stop
+            part = TargetOutput(out.hidden[rows], out.features[rows])
+            check(model, part, ref, slice(start, end))
+
+
+def test_draft_trees_are_their_branches(family: tuple[Target, Reference, Reference]) -> None:
+    """A tree of a right branch and wrong ones, behind a prompt: the right one is the sequence."""
+    target, wanted, _ = family
+    model, cache = TorchBackend().target(target), new_cache(target)
+    run(model, cache, wanted.ids[:13], 0)
+    right = wanted.ids[13:18].tolist()  # rows 0, 2, 3, 5, 6
+    ids = [right[0], 5, right[1], right[2], 6, right[3], right[4]]
+    tails = [[], [1], [2], [2, 3], [1, 4], [2, 3, 5], [2, 3, 5, 6]]
+    out = model.forward(Batch.of([Span(ONE, 13, ids, tails)]), cache, TAPS)
+    rows = [0, 2, 3, 5, 6]
+    check(model, TargetOutput(out.hidden[rows], out.features[rows]), wanted, slice(13, 18))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,18 +145,14 @@ def test_packed_requests_do_not_see_each_other(
 def test_exact_rows_depend_on_nothing_beside_them(family: str, dtype: torch.dtype) -> None:
     """Windows, sinks, caps, and experts that see another number of rows each time."""
     target = Target(build(FAMILIES[family]()).to(dtype), None, family)
-    target.exact(True)
-    ids = random_ids(40, seed=3)
+    model = TiledTarget(choose_backend(target.device, dtype, exact=True).target(target))
+    ids = random_ids(40, seed=3).tolist()
 
     def logits(lengths: list[int]) -> Tensor:
-        cache, start, rows = KVCache(5, 8), 0, []
+        cache, start, rows = new_cache(target), 0, list[Tensor]()
         for length in lengths:
-            for tile in tiles([Span(range(5), start, length)], ROW_TILE):
-                attend = CachedAttend(cache, tile, tiled=True)
-                part = ids[tile[0].start : tile[-1].end]
-                rows.append(
-                    target.logits(target.forward(part, positions(tile, CPU), attend).hidden)
-                )
+            batch = Batch.of([Span([2, 0, 4], start, ids[start : start + length])])
+            rows.append(model.logits(model.forward(batch, cache, ()).hidden))
             start += length
         return torch.cat(rows)
 

@@ -12,7 +12,7 @@ from tiny import make_tokenizer
 from torch import Tensor
 from transformers import GptOssConfig, PretrainedConfig, Qwen3Config
 
-from peagle.model.attend import CausalAttend
+from peagle.model.attention import CausalAttend
 from peagle.model.source import load_target
 
 SIZES: dict[str, Any] = {

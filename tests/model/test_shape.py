@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES, build
 from tiny import METHODS, features_of, make_tokenizer
 
-from peagle.model.attend import CausalAttend
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.shape import HeadSpec
 from peagle.model.target import Target

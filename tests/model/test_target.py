@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from families import FAMILIES, PLAIN, SIZES, build
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
@@ -23,7 +24,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from peagle.config import InputError
-from peagle.model.attend import CausalAttend
+from peagle.model.attention import AttentionSpec, CausalAttend, HeadShape
 from peagle.model.target import Target
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
@@ -82,22 +83,63 @@ def test_inference_only() -> None:
     assert not target.forward(ids, ids, CausalAttend()).hidden.requires_grad
 
 
-def test_taps_follow_the_last_call() -> None:
+def test_features_are_what_enters_the_tapped_layers() -> None:
     target, ids = tiny_llama(), torch.arange(5)
-    assert target.forward(ids, ids, CausalAttend()).features is None
-    target.tap((0, 2))
-    both = target.forward(ids, ids, CausalAttend()).features
-    target.tap((2,))
-    one = target.forward(ids, ids, CausalAttend()).features
-    assert both is not None and one is not None and both.shape == (5, 64)
+    assert target.forward(ids, ids, CausalAttend()).features.shape == (5, 0)
+    both = target.forward(ids, ids, CausalAttend(), (0, 2)).features
+    one = target.forward(ids, ids, CausalAttend(), (2,)).features
+    assert both.shape == (5, 64)
     torch.testing.assert_close(both[:, :32], target.embedding[ids])  # entering layer 0
     torch.testing.assert_close(one, both[:, 32:])
+    assert target.forward(ids, ids, CausalAttend()).features.shape == (5, 0), "nothing is kept"
+
+
+def test_a_copy_shares_its_weights_and_nothing_else() -> None:
+    """Modules of the copy may be replaced: the target computes what it did, tapped or not."""
+    target, ids = tiny_llama(), torch.arange(5)
+    wanted = target.forward(ids, ids, CausalAttend(), (1, 2))
+    copy = target.copy()
+    parameters = dict(copy.model.named_parameters())
+    assert len(parameters) > 30
+    for name, parameter in target.model.named_parameters():
+        assert parameters[name] is parameter, name
+    for target_or_copy in (copy, target):
+        found = target_or_copy.forward(ids, ids, CausalAttend(), (1, 2))
+        assert torch.equal(found.features, wanted.features)
+        assert torch.equal(found.hidden, wanted.hidden)
+        copy.layers[3].mlp = torch.nn.Identity()
+        assert not torch.equal(copy.forward(ids, ids, CausalAttend()).hidden, wanted.hidden)
+
+
+def test_an_exact_target_leaves_the_first_one_as_it_is() -> None:
+    target = Target(build(FAMILIES["qwen3_moe"]()), None, "moe")
+    before = target.config._experts_implementation
+    exact = target.exact()
+    assert exact.config._experts_implementation == "batched_mm"
+    assert target.config._experts_implementation == before
+    ids = torch.arange(5)
+    one, two = (t.forward(ids, ids, CausalAttend()).hidden for t in (target, exact))
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kv_shapes_are_those_of_the_keys_and_values(family: str) -> None:
+    target, found = Target(build(FAMILIES[family]()), None, family), dict[int, HeadShape]()
+    causal, ids = CausalAttend(), torch.arange(3)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        assert k.shape[:2] == v.shape[:2] == (3, k.shape[1])
+        found[layer] = HeadShape(k.shape[1], k.shape[2], v.shape[2])
+        return causal(layer, q, k, v, spec)
+
+    target.forward(ids, ids, attend)
+    assert target.kv_shapes == [found[layer] for layer in range(len(target.layers))]
 
 
 @pytest.mark.parametrize("layers", [(1, 4), (-1, 2)])
 def test_taps_outside_the_target(layers: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="tiny has layers 0 to 3"):
-        tiny_llama().tap(layers)
+        tiny_llama().check_layers(layers)
 
 
 def test_fingerprints_tell_targets_apart() -> None:

@@ -7,7 +7,8 @@ import pytest
 from serving import MODEL, Running
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import Completion, SamplingParams
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
 
 PROMPT = "the cat sat on"
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from peagle.cli.deploy import app
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.server import console
 from peagle.server.pages import FOLDER
 

@@ -11,7 +11,7 @@ from tiny import CHATML, make_tokenizer
 from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.server.tools import Spoken, ToolText, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]

@@ -7,7 +7,8 @@ import pytest
 from serving import MODEL, Running, Serve, make_llm, start
 
 from peagle.engine.engine import Engine
-from peagle.engine.request import Request, RequestFailure
+from peagle.engine.params import RequestFailure
+from peagle.engine.request import Request
 from peagle.server.gate import body_limit
 
 USER = {"role": "user", "content": "a"}
@@ -201,14 +202,14 @@ def test_no_browser_is_let_in(running: Running) -> None:
 def test_a_request_fails_alone(
     running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    judge = Engine._judge
+    accept = Engine._accept
 
     def failing(self: Engine, request: Request, *rest: Any) -> None:
         if request.params.top_k == 77:
             raise RequestFailure("the logits are no numbers")
-        judge(self, request, *rest)
+        accept(self, request, *rest)
 
-    monkeypatch.setattr(Engine, "_judge", failing)
+    monkeypatch.setattr(Engine, "_accept", failing)
     client = running.client()
     with pytest.raises(openai.APIError, match="the logits are no numbers") as raised:
         list(

@@ -12,7 +12,7 @@ from serving import MODEL, Running
 
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install '.[eval]'")
 

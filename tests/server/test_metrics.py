@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import MODEL, Running, Serve
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 
 
 def read(running: Running) -> dict[tuple[str, str], float]:

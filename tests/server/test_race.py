@@ -12,7 +12,7 @@ from test_metrics import read
 from tiny import make_target
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
 from peagle.server import race as races
 
@@ -50,21 +50,20 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
 
 
 def test_nothing_is_left_of_it(drafter: Drafter) -> None:
-    """The engine, its cache, its target's taps and mode, and every number at /metrics."""
+    """The engine, its cache, its target's mode, and every number at /metrics."""
     running = start(LLM(make_target(), drafter, k=2, max_batch=4, kv_tokens=1024))
     client, target = running.client(), running.api.llm.target
     asked: dict[str, Any] = {"model": MODEL, "prompt": [60 + i for i in range(40)], "max_tokens": 9}
     asked |= {"temperature": 0}
     before_text = client.completions.create(**asked).choices[0].text
     engine, before = running.api.llm.engine, read(running)
-    state = (target._feature_layers, target.row_tile, target.config._experts_implementation)
+    state = target.config._experts_implementation, target.config._attn_implementation
     assert race(running)[-1]["identical"]
     assert running.api.llm.engine is engine is running.api.worker.engine
     assert read(running) == before and all_free(running)
     again = client.completions.create(**asked)
     assert again.choices[0].text == before_text
-    after = (target._feature_layers, target.row_tile, target.config._experts_implementation)
-    assert after == state
+    assert (target.config._experts_implementation, target.config._attn_implementation) == state
     assert again.usage is not None and again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens == 32, "the prefix is still known"
     running.stop()
@@ -74,13 +73,12 @@ def test_nothing_is_left_of_it(drafter: Drafter) -> None:
 def test_fewer_lanes(serve: Serve, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """A target that no catalog knows races with what is served, or alone."""
     monkeypatch.delenv("PEAGLE_CATALOG")
-    running = serve()
-    if method == "none":
-        running.api.llm.use(None)
+    running = serve() if method == "p-eagle" else start(LLM(make_target(), max_batch=4))
     first, *_, verdict = race(running)
     methods = [lane["method"] for lane in first["lanes"]]
     assert methods == (["none"] if method == "none" else ["none", "p-eagle"])
     assert verdict["identical"]
+    running.stop()
 
 
 def test_others_wait(serve: Serve, brake: Brake) -> None:

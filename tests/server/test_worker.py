@@ -10,6 +10,7 @@ import pytest
 from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
+from peagle.engine.llm import LLM
 from peagle.server import gate
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
@@ -162,14 +163,14 @@ def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: 
 def test_a_request_that_cannot_be_prepared(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = Engine.prepare
+    prepare = LLM.prepare
 
-    def picky(engine: Engine, request: Any) -> None:
+    def picky(llm: LLM, request: Any) -> None:
         if request.params.top_k == 78:
             raise RuntimeError("a bug")
-        prepare(engine, request)
+        prepare(llm, request)
 
-    monkeypatch.setattr(Engine, "prepare", picky)
+    monkeypatch.setattr(LLM, "prepare", picky)
     client = running.client()
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model=MODEL, prompt="a", extra_body={"top_k": 78})

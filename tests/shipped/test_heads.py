@@ -52,8 +52,7 @@ def test_greedy_tokens_are_the_targets_own(method: str) -> None:
     params, ids = SamplingParams(max_tokens=48), prompts(4)
     llm = LLM(target("float32"))
     plain = llm.generate(ids, params)
-    llm.use(HEADS[method], find_entry(TARGET).heads[method].k)
-    drafted = llm.generate(ids, params)
+    drafted = llm.use(HEADS[method], find_entry(TARGET).heads[method].k).generate(ids, params)
     outputs = [[answer.token_ids for answer in answers] for answers in (plain, drafted)]
     found = differences(llm.target, ids, *outputs)
     assert [difference for difference in found if not difference.tie] == []

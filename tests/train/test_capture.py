@@ -23,7 +23,6 @@ from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_
 from peagle.train.evaluate import hold_out
 from peagle.train.start import new_drafter
 from peagle.train.step import run_target
-from peagle.train.tiles import ROW_TILE
 from peagle.train.trainer import TrainConfig, Trainer
 
 LAYERS = (1, 2, 3)
@@ -221,13 +220,11 @@ def test_packed_documents_are_those_of_the_sequence(
     read = captured(target, data, tmp_path)
     train = hold_out(read.examples(), 2).train
     batches = Batches(train, batch=1, pack=90, seed=3)
-    target.tap(LAYERS)
-    target.row_tile = ROW_TILE
     packed = 0
     for number in range(12):
         sequence, documents = batches.sequence(number), batches.documents(number)
         packed += len(documents) > 1
-        wanted, found = run_target(target, sequence), read.output(documents, target)
+        wanted, found = run_target(target, sequence, LAYERS), read.output(documents, target)
         torch.testing.assert_close(found.hidden, wanted.hidden, rtol=1 / 256, atol=1e-5)
         torch.testing.assert_close(found.features, wanted.features, rtol=1 / 256, atol=1e-5)
     assert packed > 6

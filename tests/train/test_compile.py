@@ -47,7 +47,8 @@ def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
     drafter.zero_grad()
     segment = partition(elements, documents, 1)[0]
     trainee = Trainee(drafter, target, "kl", bf16=False)
-    loss = trainee(sequence, run_target(target, sequence), segment).loss
+    said = run_target(target, sequence, drafter.config.feature_layers)
+    loss = trainee(sequence, said, segment).loss
     loss.backward()
     named = drafter.named_parameters()
     return Gradients(loss.detach(), {n: p.grad.clone() for n, p in named if p.grad is not None})
@@ -71,9 +72,7 @@ def target() -> Target:
 
 @pytest.fixture
 def drafter(target: Target) -> Drafter:
-    made = make_drafter(target, "p-eagle", layers=4).train()
-    target.tap(made.config.feature_layers)
-    return made
+    return make_drafter(target, "p-eagle", layers=4).train()
 
 
 @pytest.mark.slow

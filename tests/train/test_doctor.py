@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,15 @@ from safetensors.torch import load_file, save_file
 from tiny import make_drafter, make_target
 from torch import Tensor
 
+from peagle.backends.batch import Batch
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
 from peagle.config import InputError
-from peagle.engine import forward as engine_forward
 from peagle.model.checkpoint import LAYER_IDS, save_drafter
 from peagle.model.config import Embedding, Method, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import ATTENTION, Target
+from peagle.train import doctor
 from peagle.train.doctor import ON_DISK, Check, examine, verdict
 
 KINDS: list[tuple[Method, Embedding]] = [
@@ -273,9 +276,25 @@ def test_features_of_another_layer_are_named(
 ) -> None:
     target = make_target(layers=8)
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
-    tap = target.tap
-    monkeypatch.setattr(target, "tap", lambda ids: tap([max(0, layer - 1) for layer in ids]))
+    forward = TorchTarget.forward
+
+    def early(model: TorchTarget, batch: Batch, cache: KVCache, taps: Sequence[int]) -> object:
+        return forward(model, batch, cache, [max(0, layer - 1) for layer in taps])
+
+    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
+    monkeypatch.setattr(TorchTarget, "forward", early)
     assert_named(tmp_path / "head", target, "features", "not hidden_states[")
+
+
+def draft_at(places: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the engine's drafter run at other positions."""
+    forward = TorchDrafter.forward
+
+    def astray(model: TorchDrafter, batch: Batch, *others: Any) -> object:
+        return forward(model, replace(batch, positions=places(batch.positions)), *others)
+
+    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
+    monkeypatch.setattr(TorchDrafter, "forward", astray)
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
@@ -283,8 +302,7 @@ def test_drafting_unlike_training_is_named(
     target: Target, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
-    places = engine_forward.positions
-    monkeypatch.setattr(engine_forward, "positions", lambda *args: places(*args) * 2)
+    draft_at(lambda right: right * 2, monkeypatch)
     assert_named(tmp_path / "head", target, "logits", "part at depth 0")
 
 
@@ -293,13 +311,7 @@ def test_a_late_depth_that_differs_is_named(
 ) -> None:
     """Placeholders that stand one position too far: depth 0 is right."""
     save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    places = engine_forward.positions
-
-    def late(*args: Any) -> Tensor:
-        right = places(*args)
-        return torch.cat([right[:-4], right[-4:] + 1])
-
-    monkeypatch.setattr(engine_forward, "positions", late)
+    draft_at(lambda right: torch.cat([right[:-4], right[-4:] + 1]), monkeypatch)
     assert_named(tmp_path / "head", target, "logits", "part at depth 1")
 
 

@@ -6,7 +6,8 @@ from tiny import METHODS, make_drafter, make_target, own_answers
 
 from peagle.data.chat import Example
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.config import Method
 from peagle.train.evaluate import MAX_TOKENS, acceptance, hold_out, prompt_of
 

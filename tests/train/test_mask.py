@@ -6,7 +6,7 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from peagle.model.attend import AttentionSpec
+from peagle.model.attention import AttentionSpec
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import BLOCK, DenseAttend, FlexAttend, StepwiseAttend, block_mask, visible
 

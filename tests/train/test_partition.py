@@ -78,7 +78,7 @@ def gradients(
     trainee, loss = Trainee(drafter, target, "kl", bf16=False), 0.0
     hits = torch.zeros(2, 9, dtype=torch.int64)
     drafter.zero_grad()
-    said = run_target(target, sequence)
+    said = run_target(target, sequence, drafter.config.feature_layers)
     for segment in parts:
         result = trainee(sequence, said, segment)
         result.loss.backward()
@@ -112,7 +112,6 @@ def test_the_gradient_is_the_flat_one(  # noqa: PLR0913, PLR0917
     segments: int,
 ) -> None:  # fmt: skip
     drafter = make_drafter(target, method).double()
-    target.tap(drafter.config.feature_layers)
     g = torch.Generator().manual_seed(tokens)
     ids = torch.randint(5, 128, (tokens,), generator=g)
     owner = torch.arange(tokens) * documents // tokens
@@ -133,7 +132,6 @@ def test_the_gradient_is_the_flat_one(  # noqa: PLR0913, PLR0917
 def test_packed_documents_equal_single_ones(target: Target) -> None:
     """The gradient of a packed sequence is the sum over its documents."""
     drafter = make_drafter(target, "p-eagle").double()
-    target.tap(drafter.config.feature_layers)
     g = torch.Generator().manual_seed(3)
     ids, owner = torch.randint(5, 128, (60,), generator=g), (torch.arange(60) >= 25).long()
     sequence = Sequence(ids, torch.ones(60, dtype=torch.bool), owner)

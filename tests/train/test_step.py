@@ -1,15 +1,18 @@
 """One training forward means what the engine drafts; labels and gradients are as defined."""
 
-import copy
+from typing import Any
 
 import pytest
 import torch
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor, nn
 
-from peagle.engine.draft import NewSlots, propose
-from peagle.engine.kv_cache import KVCache
-from peagle.model.attend import CausalAttend
+from peagle.backends.batch import BLOCK, slots_of
+from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.backends.torch import TorchBackend
+from peagle.engine.draft import NewSlots, Proposer
+from peagle.model import attention as attention_module
+from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -98,17 +101,41 @@ def test_rows_recur(target: Target, method: Method) -> None:
 
 
 @torch.no_grad()
+def test_rows_of_the_target_recur(target: Target) -> None:
+    """Of packed documents, each attended to by itself, too."""
+    own, attended = target.copy(), list[int]()
+    rows = list[int]()
+    own.layers[0].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+    kernel = attention_module.attention
+
+    def attention(q: Tensor, *others: Any) -> Tensor:
+        attended.append(len(q))
+        return kernel(q, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_module, "attention", attention)
+        documents = (torch.arange(TOKENS) >= 10).long()
+        out = run_target(own, packed(documents, documents > 0), (0, 1))
+    assert len(attended) == 2 * len(own.layers) and len(rows) == 1
+    assert all(missing(count) == 0 for count in rows + attended)
+    assert len(out.hidden) == len(out.features) == TOKENS
+
+
+@torch.no_grad()
 def test_training_equals_the_engine(target: Target) -> None:
     """The engine's own drafting, through its cache, chooses the training forward's tokens."""
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence()
     trained = training_logits(drafter, target, 1.0)
     features = features_of(target, drafter, sequence.ids.tolist())
-    cache = KVCache(1, TOKENS + DEPTHS)
+    blocks = range(-(-(TOKENS + DEPTHS) // BLOCK))
+    cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
+    kept = FeatureCache(len(blocks), drafter.config.feature_width, target.dtype, target.device)
+    kept.write(torch.tensor(slots_of(blocks, 0, TOKENS)), features)
+    proposer = Proposer(drafter, TorchBackend().drafter(drafter), cache, kept)
     for anchor in range(7, TOKENS - DEPTHS - 2):
         start = 0 if anchor == 7 else anchor
         ids = sequence.ids[start + 1 : anchor + 2].tolist()
-        slots = NewSlots([0], start, ids, features[start : anchor + 1], DEPTHS)
-        ((draft, _),) = propose(drafter, cache, [slots])
+        ((draft, _),) = proposer.propose([NewSlots(blocks, start, ids, DEPTHS)])
         best = [int(trained[anchor, d].argmax()) for d in range(DEPTHS)]
         assert draft == drafter.target_ids[best].tolist()
 
@@ -122,10 +149,9 @@ def test_documents_do_not_see_each_other(target: Target) -> None:
     documents = (torch.arange(TOKENS) >= 10).long()
     sequence = packed(documents, torch.ones(TOKENS, dtype=torch.bool))
     assert sequence.positions.tolist() == [*range(10), *range(TOKENS - 10)]
-    target.tap((0, 1, 3))
-    both = run_target(target, sequence)
+    both = run_target(target, sequence, (0, 1, 3))
     for part in (slice(0, 10), slice(10, TOKENS)):
-        alone = run_target(target, Sequence(*(x[part] for x in sequence)))
+        alone = run_target(target, Sequence(*(x[part] for x in sequence)), (0, 1, 3))
         torch.testing.assert_close(both.features[part], alone.features)
         torch.testing.assert_close(both.hidden[part], alone.hidden)
 
@@ -153,12 +179,11 @@ def test_loss_and_counts_by_loops(
     sequence = packed((torch.arange(TOKENS) >= split).long(), torch.arange(TOKENS) >= 8)
     elements = all_elements(sequence, 0.7)
     segment = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-    target.tap(drafter.config.feature_layers)
-    said = run_target(target, sequence)
+    said = run_target(target, sequence, drafter.config.feature_layers)
     normed = torch.randn(len(elements.anchor), 32, generator=torch.Generator().manual_seed(1))
     trainee = Trainee(drafter, target, "kl", bf16=False)
     result = trainee.compare(sequence, said.hidden, segment, normed)
-    reference = copy.deepcopy(target.model)
+    reference = target.copy().model
     reference.set_attn_implementation("eager")
     parts = [sequence.ids[:split], sequence.ids[split:]]
     full = torch.cat([_plain(reference, part) for part in parts if len(part)])
@@ -176,9 +201,7 @@ def test_loss_and_counts_by_loops(
 
 
 def _plain(model: nn.Module, ids: Tensor) -> Tensor:
-    """Logits by transformers alone, whatever was tapped."""
-    for layer in model.model.layers:
-        layer._forward_pre_hooks.clear()
+    """Logits by transformers alone."""
     return model(ids[None]).logits[0]
 
 
@@ -203,9 +226,9 @@ def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
 
 def test_nothing_supervised_gives_zero(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=TOKENS)
-    target.tap(drafter.config.feature_layers)
     trainee = Trainee(drafter, target, "kl", bf16=False)
-    result = trainee(sequence, run_target(target, sequence), whole(sequence))
+    said = run_target(target, sequence, drafter.config.feature_layers)
+    result = trainee(sequence, said, whole(sequence))
     result.loss.backward()
     assert (result.loss.item(), result.trained) == (0.0, 0)
 
@@ -214,9 +237,9 @@ def test_nothing_supervised_gives_zero(target: Target) -> None:
 def test_the_whole_head_is_trained(target: Target, method: Method) -> None:
     """Every parameter gets a gradient, and the target none."""
     drafter, sequence = make_drafter(target, method), make_sequence()
-    target.tap(drafter.config.feature_layers)
     trainee = Trainee(drafter, target, "kl", bf16=False)
-    trainee(sequence, run_target(target, sequence), whole(sequence, 0.7)).loss.backward()
+    said = run_target(target, sequence, drafter.config.feature_layers)
+    trainee(sequence, said, whole(sequence, 0.7)).loss.backward()
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
     assert not any(p.requires_grad or p.grad is not None for p in target.model.parameters())

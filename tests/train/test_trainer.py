@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peagle.config import InputError
 from peagle.data.chat import Example
+from peagle.model.checkpoint import load_drafter
 from peagle.model.config import Method
-from peagle.model.drafter import Drafter
 from peagle.model.shape import HeadSpec
 from peagle.model.target import Target
 from peagle.train import state as state_module
@@ -121,7 +121,7 @@ def test_a_signal_leaves_checkpoint_and_head(
     trainer.run(stop_at(3, number))
     assert signal.getsignal(number) is before
     assert trainer.progress.step == 3
-    head = Drafter.load(tmp_path / "head", target)
+    head = load_drafter(tmp_path / "head", target)
     assert head.config.provenance.data["steps"] == 3
     for name, tensor in trainer.drafter.state_dict().items():
         close = head.state_dict()[name].to(torch.float64), tensor.to(torch.float64)
@@ -259,7 +259,7 @@ def test_acceptance_is_measured_and_the_best_head_kept(
     lines = [m for m in metrics_of(tmp_path) if "acceptance_length" in m]
     assert [m["step"] for m in lines] == [20, 40, 60]
     assert max(m["acceptance_length"] for m in lines) > 1
-    best = Drafter.load(tmp_path / "best", target).config.provenance
+    best = load_drafter(tmp_path / "best", target).config.provenance
     top = max(lines, key=lambda m: m["acceptance_length"])
     assert best.data["steps"] == top["step"]
     measured = best.acceptance["held out"]

@@ -12,7 +12,7 @@ from tiny import make_drafter, make_target, random_prompts
 
 from peagle.config import InputError
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.checkpoint import read_config
 from peagle.model.drafter import Drafter
 from peagle.model.head_checks import Differs, Skipped

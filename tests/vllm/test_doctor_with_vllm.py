@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peagle.catalog import head_path
-from peagle.model.drafter import Drafter
+from peagle.model.checkpoint import load_drafter
 from peagle.model.source import load_target
 from peagle.model.target import Target
 from peagle.train.doctor import examine
@@ -29,7 +29,7 @@ def test_shipped_heads_pass(method: str, target: Target) -> None:
     if not python:
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
     head = head_path(TARGET, method)
-    assert head is not None and Drafter.load(head, target)
+    assert head is not None and load_drafter(head, target)
     checks = examine(head, target, vllm_python=Path(python))
     assert [check for check in checks if check.state == "wrong"] == []
     assert checks[-1].name == "vllm" and checks[-1].found.startswith("the same")

@@ -19,8 +19,9 @@ from peagle.catalog import head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams, Stats
-from peagle.model.checkpoint import save_drafter
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
+from peagle.model.checkpoint import load_drafter, save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.source import locate
 
@@ -77,16 +78,15 @@ def prompts(llm: LLM) -> list[list[int]]:
 def shipped(llm: LLM, method: str) -> Drafter:
     folder = head_path(TARGET, method)
     assert folder is not None, f"the repository has no {method} head for {TARGET}"
-    return Drafter.load(folder, llm.target)
+    return load_drafter(folder, llm.target)
 
 
 def run_ours(
     llm: LLM, drafter: Drafter, prompts: list[list[int]], max_tokens: int = MAX_TOKENS
 ) -> Outcome:
-    llm.use(drafter, DEPTHS[drafter.config.method])
-    stats, answers = Stats(), llm.generate(prompts, SamplingParams(max_tokens=max_tokens))
-    for answer in answers:
-        stats += answer.stats
+    used = llm.use(drafter, DEPTHS[drafter.config.method])
+    answers = used.generate(prompts, SamplingParams(max_tokens=max_tokens))
+    stats = sum((answer.stats for answer in answers), Stats())
     tokens = [answer.token_ids for answer in answers]
     return Outcome(tokens, stats.acceptance_length, stats.accepted_per_position)
 

@@ -13,7 +13,7 @@ import pytest
 from peagle.catalog import head_path
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 from peagle.model.source import locate
 from peagle.vllm_process import environment
 

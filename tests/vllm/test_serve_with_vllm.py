@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peagle.catalog import head_path
 from peagle.engine.llm import LLM
-from peagle.engine.request import SamplingParams
+from peagle.engine.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 import test_completions as completions  # noqa: E402

@@ -1,0 +1,59 @@
+"""What a backend is: it runs whole models over a KV cache. One is chosen when an LLM is made.
+
+Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V vocabulary.
+
+To add one, see docs/adding-a-backend.md.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from peagle.backends.batch import Batch
+from peagle.backends.kv_cache import KVCache
+from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.target import Target, TargetOutput
+
+
+class TargetModel(Protocol):
+    """A target, made ready by a backend. What `forward` returns may be overwritten by the next."""
+
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        """Run the batch's rows and keep their keys and values. Returns hidden states (T, E) and
+        the residual stream that enters the layers `taps`, side by side (T, F·E)."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, E) → (R, V)"""
+        ...
+
+
+class DrafterModel(Protocol):
+    """A drafter, made ready by a backend. What `forward` returns may be overwritten by the next."""
+
+    def project(self, features: Tensor) -> Tensor:
+        """Target features (T, F·E) → (T, D)."""
+        ...
+
+    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+        """Run the batch's rows on projected features (T, D); keep their keys and values."""
+        ...
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """(R, D) → (R, V) over the draft vocabulary."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes models ready, once, at load. It reads their weights and does not change them."""
+
+    name: str
+
+    def target(self, target: Target) -> TargetModel:
+        """A target that runs here."""
+        ...
+
+    def drafter(self, drafter: Drafter) -> DrafterModel:
+        """A drafter that runs here."""
+        ...

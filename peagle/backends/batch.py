@@ -1,0 +1,159 @@
+"""What one forward computes: the rows of several requests, and which keys each row sees.
+
+Shapes: T rows, B requests, P blocks of the longest request, L slots of the longest tail.
+
+A block holds BLOCK tokens of one request. A *slot* is a place in the cache: slot s is place
+s % BLOCK of block s // BLOCK. The token of a request at position p is in slot
+`block_table[p // BLOCK] * BLOCK + p % BLOCK`.
+
+A draft tree has several rows for one position, so its rows do not lie in order of position. Each
+has a *tail*: the slots of its ancestors after the newest verified token, its own slot last. For the
+newest token x at position m, and the tree x → a, x → b, b → c:
+
+| row | position | slot of position | tail                 | sees                     |
+|-----|----------|------------------|----------------------|--------------------------|
+| x   | m        | m                | none                 | positions 0 … m          |
+| a   | m + 1    | m + 1            | m + 1                | positions 0 … m, a       |
+| b   | m + 1    | m + 2            | m + 2                | positions 0 … m, b       |
+| c   | m + 2    | m + 3            | m + 2, m + 3         | positions 0 … m, b, c    |
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK = 16  # tokens of a block
+
+
+class Span(NamedTuple):
+    """Rows of one request: tokens at positions start, start + 1, …, or a draft tree."""
+
+    blocks: Sequence[int]  # the request's block table, from its first token on
+    start: int  # position of the first row
+    ids: Sequence[int]  # a token id for each row
+    tails: Sequence[Sequence[int]] = ()  # of a tree: of each row its ancestors' rows, itself last
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one forward, one request after another.
+
+    All tensors are int64 and on the CPU, but for `ids`, which may be on the model's device.
+    Row r at position p, whose tail has t slots, attends to positions 0 … p − t of its request
+    through the block table, then to its tail.
+    """
+
+    ids: Tensor  # (T,) token ids
+    positions: Tensor  # (T,) RoPE positions
+    slot_mapping: Tensor  # (T,) slot where the row's keys and values are kept
+    block_tables: Tensor  # (B, P) blocks of each request, 0 after its last
+    query_lens: Tensor  # (B,) rows of each request
+    seq_lens: Tensor  # (B,) positions that its rows reach through the block table
+    tails: Tensor | None = None  # (T, L) slots, −1 after the last of a row; None: no trees
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], ids: Tensor | None = None) -> "Batch":
+        """The batch of some spans; `ids` (T,) instead of theirs, where these are on a device."""
+        tokens, positions, slots = list[int](), list[int](), list[int]()
+        for span in spans:
+            count = len(span.ids)
+            tokens += span.ids
+            slots += slots_of(span.blocks, span.start, count)
+            in_order = range(span.start, span.start + count)
+            positions += [span.start + len(tail) for tail in span.tails] or in_order
+        return cls(
+            torch.tensor(tokens) if ids is None else ids,
+            torch.tensor(positions),
+            torch.tensor(slots),
+            _padded([span.blocks[: _blocks(span)] for span in spans], 0),
+            torch.tensor([len(span.ids) for span in spans]),
+            torch.tensor([_reached(span) for span in spans]),
+            _tails(spans, slots),
+        )
+
+    def __len__(self) -> int:
+        """T"""
+        return len(self.positions)
+
+    def tiles(self, rows: int, padding: int) -> Iterator["Batch"]:
+        """The batch in parts of exactly `rows` rows; rows of block `padding` fill up the last."""
+        owner = torch.arange(len(self.query_lens)).repeat_interleave(self.query_lens)
+        for begin in range(0, len(self), rows):
+            yield self._part(slice(begin, begin + rows), owner).padded(rows, padding)
+
+    def padded(self, rows: int, padding: int) -> "Batch":
+        """The batch and, as one more request, rows of block `padding` up to `rows` in all."""
+        missing = rows - len(self)
+        if missing <= 0:
+            return self
+        more = Batch.of([Span([padding] * -(-missing // BLOCK), 0, [0] * missing)])
+        return Batch(
+            torch.cat([self.ids, more.ids.to(self.ids.device)]),
+            torch.cat([self.positions, more.positions]),
+            torch.cat([self.slot_mapping, more.slot_mapping]),
+            _padded([*self.block_tables.tolist(), *more.block_tables.tolist()], 0),
+            torch.cat([self.query_lens, more.query_lens]),
+            torch.cat([self.seq_lens, more.seq_lens]),
+            None if self.tails is None else _grown(self.tails, rows),
+        )
+
+    def _part(self, rows: slice, owner: Tensor) -> "Batch":
+        """Some rows, of the requests that own them."""
+        requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
+        last = query_lens.cumsum(0) - 1
+        positions, tails = self.positions[rows], None
+        reached = positions + 1
+        if self.tails is not None:
+            tails = self.tails[rows]
+            reached = reached - (tails >= 0).sum(-1)
+        return replace(
+            self,
+            ids=self.ids[rows],
+            positions=positions,
+            slot_mapping=self.slot_mapping[rows],
+            block_tables=self.block_tables[requests],
+            query_lens=query_lens,
+            seq_lens=reached[last],
+            tails=tails,
+        )
+
+
+def slots_of(blocks: Sequence[int], start: int, count: int) -> list[int]:
+    """The slots of a request's tokens at positions start … start + count − 1."""
+    return [blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count)]
+
+
+def _blocks(span: Span) -> int:
+    return -(-(span.start + len(span.ids)) // BLOCK)
+
+
+def _reached(span: Span) -> int:
+    """Positions that a span's rows reach through its block table: of a tree, those of its root."""
+    return span.start + (1 if span.tails else len(span.ids))
+
+
+def _tails(spans: Sequence[Span], slots: list[int]) -> Tensor | None:
+    """(T, L) slots of each row's tail."""
+    if not any(span.tails for span in spans):
+        return None
+    rows, first = list[list[int]](), 0
+    for span in spans:
+        for tail in span.tails or [()] * len(span.ids):
+            rows.append([slots[first + row] for row in tail])
+        first += len(span.ids)
+    return _padded(rows, -1)
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
+    """(len(rows), longest) int64."""
+    longest = max(map(len, rows))
+    padded = [[*row, *[filler] * (longest - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.int64)
+
+
+def _grown(tails: Tensor, rows: int) -> Tensor:
+    more = tails.new_full((rows - len(tails), tails.shape[1]), -1)
+    return torch.cat([tails, more])

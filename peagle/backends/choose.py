@@ -1,0 +1,36 @@
+"""Which backend runs a model: decided once, from its device and dtype."""
+
+import logging
+from importlib.util import find_spec
+
+import torch
+
+from peagle.backends.base import Backend
+from peagle.backends.torch import TorchBackend
+
+CPU_DTYPES = (torch.float32, torch.bfloat16)
+CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+log = logging.getLogger(__name__)
+
+
+def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Backend:
+    """The fastest backend for models on `device` in `dtype`; one line in the log says why it is the
+    reference. `exact`: in forwards of ROW_TILE rows no row depends on the rows beside it."""
+    why = f"slower: no backend but the reference for {dtype} on {device.type}"
+    if device.type == "cuda" and dtype in CUDA_DTYPES:
+        if find_spec("triton"):
+            from peagle.backends.cuda.backend import CudaBackend  # noqa: PLC0415 (needs triton)
+
+            return CudaBackend(exact=exact)
+        why = "slower without Triton's kernels: pip install triton"
+    elif device.type == "cpu" and dtype in CPU_DTYPES:
+        from peagle.backends.cpu.backend import CpuBackend  # noqa: PLC0415 (compiles at first use)
+        from peagle.backends.cpu.library import NoCompiler  # noqa: PLC0415
+
+        try:
+            return CpuBackend(exact=exact)
+        except NoCompiler as error:
+            why = f"slower without native code: {error}"
+    log.warning(why)
+    return TorchBackend(exact=exact)

@@ -1,0 +1,141 @@
+"""All layers of a Llama or Qwen3, or of a head of theirs, and the norm after them, in one call.
+
+Shapes: T rows, D hidden, F feature layers, H head size.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from peagle.backends.batch import Batch
+from peagle.backends.cpu.attention import FLOAT, NativeBatch
+from peagle.backends.cpu.library import COUNT, POINTER, load
+from peagle.backends.cpu.matrix import CpuLinear, Matrix
+from peagle.backends.kv_cache import KVCache
+from peagle.model.layers import FirstLayer
+
+ATTENTION_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
+NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "hidden_norm")
+
+
+class _Layer(ctypes.Structure):
+    """Mirrors native/layer.h; norms that a layer does not have are None."""
+
+    _fields_ = [(name, Matrix) for name in (*ATTENTION_PRODUCTS, *MLP_PRODUCTS)]
+    _fields_ += [(name, POINTER) for name in NORMS]
+    _fields_ += [("normed_residual", COUNT)]
+
+
+class _Model(ctypes.Structure):
+    """Mirrors native/layer.h."""
+
+    _fields_ = [("layers", POINTER), ("norm", POINTER), ("count", COUNT), ("width", COUNT)]
+    _fields_ += [("head", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
+
+
+class _Forward(ctypes.Structure):
+    """Mirrors native/layer.h."""
+
+    _fields_ = [("batch", POINTER), ("caches", POINTER), ("x", POINTER), ("embedding", POINTER)]
+    _fields_ += [("cos", POINTER), ("sin", POINTER), ("taps", POINTER), ("tap_count", COUNT)]
+    _fields_ += [("features", POINTER), ("out", POINTER), ("normed", POINTER), ("threads", COUNT)]
+
+
+class Decoded(NamedTuple):
+    """What a decoder makes of T rows."""
+
+    out: Tensor  # (T, D) what leaves the last layer
+    normed: Tensor  # (T, D)
+    features: Tensor  # (T, F·D) what enters the layers that were asked for
+
+
+class Decoder:
+    """Layers of one shape, ready for the library. It reads their weights where they are."""
+
+    def __init__(
+        self, layers: Sequence[Any], norm: Any, head_size: int, eps: float, scale: float
+    ) -> None:
+        """`layers` of transformers or of a head; `norm` is the one after them."""
+        products = [_products(layer) for layer in layers]
+        norms = [_norms(layer) for layer in layers]
+        self.width: int = norm.weight.shape[0]
+        self._alive = (products, norms, norm.weight)
+        self._layers = (_Layer * len(layers))()
+        for made, layer, linears, weights in zip(
+            self._layers, layers, products, norms, strict=True
+        ):
+            for name, linear in linears.items():
+                setattr(made, name, linear.matrix)
+            for name, weight in weights.items():
+                setattr(made, name, weight.data_ptr())
+            made.normed_residual = isinstance(layer, FirstLayer) and layer.norm_before_residual
+        first = ctypes.addressof(self._layers)
+        last = norm.weight.data_ptr()
+        self._model = _Model(first, last, len(layers), self.width, head_size, eps, scale)
+
+    def run(  # noqa: PLR0913 (what layers are run on)
+        self,
+        x: Tensor,  # (T, D)
+        tables: tuple[Tensor, Tensor],  # cos and sin of RoPE, each (1, T, H)
+        batch: Batch,
+        cache: KVCache,
+        *,
+        embedding: Tensor | None = None,  # (T, D), for the first layer of a head
+        taps: Sequence[int] = (),
+    ) -> Decoded:
+        x = x.contiguous()
+        given = NativeBatch(batch)
+        kept = [part.data_ptr() for pair in cache.layers for part in pair]
+        caches = (POINTER * len(kept))(*kept)
+        numbers = (COUNT * len(taps))(*taps)
+        cos, sin = (table.to(x.dtype).contiguous() for table in tables)
+        features = x.new_empty(len(x), len(taps) * self.width)
+        found = Decoded(torch.empty_like(x), torch.empty_like(x), features)
+        forward = _Forward(
+            batch=ctypes.addressof(given.struct),
+            caches=ctypes.addressof(caches),
+            x=x.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            taps=ctypes.addressof(numbers),
+            tap_count=len(taps),
+            features=features.data_ptr(),
+            out=found.out.data_ptr(),
+            normed=found.normed.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+        if embedding is not None:
+            embedding = embedding.contiguous()
+            forward.embedding = embedding.data_ptr()
+        decode = load().function("decode", x.dtype)
+        decode(ctypes.byref(self._model), ctypes.byref(forward))
+        return found
+
+
+def _products(layer: Any) -> dict[str, CpuLinear]:
+    """The layer's linear layers by name; plain ones as native ones over the same weights."""
+    found = {name: layer.self_attn.get_submodule(name) for name in ATTENTION_PRODUCTS}
+    found |= {name: layer.mlp.get_submodule(name) for name in MLP_PRODUCTS}
+    return {
+        name: part if isinstance(part, CpuLinear) else CpuLinear.of(part)
+        for name, part in found.items()
+    }
+
+
+def _norms(layer: Any) -> dict[str, Tensor]:
+    """The weights of the norms that the layer has, by name."""
+    found = {
+        "input_norm": layer.input_layernorm.weight,
+        "post_norm": layer.post_attention_layernorm.weight,
+    }
+    own = dict(layer.self_attn.named_parameters())
+    for name in ("q_norm", "k_norm"):
+        if f"{name}.weight" in own:
+            found[name] = own[f"{name}.weight"]
+    if isinstance(layer, FirstLayer):
+        found["hidden_norm"] = layer.hidden_norm.weight
+    return found

@@ -1,0 +1,96 @@
+"""The C++ of native/: compiled at first use, in a few seconds, and kept in the user's cache."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peagle.config import cache_dir, first_line
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of floor stay loops
+# GCC leaves FMA out of short sums on some AMD CPUs; then a row's bits would depend on the others.
+FLAGS += ["--param=avoid-fma-max-bits=0"]
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+ARGUMENTS: dict[str, list[Any]] = {
+    "decode": [POINTER, POINTER],
+    "linear": [POINTER, POINTER, POINTER, COUNT, THREADS],
+    "attend": [POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, THREADS],
+}
+
+
+class NoCompiler(Exception):
+    """The library cannot be compiled; the message is one line and says why."""
+
+
+class Library:
+    """The functions of native/library.cpp, by name and dtype."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = ctypes.CDLL(str(path))
+        self.tiles = bool(loaded.has_tiles())  # whether this CPU has AMX
+        self._functions: dict[tuple[str, torch.dtype], ctypes._NamedFuncPointer] = {}
+        for name, arguments in ARGUMENTS.items():
+            for dtype, suffix in DTYPES.items():
+                function = loaded[f"{name}_{suffix}"]
+                function.argtypes, function.restype = arguments, None
+                self._functions[name, dtype] = function
+
+    def function(self, name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
+        """One of ARGUMENTS, for tensors of one of DTYPES."""
+        return self._functions[name, dtype]
+
+
+@cache
+def load() -> Library:
+    """The compiled library. Raises NoCompiler."""
+    try:
+        return Library(_compiled())
+    except subprocess.CalledProcessError as error:
+        output = error.stderr.strip().splitlines() or [str(error)]
+        why = output[-1]
+    except FileNotFoundError as error:
+        why = f"there is no C++ compiler {error.filename!r}: install g++, or name one in $CXX"
+    except (OSError, RuntimeError) as error:  # no folder, no home
+        why = first_line(error)
+    raise NoCompiler(why)
+
+
+def _compiled() -> Path:
+    """The shared library, from the cache or made: one for each source and processor. OpenMP is not
+    linked: it is the one that torch has loaded, and so there is one set of threads."""
+    texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
+    key = hashlib.sha256(repr((texts, FLAGS, _processor())).encode()).hexdigest()[:16]
+    path = cache_dir() / f"native-{key}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            parts = [Path(scratch, name) for name in ("native.o", "native.so")]
+            compiler = os.environ.get("CXX", "c++")
+            _run(compiler, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", str(parts[0]))
+            _run(compiler, "-shared", str(parts[0]), "-o", str(parts[1]))
+            parts[1].rename(path)
+    return path
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = ("model name", "flags", "Features")
+    return "".join(sorted({line for line in lines if line.startswith(named)}))

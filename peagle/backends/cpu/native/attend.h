@@ -1,0 +1,69 @@
+// Attention of all rows of a batch.
+
+#pragma once
+
+#include "attention.h"
+#include "attention_tiles.h"
+
+namespace peagle {
+
+constexpr int64_t BLOCK = 16;      // tokens of a block of keys and values
+constexpr int64_t MOST_ROWS_OF_A_TASK = 32;
+
+// peagle/backends/batch.py, without trees. peagle/backends/cpu/attention.py mirrors it.
+struct Batch {
+  int64_t rows, requests, table;  // `table`: blocks of a row of block_tables
+  const int64_t *slot_mapping;    // (rows,)
+  const int64_t *block_tables;    // (requests, table)
+  const int64_t *query_lens, *seq_lens;  // (requests,)
+};
+
+// Some rows of one request, at positions start, start + 1, ….
+struct Span {
+  int64_t first, start, count;  // `first`: row of the batch
+  const int64_t* blocks;
+};
+
+// The rows of each request, the last of which sees the whole of it, in parts of a few rows.
+inline std::vector<Span> spans(const Batch& batch) {
+  std::vector<Span> made;
+  int64_t first = 0;
+  for (int64_t r = 0; r < batch.requests; ++r) {
+    int64_t rows = batch.query_lens[r], start = batch.seq_lens[r] - rows;
+    for (int64_t done = 0; done < rows; done += MOST_ROWS_OF_A_TASK) {
+      int64_t count = std::min(MOST_ROWS_OF_A_TASK, rows - done);
+      made.push_back({first + done, start + done, count, batch.block_tables + r * batch.table});
+    }
+    first += rows;
+  }
+  return made;
+}
+
+template <typename Task, typename T>
+void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const Batch& batch,
+               const Spec& spec, int threads) {
+  int64_t groups = query_heads / kept.heads;
+  std::vector<Span> all = spans(batch);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+  for (size_t i = 0; i < all.size(); ++i)
+    for (int64_t head = 0; head < kept.heads; ++head) {
+      const Span& s = all[i];
+      Task task(kept, spec, s.blocks, s.start, s.count);
+      task.run(q + s.first * query_heads * kept.key_width,
+               out + s.first * query_heads * kept.value_width, head, groups);
+    }
+}
+
+// q (rows, query heads, key width) → out (rows, query heads, value width).
+template <typename T>
+void attend(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const Batch& batch,
+            const Spec& spec, int threads) {
+#ifdef PEAGLE_TILES
+  if constexpr (sizeof(T) == 2)
+    if (TiledTask::takes(kept))
+      return attend_by<TiledTask>(q, kept, out, query_heads, batch, spec, threads);
+#endif
+  attend_by<Task<T>>(q, kept, out, query_heads, batch, spec, threads);
+}
+
+}  // namespace peagle

@@ -1,0 +1,42 @@
+// Models on a CPU: peagle/backends/cpu/library.py compiles this file, and the modules beside it call
+// its functions. T is float or bf16; sums are float32.
+//
+// In what order to read:
+//   vectors.h          bf16, vectors of 16 lanes and their transpose
+//   matrix.h           the weights of a product, in all their layouts
+//   products.h         products by rows of weights, on any CPU
+//   tiles.h, ints.h    products by tiles of weights, on CPUs with AMX: of bf16, and of 8 and 4 bits
+//   linear.h           the same rows by several matrices, each in its way
+//   attention.h, attention_tiles.h   attention of a few rows over keys kept in blocks; by AMX
+//   attend.h           attention of a whole batch
+//   rows.h             norms, RoPE, gate: what is done to single rows
+//   layer.h            a decoder layer, and a whole decoder
+
+#include "layer.h"
+
+using namespace peagle;
+
+#define FUNCTIONS(T, NAME)                                                                      \
+  extern "C" void decode_##NAME(const Model<T>* model, const Forward<T>* forward) {             \
+    decode(*model, *forward);                                                                   \
+  }                                                                                             \
+  extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,         \
+                                int threads) {                                                  \
+    linear<T>(x, {{*matrix, out}}, rows, matrix->inputs, threads);                              \
+  }                                                                                             \
+  extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads,   \
+                                const Batch* batch, const Spec* spec, int threads) {            \
+    attend(q, *kept, out, query_heads, *batch, *spec, threads);                                 \
+  }
+
+FUNCTIONS(float, float32)
+FUNCTIONS(Bf16, bfloat16)
+
+// Whether this CPU multiplies by tiles: then matrices may be tiled.
+extern "C" int has_tiles() {
+#ifdef PEAGLE_TILES
+  return may_use_tiles();
+#else
+  return 0;
+#endif
+}

@@ -1,0 +1,74 @@
+// What a layer does to single rows. A row is computed in the same way whatever rows stand beside it.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace peagle {
+
+// Rows of `out` lie `stride` apart.
+template <typename T>
+void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int64_t width,
+          float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* from = x + row * width;
+    T* to = out + row * stride;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; ++i) sum += load(from[i]) * load(from[i]);
+    float scale = 1.0f / std::sqrt(sum / float(width) + eps);
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) store(to[i], load(from[i]) * scale * load(weight[i]));
+  }
+}
+
+// RoPE of x (rows, heads, size) by cos and sin (rows, size).
+template <typename T>
+void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_t heads,
+            int64_t size, int threads) {
+  int64_t half = size / 2;
+#pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *c = cos + row * size, *s = sin + row * size;
+    for (int64_t head = 0; head < heads; ++head) {
+      const T* from = x + (row * heads + head) * size;
+      T* to = out + (row * heads + head) * size;
+#pragma omp simd
+      for (int64_t i = 0; i < half; ++i) {
+        float kept = rounded<T>(load(from[i]) * load(c[i]));
+        store(to[i], kept - load(from[half + i]) * load(s[i]));
+      }
+#pragma omp simd
+      for (int64_t i = half; i < size; ++i) {
+        float kept = rounded<T>(load(from[i]) * load(c[i]));
+        store(to[i], kept + load(from[i - half]) * load(s[i]));
+      }
+    }
+  }
+}
+
+// silu(x) · up. `out` may be x.
+template <typename T>
+void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *from = x + row * width, *times = up + row * width;
+    T* to = out + row * width;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) {
+      float value = load(from[i]), small = exponential(-std::fabs(value));
+      float silu = value * (value < 0 ? small : 1.0f) / (1.0f + small);
+      store(to[i], rounded<T>(silu) * load(times[i]));
+    }
+  }
+}
+
+// x + y. `out` may be x.
+template <typename T>
+void add(const T* x, const T* y, T* out, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(out[i], load(x[i]) + load(y[i]));
+}
+
+}  // namespace peagle

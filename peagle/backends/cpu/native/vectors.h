@@ -1,0 +1,145 @@
+// Vectors, and what bf16 is to them.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define PEAGLE_TILES  // Intel's, which multiply
+#endif
+
+namespace peagle {
+
+constexpr int LANES = 16;  // keys that are read together, and floats of a vector of AVX-512
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;  // floats of a vector of this CPU
+#elif defined(__AVX__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+typedef float Wide __attribute__((vector_size(4 * WIDTH), may_alias));
+typedef uint32_t WideBits __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t WideInts __attribute__((vector_size(4 * WIDTH)));
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+// Room for `count`, kept for the next time: `resize` would write zeros whenever sizes alternate.
+template <typename T>
+inline T* room_for(std::vector<T>& kept, size_t count) {
+  if (kept.size() < count) kept.resize(count);
+  return kept.data();
+}
+
+inline float load(float x) { return x; }
+inline float load(Bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline void store(float& to, float x) { to = x; }
+inline void store(Bf16& to, float x) {  // to the nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  to.bits = x != x ? 0x7fc0 : uint16_t(rounded);
+}
+
+template <typename T>
+inline float rounded(float x) {  // as if it had been kept in between
+  T kept;
+  store(kept, x);
+  return load(kept);
+}
+
+// e^x of x = whole · log 2 + rest, but for the power of two: of floats or vectors of them.
+template <typename T>
+inline T mantissa(T x, T whole) {
+  T rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  T sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  return sum * rest * rest + rest + 1.0f;
+}
+
+// e^x for x ≤ 0 to the last bit or two, without a branch, so that loops of it become vectors.
+inline float exponential(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  float whole = std::floor(x * 1.44269504f + 0.5f);
+  uint32_t bits = uint32_t(int32_t(whole) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return mantissa(x, whole) * power;
+}
+
+// Swap the corners of every square of 2 · SIDE lanes: with all four sides, a transpose.
+template <int SIDE>
+inline void swap_corners(Bits (&rows)[LANES]) {
+  Bits upper, lower;
+  for (uint32_t lane = 0; lane < LANES; ++lane) {
+    upper[lane] = lane & SIDE ? LANES + lane - SIDE : lane;
+    lower[lane] = lane & SIDE ? LANES + lane : lane + SIDE;
+  }
+  for (int i = 0; i < LANES; ++i)
+    if (!(i & SIDE)) {
+      Bits a = rows[i], b = rows[i + SIDE];
+      rows[i] = __builtin_shuffle(a, b, upper);
+      rows[i + SIDE] = __builtin_shuffle(a, b, lower);
+    }
+}
+
+inline void transpose(Bits (&rows)[LANES]) {
+  swap_corners<1>(rows);
+  swap_corners<2>(rows);
+  swap_corners<4>(rows);
+  swap_corners<8>(rows);
+}
+
+// What a transposed lane holds: one float, or two bf16.
+inline void unpack(Bits lane, Vector* to, float) { to[0] = Vector(lane); }
+inline void unpack(Bits lane, Vector* to, Bf16) {
+  to[0] = Vector(lane << 16);
+  to[1] = Vector(lane & 0xffff0000u);
+}
+
+// Up to LANES rows of `width`, by vectors of LANES lanes: squares of them are transposed.
+template <typename T>
+void turn_squares(const T* rows, int64_t count, int64_t stride, int64_t width, Vector* to) {
+  constexpr int64_t EACH = 4 / sizeof(T), STEP = LANES * EACH;  // values of a lane, of a row
+  for (int64_t at = 0; at < width; at += STEP) {
+    Bits square[LANES] = {};
+    int64_t bytes = std::min(STEP, width - at) * sizeof(T);
+    for (int64_t j = 0; j < count; ++j)
+      if (bytes == sizeof(Bits))
+        std::memcpy(&square[j], rows + j * stride + at, sizeof(Bits));
+      else
+        std::memcpy(&square[j], rows + j * stride + at, bytes);
+    transpose(square);
+    for (int i = 0; i < LANES; ++i) unpack(square[i], to + at + i * EACH, T{});
+  }
+}
+
+// Up to LANES rows of `width`, as vectors of one column each; missing rows are zero.
+template <typename T>
+void turn(const T* rows, int64_t count, int64_t stride, int64_t width, Vector* to) {
+  if constexpr (WIDTH == LANES) return turn_squares(rows, count, stride, width, to);
+  float* columns = reinterpret_cast<float*>(to);
+  if (count < LANES) std::fill(columns, columns + width * LANES, 0.0f);
+  for (int64_t j = 0; j < count; ++j)
+    for (int64_t i = 0; i < width; ++i) columns[i * LANES + j] = load(rows[j * stride + i]);
+}
+
+}  // namespace peagle

@@ -1,0 +1,121 @@
+"""Targets on a CPU: the layers of Llama and Qwen3 in one native call, other decoders by their code.
+
+Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaModel,
+)
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
+
+from peagle.backends.batch import Batch
+from peagle.backends.cpu.attention import CpuAttend
+from peagle.backends.cpu.decoder import ATTENTION_PRODUCTS, MLP_PRODUCTS, Decoder
+from peagle.backends.cpu.matrix import CpuLinear, replace_linears
+from peagle.backends.kv_cache import KVCache
+from peagle.model.layers import head_size
+from peagle.model.target import Target, TargetOutput
+
+MODELS = (LlamaForCausalLM, Qwen3ForCausalLM)
+DECODERS = (LlamaModel, Qwen3Model)
+LAYERS = (LlamaDecoderLayer, Qwen3DecoderLayer)
+
+
+class NativeTarget:
+    """A Llama or Qwen3 (`is_native`) whose layers run in one native call.
+
+    Forwards of more than `native_rows` rows are for the target's own code, by torch's products.
+    """
+
+    def __init__(self, target: Target, native_rows: int) -> None:
+        self.target, config = target, target.config
+        products = [*_products(target), target.model.lm_head]
+        quantised = any(isinstance(part, CpuLinear) for part in products)
+        self.native_rows = sys.maxsize if quantised else native_rows
+        layers: list[Any] = list(target.layers)
+        scale = layers[0].self_attn.scaling
+        norm = cast(LlamaModel, target.decoder).norm
+        self.decoder = Decoder(layers, norm, head_size(config), config.rms_norm_eps, scale)
+        self.head = products[-1]
+        if not isinstance(self.head, CpuLinear):
+            self.head = CpuLinear.of(self.head, self.native_rows)
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        """As `TargetModel.forward`."""
+        if len(batch) > self.native_rows:
+            return self.target.forward(batch.ids, batch.positions, CpuAttend(batch, cache), taps)
+        model = cast(LlamaModel, self.target.decoder)
+        x = model.embed_tokens(batch.ids)
+        tables = model.rotary_emb(x, batch.positions[None])
+        found = self.decoder.run(x, tables, batch, cache, taps=taps)
+        return TargetOutput(found.normed, found.features)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, E) → (R, V)"""
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+class GenericTarget:
+    """Any other target: its own code, over native products and native attention."""
+
+    def __init__(self, target: Target, native_rows: int, *, exact: bool) -> None:
+        self.target = target.exact() if exact else target.copy()
+        replace_linears(self.target.model, native_rows)
+        replace_linears(self.target.head, native_rows)
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        """As `TargetModel.forward`."""
+        return self.target.forward(batch.ids, batch.positions, CpuAttend(batch, cache), taps)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, E) → (R, V)"""
+        return self.target.logits(hidden)
+
+
+def is_native(target: Target) -> bool:
+    """Whether `NativeTarget` runs the target: a Llama or Qwen3 as it was published, each of whose
+    layers sees all keys, and whose products are plain or ours."""
+    if type(target.model) not in MODELS or type(target.decoder) not in DECODERS:
+        return False
+    if target.config.hidden_act != "silu":
+        return False
+    layers: list[Any] = list(target.layers)
+    for layer in layers:
+        window = type(layer) is Qwen3DecoderLayer and layer.self_attn.sliding_window
+        if type(layer) not in LAYERS or window:
+            return False
+    products = [*_products(target), target.model.lm_head]
+    return all(_is_plain(part, target.dtype) for part in products)
+
+
+def _products(target: Target) -> Iterator[nn.Module]:
+    layers: list[Any] = list(target.layers)
+    for layer in layers:
+        for name in ATTENTION_PRODUCTS:
+            yield layer.self_attn.get_submodule(name)
+        for name in MLP_PRODUCTS:
+            yield layer.mlp.get_submodule(name)
+
+
+def _is_plain(part: nn.Module, dtype: torch.dtype) -> bool:
+    """What a subclass of nn.Linear does is not known."""
+    if isinstance(part, CpuLinear):
+        return part.weights.dtype == dtype
+    return type(part) is nn.Linear and part.weight.dtype == dtype

@@ -1,0 +1,81 @@
+"""The cuda backend: Triton's paged attention and CUDA graphs around the models' own code.
+
+Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from peagle.backends.batch import Batch
+from peagle.backends.cuda.graphs import Runner
+from peagle.backends.kv_cache import KVCache
+from peagle.model.attention import Attend
+from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.target import Target, TargetOutput
+
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})  # that the kernel is made for
+
+
+class CudaTarget:
+    """A target run by its own code, by CUDA graphs where possible."""
+
+    def __init__(self, target: Target, *, exact: bool) -> None:
+        self.model = target
+        self.runner = Runner(exact=exact)
+
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        """See `TargetModel`. Raises NotImplementedError for draft trees."""
+        layers = tuple(taps)
+        model = partial(self.model.forward, taps=layers)
+        return TargetOutput(*self.runner.run(model, batch, cache, taps=layers))
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:  # (R, E) → (R, V)
+        return self.model.logits(hidden)
+
+
+class CudaDrafter:
+    """A drafter run by its own code, by CUDA graphs where possible."""
+
+    def __init__(self, drafter: Drafter, *, exact: bool) -> None:
+        self.model = drafter
+        self.runner = Runner(exact=exact)
+
+    @torch.no_grad()
+    def project(self, features: Tensor) -> Tensor:  # (T, F·E) → (T, D)
+        return self.model.project(features)
+
+    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+        """See `DrafterModel`. Raises NotImplementedError for draft trees."""
+        return DrafterOutput(*self.runner.run(self._forward, batch, cache, rows=[features]))
+
+    @torch.no_grad()
+    def logits(self, normed: Tensor) -> Tensor:  # (R, D) → (R, V)
+        return self.model.logits(normed)
+
+    def _forward(
+        self, ids: Tensor, positions: Tensor, attend: Attend, features: Tensor
+    ) -> DrafterOutput:
+        out: DrafterOutput = self.model(ids, features, positions, attend)
+        return out
+
+
+class CudaBackend:
+    """See `Backend`. Models must be of a dtype in DTYPES."""
+
+    name = "cuda"
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
+
+    def target(self, target: Target) -> CudaTarget:
+        assert target.dtype in DTYPES, f"no kernel for {target.dtype}"
+        if self.exact:
+            target = target.exact()
+        return CudaTarget(target, exact=self.exact)
+
+    def drafter(self, drafter: Drafter) -> CudaDrafter:
+        return CudaDrafter(drafter, exact=False)

@@ -1,0 +1,71 @@
+"""Keys and values of running requests, in blocks that the scheduler hands out.
+
+Shapes: T rows, M key/value heads, H and HV head sizes of keys and of values.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peagle.backends.batch import BLOCK
+from peagle.model.attention import HeadShape
+
+
+class KVCache:
+    """One model's keys and values: of each layer two tensors (blocks + 1, BLOCK, M, H or HV).
+
+    The last block, `padding`, is for rows of padding: their keys are written and never read by
+    others. Rejected tokens' slots are overwritten before they are read.
+    """
+
+    def __init__(
+        self, blocks: int, shapes: Sequence[HeadShape], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.padding, self.device = blocks, device
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        for heads, key_size, value_size in shapes:
+            keys = zeros((blocks + 1, BLOCK, heads, key_size), dtype, device)
+            values = zeros((blocks + 1, BLOCK, heads, value_size), dtype, device)
+            self.layers.append((keys, values))
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep k, v (T, M, ·) of one layer in `slots` (T,); returns all that the layer keeps."""
+        keys, values = self.layers[layer]
+        keys.flatten(0, 1).index_copy_(0, slots, k)
+        values.flatten(0, 1).index_copy_(0, slots, v)
+        return keys, values
+
+    def wipe(self, blocks: list[int]) -> None:
+        """Zero blocks that may hold NaN: what a mask hides is still multiplied, by zero."""
+        for keys, values in self.layers:
+            keys[blocks] = 0
+            values[blocks] = 0
+
+
+class FeatureCache:
+    """The target's features (blocks · BLOCK, F·E) in the blocks that hold the same tokens' keys.
+
+    A drafter may be any number of slots behind its target, and a block that is found by its content
+    brings the features of what the drafter has not run yet.
+    """
+
+    def __init__(self, blocks: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._kept = zeros((blocks * BLOCK, width), dtype, device)
+
+    def write(self, slots: Tensor, features: Tensor) -> None:
+        """Keep features (T, F·E) in `slots` (T,)."""
+        self._kept.index_copy_(0, slots.to(features.device), features)
+
+    def read(self, slots: Tensor) -> Tensor:
+        """Features (T, F·E) of `slots` (T,)."""
+        return self._kept[slots.to(self._kept.device)]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)

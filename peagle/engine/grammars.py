@@ -1,0 +1,147 @@
+"""Compiling JSON schemas, regexes and grammars for a target.
+
+llguidance does the parsing. What ends an answer (any id of `end_tokens`) is allowed exactly where
+the grammar may end, and is all that is allowed where it must.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from peagle.config import InputError, shortened
+from peagle.engine.grammar import Matcher, error_line
+from peagle.engine.judge import Judge
+from peagle.engine.params import SamplingParams
+from peagle.engine.text import end_tokens
+from peagle.model.target import Target
+
+COMPILED = 16  # grammars that are kept; one may take 50 MB
+MAX_BYTES = 2**18  # of a grammar's text
+MAX_DEPTH = 64  # of objects and lists in a JSON schema
+MAX_RULES = 1000  # of a Lark grammar, and definitions of a JSON schema
+RULE = re.compile(r"^\s*[?!]*\w+(\.\d+)?\s*(\[|\{|:)", re.MULTILINE)
+# llguidance's own limits, but for what a grammar may cost before its first token.
+LIMITS: dict[str, Any] = {"verbose_errors": False, "initial_lexer_fuel": 300_000}
+# Between the tokens of JSON: a line break, and its indentation. Without bounds a small model may
+# go on with white space for ever.
+SPACE = r"\n?[ \t]{0,32}"
+UNMATCHABLE = {"NoExtensionBias": "nothing that this target can say matches it"}
+
+
+def _of_schema(schema: str) -> str:
+    """The schema may have options of its own for llguidance, under "x-guidance"."""
+    own = json.loads(schema).get("x-guidance")
+    if isinstance(own, dict) and "whitespace_flexible" in own:
+        return LLMatcher.grammar_from_json_schema(schema)
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": SPACE})
+
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "json_schema": _of_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "grammar": LLMatcher.grammar_from_lark,
+}
+
+
+class Grammars:
+    """A target's grammars: its vocabulary is read once; compiled ones are kept."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._compiled = lru_cache(COMPILED)(self._compile)
+
+    def matcher(self, params: SamplingParams) -> Matcher | None:
+        """What a new sequence must follow; None when nothing.
+
+        Raises InputError for what cannot be compiled.
+        """
+        if params.constraint is None:
+            return None
+        state = self._compiled(*params.constraint).deep_copy()
+        return Matcher(state, len(self._target.embedding), frozenset(self._tokens.eos_tokens))
+
+    def warm_up(self) -> None:
+        """Read the vocabulary and start the judge now, so that no request waits for them. A target
+        that can follow no grammar is left to say so when one is asked for."""
+        try:
+            self._compiled("regex", "a")
+        except InputError:
+            return
+
+    @cached_property
+    def _setup(self) -> tuple[str, int, list[int]]:
+        """What makes a tokenizer of llguidance's: the fast tokenizer's JSON, V, ids of ends."""
+        tokenizer, ends = self._target.tokenizer, sorted(end_tokens(self._target))
+        if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
+            lacks = "no token that ends an answer" if ends == [] else "no fast tokenizer"
+            raise InputError(f"{self._target.name} has {lacks}: it cannot follow a grammar")
+        backend = copy.copy(tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return backend.to_str(), max(len(self._target.embedding), len(tokenizer)), ends
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        return LLTokenizer(*self._setup)
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(*self._setup, LIMITS)
+
+    def _compile(self, form: str, text: str) -> LLMatcher:
+        if why := too_large(form, text):
+            raise InputError(f"{form} {_short(text)}: {why}")
+        try:
+            grammar = FORMS[form](text)
+        except ValueError as error:  # options inside a schema
+            raise InputError(f"{form} {_short(text)}: {error_line(str(error))}") from error
+        if why := self._judge.refusal(grammar):
+            raise InputError(f"{form} {_short(text)}: {why}")
+        state = LLMatcher(self._tokens, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        state.compute_bitmask()
+        if why := error_line(state.get_error()):
+            raise InputError(f"{form} {_short(text)}: {UNMATCHABLE.get(why, why)}")
+        return state
+
+
+def too_large(form: str, text: str) -> str | None:
+    """Why a grammar is not even tried; None where it is. Counts are exact and take milliseconds."""
+    if (size := len(text.encode())) > MAX_BYTES:
+        return f"it has {size} bytes, at most {MAX_BYTES} are compiled: make it smaller"
+    if form == "json_schema":
+        depth, rules = measure(json.loads(text))
+    else:
+        depth, rules = 0, len(RULE.findall(text)) if form == "grammar" else 0
+    if depth > MAX_DEPTH:
+        return f"it is {depth} levels deep, at most {MAX_DEPTH} are compiled: make it less deep"
+    if rules > MAX_RULES:
+        return f"it has {rules} rules, at most {MAX_RULES} are compiled: make it smaller"
+    return None
+
+
+def measure(schema: Any) -> tuple[int, int]:
+    """(levels of objects and lists, entries of "$defs" and "definitions") of a JSON schema."""
+    deepest, rules = 0, 0
+    left = [(schema, 1)]
+    while left:
+        value, depth = left.pop()
+        if not isinstance(value, dict | list):
+            continue
+        deepest = max(deepest, depth)
+        if isinstance(value, dict):
+            for name in ("$defs", "definitions"):
+                if isinstance(value.get(name), dict):
+                    rules += len(value[name])
+            value = list(value.values())
+        left += [(part, depth + 1) for part in value]
+    return deepest, rules
+
+
+def _short(text: str) -> str:
+    return repr(shortened(text))

@@ -1,0 +1,125 @@
+"""Attention as an argument: every model here calls `attend(layer, q, k, v, spec)`.
+
+Shapes: T query tokens, S key tokens, N query heads, M key/value heads, H head size.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROW_TILE = 8  # rows of the deterministic mode's matrix products
+KEY_BLOCK = 512  # its keys: the block length of torch's CPU attention kernel
+
+
+class AttentionSpec(NamedTuple):
+    """How one layer attends, whatever the mask."""
+
+    scale: float
+    window: int | None = None  # a query sees this many positions, itself included
+    softcap: float | None = None  # tanh cap on attention logits (Gemma-2)
+    sinks: Tensor | None = None  # (N,) one logit a head that takes probability, no value (GPT-OSS)
+
+
+class HeadShape(NamedTuple):
+    """Of a layer's keys and values for one token: (heads, key_size) and (heads, value_size)."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+
+class Attend(Protocol):
+    """q (T, N, H), k and v (T, M, H) of the tokens in this forward → (T, N, H)."""
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> Tensor: ...
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """Attention of q (T, N, H) over k, v (S, M, H) under a bool mask (T, S), None = all visible.
+    Values may have a head size of their own (DeepSeek), then so has the output.
+
+    Query heads are grouped by the key/value head they share, so keys are never copied per head.
+    """
+    groups = q.shape[1] // k.shape[1]
+    q = q.transpose(0, 1).unflatten(0, (-1, groups))  # (M, G, T, H)
+    k = k.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)  # (M, G, S, H), stride 0 over G
+    v = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
+    if spec.softcap is not None:
+        out = _soft_capped(q, k, v, mask, spec)
+    elif spec.sinks is not None:
+        out = _with_sinks(q, k, v, mask, spec)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def tiled_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """`attention` on whole tiles of queries, over keys that fill whole blocks, under a mask made by
+    `tiled_mask`. A row's last bits then do not depend on how many rows or later keys there are:
+    kernels choose their loops by both."""
+    queries = F.pad(q, (0, 0, 0, 0, 0, -len(q) % ROW_TILE))
+    missing = (0, 0, 0, 0, 0, -len(k) % KEY_BLOCK)
+    return attention(queries, F.pad(k, missing), F.pad(v, missing), mask, spec)[: len(q)]
+
+
+def tiled_mask(mask: Tensor | None, tokens: int, keys: int, device: torch.device) -> Tensor:
+    """A mask (T, S), None = all visible, for whole tiles of rows and blocks of keys. Rows after the
+    last token see everything; keys after the last one are seen by no other row."""
+    if mask is None:
+        mask = torch.ones(tokens, keys, dtype=torch.bool, device=device)
+    mask = F.pad(mask, (0, -keys % KEY_BLOCK))
+    return F.pad(mask, (0, 0, 0, -tokens % ROW_TILE), value=True)
+
+
+def _soft_capped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    assert spec.softcap is not None and spec.sinks is None
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.scale / spec.softcap)) * spec.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+def _with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """A sink is a zero key with a zero value whose additive mask is the sink's logit."""
+    assert spec.sinks is not None
+    kv_heads, groups, tokens, _ = q.shape
+    bias = q.new_zeros(tokens, k.shape[2])
+    if mask is not None:
+        bias = bias.masked_fill(~mask, float("-inf"))
+    sink = spec.sinks.to(q.dtype).view(kv_heads, groups, 1, 1).expand(-1, -1, tokens, 1)
+    bias = torch.cat([bias.expand(kv_heads, groups, -1, -1), sink], dim=-1)
+    return F.scaled_dot_product_attention(
+        q, F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), attn_mask=bias, scale=spec.scale
+    )
+
+
+def causal_mask(start: int, tokens: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Bool (tokens, start + tokens): query i stands at start + i. None when all is visible."""
+    if tokens == 1 and (window is None or start < window):
+        return None
+    queries = torch.arange(start, start + tokens, device=device)[:, None]
+    keys = torch.arange(start + tokens, device=device)[None]
+    visible = keys <= queries
+    return visible if window is None else visible & (queries - keys < window)
+
+
+class CausalAttend:
+    """One document from its first token, no cache: training's and the tests' view of the target."""
+
+    def __init__(self) -> None:
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        if spec.window not in self._masks:
+            self._masks[spec.window] = causal_mask(0, len(q), spec.window, q.device)
+        return attention(q, k, v, self._masks[spec.window], spec)

@@ -1,0 +1,178 @@
+"""Whole models by native code are those of the reference backend."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
+from families import FAMILIES, PLAIN, TAPS, build  # noqa: E402
+from tiny_heads import head_config  # noqa: E402
+
+from peagle.backends.base import TargetModel
+from peagle.backends.batch import Batch, Span
+from peagle.backends.cpu.backend import CpuBackend, native_rows
+from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
+from peagle.backends.cpu.quantized import quantize
+from peagle.backends.cpu.target import GenericTarget, NativeTarget
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import TiledTarget
+from peagle.backends.torch import TorchBackend
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**PLAIN),
+    "biases": lambda: LlamaConfig(**PLAIN, attention_bias=True, mlp_bias=True),
+    "qwen3": lambda: Qwen3Config(**PLAIN, head_dim=12),
+    "wide": lambda: Qwen3Config(**PLAIN | {"hidden_size": 96}, head_dim=32, attention_bias=True),
+}
+# Rounds of forwards over two requests: prompts in chunks, then drafts. (start, rows) of each.
+ROUNDS = [[(0, 5), (0, 1)], [(5, 1), (1, 32)], [(6, 8), (33, 2)], [(14, 70), (35, 1)]]
+BLOCKS = [[9, 3, 4, 7, 11, 2], [1, 0, 5]]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def rounds() -> Iterator[Batch]:
+    for number, parts in enumerate(ROUNDS):
+        spans = []
+        for blocks, (start, count) in zip(BLOCKS, parts, strict=True):
+            spans.append(Span(blocks, start, [(3 * i + number) % 60 for i in range(count)]))
+        yield Batch.of(spans)
+
+
+def run(model: TargetModel, target: Target) -> list[Tensor]:
+    """Hidden states, features and logits of every round, and what is kept at the end."""
+    cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
+    found = list[Tensor]()
+    for batch in rounds():
+        out = model.forward(batch, cache, TAPS)
+        found += [out.hidden.clone(), out.features.clone(), model.logits(out.hidden).clone()]
+    return found + [part for pair in cache.layers for part in pair]
+
+
+def close(found: list[Tensor], wanted: list[Tensor], bound: float) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        difference = (one.double() - other.double()).norm()
+        assert difference <= bound * (other.double().norm() + 1e-6)
+
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 6e-2}  # of the norm
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_native_target(name: str, dtype: torch.dtype, exact: bool) -> None:
+    target = Target(build(CONFIGS[name]()).to(dtype), None, name)
+    model = CpuBackend(exact=exact).target(target)
+    assert isinstance(model, NativeTarget)
+    before = [parameter.clone() for parameter in target.model.parameters()]
+    close(run(model, target), run(TorchBackend().target(target), target), BOUNDS[dtype])
+    assert all(map(torch.equal, before, target.model.parameters())), "weights stay"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str) -> None:
+    """Those with biases, windows, caps, sinks and experts, most of them by their own code."""
+    target = Target(build(FAMILIES[family]()), None, family)
+    model = CpuBackend().target(target)
+    assert isinstance(model, NativeTarget if family == "llama" else GenericTarget)
+    close(run(model, target), run(TorchBackend().target(target), target), 1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_moe"])
+def test_families_in_bf16(family: str) -> None:
+    target = Target(build(FAMILIES[family]()).bfloat16(), None, family)
+    model = CpuBackend(exact=True).target(target)
+    close(run(model, target)[:1], run(TorchBackend().target(target), target)[:1], 0.1)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype) -> None:
+    configs = FAMILIES if family == "qwen3_moe" else CONFIGS
+    target = Target(build(configs[family]()).to(dtype), None, family)
+    model: TargetModel = CpuBackend(exact=True).target(target)
+    if family == "qwen3_moe":  # torch's products of experts are a row's own in tiles of rows
+        model = TiledTarget(model)
+    cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
+    whole = model.forward(Batch.of([Span(BLOCKS[0], 0, list(range(3, 43)))]), cache, TAPS)
+    hidden, features = whole.hidden.clone(), whole.features.clone()
+    for start, count in ((0, 1), (1, 13), (14, 26)):
+        span = Span(BLOCKS[0], start, list(range(3 + start, 3 + start + count)))
+        out = model.forward(Batch.of([span]), cache, TAPS)
+        assert torch.equal(out.hidden, hidden[start : start + count])
+        assert torch.equal(out.features, features[start : start + count])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantised_target_is_native(kind: str) -> None:
+    """And the same as by its own code, whose layers hold the same weights."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    target = Target(build(LlamaConfig(**PLAIN | sizes)), None, "tiny")
+    target = quantize(target, kind)
+    model = CpuBackend().target(target)
+    assert isinstance(model, NativeTarget) and model.native_rows == sys.maxsize
+    close(run(model, target), run(TorchBackend().target(target), target), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_native_drafter(kind: str, biases: bool, normed: bool, dtype: torch.dtype) -> None:
+    sizes = {"attention_bias": biases}
+    flags = {"norm_before_residual": normed, "norm_output": normed, "fc_norm": normed}
+    compare_drafters(Drafter(head_config(kind=kind, sizes=sizes, **flags)), NativeDrafter, dtype)
+
+
+def test_a_drafter_with_another_activation() -> None:
+    config = head_config(sizes={"hidden_act": "gelu"})
+    compare_drafters(Drafter(config), GenericDrafter, torch.float32)
+
+
+def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
+    drafter = drafter.to(dtype).eval()
+    for parameter in drafter.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
+    fast = CpuBackend().drafter(drafter)
+    assert type(fast) is kind
+    found = []
+    width = drafter.config.feature_width
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(80, width, generator=generator).to(dtype)
+    for model in (fast, TorchBackend().drafter(drafter)):
+        cache, outs = KVCache(16, drafter.kv_shapes, dtype, torch.device("cpu")), []
+        for batch in rounds():
+            projected = model.project(features[: len(batch)])
+            out = model.forward(batch, projected, cache)
+            outs += [projected, out.normed, out.recurrent, model.logits(out.normed)]
+        found.append(outs + [part for pair in cache.layers for part in pair])
+    close(*found, BOUNDS[dtype])
+
+
+def test_many_rows_of_float32_are_for_torch() -> None:
+    assert native_rows(torch.float32) == 64
+
+
+def test_a_target_is_not_changed_by_a_generic_one() -> None:
+    target = Target(build(FAMILIES["gemma2"]()), None, "gemma2")
+    before = dict(target.model.named_modules())
+    model = CpuBackend().target(target)
+    assert isinstance(model, GenericTarget)
+    assert dict(target.model.named_modules()) == before
+    mine = {p.data_ptr() for p in target.model.parameters()}
+    assert {p.data_ptr() for p in model.target.model.parameters()} <= mine

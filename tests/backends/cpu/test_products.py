@@ -1,0 +1,126 @@
+"""Native products: what float64 gives, within rounding, whatever rows stand beside a row."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peagle.backends.cpu import library
+from peagle.backends.cpu.matrix import CpuLinear, Weights
+from peagle.backends.cpu.quantized import GROUP, quantized, round_int4, round_int8
+
+KINDS = ("plain", "int8", "int4")
+DTYPES = (torch.float32, torch.bfloat16)
+STEP = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}  # rounding of a sum
+SHAPES = [(96, 64), (97, 96), (50, 1536), (16, 32), (3, 224)]
+RAGGED = [(97, 33), (5, 7), (40, 1), (17, 575)]
+BASELINE = "x86-64-v2"  # no AVX: vectors of 4 floats
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(params=("native", BASELINE))
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library for this processor, and for one that has little."""
+    if request.param == BASELINE:
+        if "x86" not in library.platform.machine():
+            pytest.skip("this processor is no x86")
+        flags = [f"-march={BASELINE}" if "march" in flag else flag for flag in library.FLAGS]
+        monkeypatch.setattr(library, "FLAGS", flags)
+    library.load.cache_clear()
+    library.load()
+    yield
+    library.load.cache_clear()
+
+
+def linear(outputs: int, inputs: int, dtype: torch.dtype) -> nn.Linear:
+    return nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
+
+
+def native(layer: nn.Linear, kind: str) -> CpuLinear:
+    return CpuLinear.of(layer) if kind == "plain" else quantized(layer, kind)
+
+
+def exact_weight(weight: Tensor, kind: str) -> Tensor:
+    if kind == "int8":
+        q, scale = round_int8(weight)
+        return q.double() * scale.double()[:, None]
+    if kind == "int4":
+        q, *scales = round_int4(weight)
+        scale, zero = (part.double().repeat_interleave(GROUP, dim=1) for part in scales)
+        return (q.double() - 8) * scale + zero
+    return weight.double()
+
+
+def shapes(kind: str) -> list[tuple[int, int]]:
+    return SHAPES if kind == "int4" else SHAPES + RAGGED
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_the_weights(kind: str, dtype: torch.dtype) -> None:
+    for outputs, inputs in shapes(kind):
+        layer = linear(outputs, inputs, dtype)
+        made, weight = native(layer, kind), exact_weight(layer.weight, kind)
+        x = torch.randn(70, inputs).to(dtype)
+        exact = x.double() @ weight.T + layer.bias.double()
+        error = (made(x).double() - exact).abs() - exact.abs() * STEP[dtype]
+        assert (error <= 2e-5 * exact.norm(dim=1, keepdim=True)).all(), (outputs, inputs)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, dtype: torch.dtype) -> None:
+    for outputs, inputs in shapes(kind):
+        made = native(linear(outputs, inputs, dtype), kind)
+        x = torch.randn(70, inputs).to(dtype)
+        together = made(x)
+        for rows in range(1, 71):
+            assert torch.equal(made(x[:rows]), together[:rows]), (outputs, inputs, rows)
+        assert torch.equal(made(x[40:41]), together[40:41])
+        assert torch.equal(made(x[40:53]), together[40:53])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_can_be_read(kind: str, dtype: torch.dtype) -> None:
+    layer = linear(80, 608, dtype)
+    made, exact = native(layer, kind), exact_weight(layer.weight, kind)
+    torch.testing.assert_close(made.weight, exact.to(dtype), rtol=STEP[dtype], atol=0)
+    assert made.state_dict().keys() == layer.state_dict().keys()
+    assert torch.equal(made.state_dict()["weight"], made.weight)
+
+
+def test_plain_weights_are_not_copied() -> None:
+    layer = linear(16, 32, torch.bfloat16)
+    assert CpuLinear.of(layer).weight.data_ptr() == layer.weight.data_ptr()
+
+
+def test_rows_and_shapes() -> None:
+    """Leading dimensions stay, and what does not lie row by row is taken, too."""
+    made = CpuLinear.of(linear(16, 32, torch.float32))
+    x = torch.randn(2, 3, 32)
+    assert made(x).shape == (2, 3, 16)
+    wide = torch.randn(32, 5).T
+    assert torch.equal(made(wide), made(wide.contiguous()))
+    assert made(x[:0]).shape == (0, 3, 16)
+
+
+def test_many_rows_are_for_torch_where_it_is_told_so() -> None:
+    layer = linear(16, 32, torch.float32)
+    made, x = CpuLinear.of(layer, native_rows=4), torch.randn(9, 32)
+    assert torch.equal(made(x), layer(x))
+    assert torch.equal(made(x[:4]), CpuLinear.of(layer)(x[:4]))
+
+
+def test_only_amx_reads_tiles() -> None:
+    weights = Weights.plain(linear(16, 32, torch.bfloat16).weight)
+    assert weights.tiled == library.load().tiles

@@ -1,0 +1,73 @@
+"""What the caches hold, and what nobody may see in them."""
+
+import pytest
+import torch
+
+from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.kv_cache import FeatureCache, KVCache, zeros
+from peagle.backends.torch import TorchAttend
+from peagle.model.attention import AttentionSpec, HeadShape
+
+CPU = torch.device("cpu")
+SHAPES = [HeadShape(2, 8, 8), HeadShape(1, 16, 4)]
+
+
+def test_layers_may_differ_in_shape() -> None:
+    cache = KVCache(2, SHAPES, torch.float32, CPU)
+    slots = torch.tensor([16, 17, 3])
+    for layer, (heads, size, wide) in enumerate(SHAPES):
+        k, v = torch.randn(3, heads, size), torch.randn(3, heads, wide)
+        keys, values = cache.write(layer, slots, k, v)
+        assert keys.shape == (3, BLOCK, heads, size) and values.shape == (3, BLOCK, heads, wide)
+        assert torch.equal(keys[1, :2], k[:2]) and torch.equal(values[1, :2], v[:2])
+        assert torch.equal(keys[0, 3], k[2]) and torch.equal(values[0, 3], v[2])
+        assert keys.count_nonzero() == k.numel() and values.count_nonzero() == v.numel()
+
+
+def test_the_last_block_is_for_padding() -> None:
+    cache = KVCache(5, SHAPES, torch.float32, CPU)
+    assert cache.padding == 5
+    assert all(len(tensor) == 6 for layer in cache.layers for tensor in layer)
+
+
+def test_wiping_takes_some_blocks_of_all_layers() -> None:
+    cache = KVCache(4, SHAPES, torch.float32, CPU)
+    for layer in cache.layers:
+        for tensor in layer:
+            tensor.fill_(float("nan"))
+    cache.wipe([0, 2])
+    for layer in cache.layers:
+        for tensor in layer:
+            assert not tensor[[0, 2]].any()
+            assert tensor[[1, 3, 4]].isnan().all()
+
+
+def test_what_was_not_a_number_is_not_seen_behind_a_mask() -> None:
+    """A failed request's blocks are wiped: zero times NaN would be NaN in other requests' rows."""
+    shape, spec = HeadShape(2, 8, 8), AttentionSpec(1.0)
+    cache = KVCache(4, [shape], torch.float32, CPU)
+    bad = torch.full((4, 2, 8), float("nan"))
+    TorchAttend(Batch.of([Span([0], 0, [5] * 4)]), cache, exact=False)(0, bad, bad, bad, spec)
+    cache.wipe([0])
+    for exact in (False, True):
+        good = torch.randn(5, 2, 8)
+        batch = Batch.of([Span([0], 0, [5] * 3), Span([1], 0, [5] * 2)])
+        assert TorchAttend(batch, cache, exact=exact)(0, good, good, good, spec).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_are_found_where_they_were_kept(dtype: torch.dtype) -> None:
+    cache = FeatureCache(3, 6, dtype, CPU)
+    one, two = torch.randn(4, 6).to(dtype), torch.randn(2, 6).to(dtype)
+    cache.write(torch.tensor([33, 2, 3, 47]), one)
+    cache.write(torch.tensor([2, 16]), two)
+    found = cache.read(torch.tensor([47, 2, 33, 16, 0]))
+    assert torch.equal(
+        found, torch.stack([one[3], two[0], one[0], two[1], torch.zeros(6).to(dtype)])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_zeros(dtype: torch.dtype) -> None:
+    made = zeros((3, 4), dtype, CPU)
+    assert made.dtype == dtype and made.shape == (3, 4) and not made.any()

@@ -1,0 +1,26 @@
+"""Heads that are trained for a second or two: some drafts are right, some wrong."""
+
+from pathlib import Path
+
+from peagle.data.chat import Example
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.shape import HeadSpec
+from peagle.model.target import Target
+from peagle.train.start import new_drafter
+from peagle.train.trainer import TrainConfig, Trainer
+
+
+def trained_head(
+    target: Target,
+    method: Method,
+    data: list[Example],
+    folder: Path,
+    *,
+    layers: tuple[int, ...] = (1, 2, 3),
+) -> Drafter:
+    """A head for a tiny target that reads some of its layers."""
+    spec = HeadSpec(method, layers=2, depths=4, draft_vocab=112, feature_layers=layers)
+    drafter = new_drafter(target, [example.ids for example in data], spec)
+    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, drafter, data).run()
+    return drafter.eval()

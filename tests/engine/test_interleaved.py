@@ -1,0 +1,246 @@
+"""Several LLMs over one target, and several runs and threads of one LLM: each gets exactly what it
+gets alone."""
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain, zip_longest
+
+import pytest
+import torch
+from tiny import make_drafter, make_target, own_answers, random_prompts
+
+from heads import trained_head
+from peagle.engine.llm import LLM, Run
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Chunk, Completion
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)
+SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=5)
+PARAMS = [GREEDY, SAMPLED, GREEDY, replace(SAMPLED, repetition_penalty=1.2), GREEDY]
+PROMPTS, OTHERS = random_prompts(5, seed=9), random_prompts(5, seed=10)
+K = 4
+
+Make = Callable[[], LLM]
+
+
+@pytest.fixture(scope="module")
+def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> tuple[Drafter, Drafter]:
+    """A P-EAGLE and an EAGLE-3 head, which read different layers."""
+    data = own_answers(target, 64)
+    one = trained_head(target, "p-eagle", data, tmp_path_factory.mktemp("one"))
+    folder = tmp_path_factory.mktemp("other")
+    return one, trained_head(target, "eagle3", data, folder, layers=(0, 1, 2))
+
+
+@pytest.fixture(params=["fast, exact", "exact, fast", "fast, fast", "used, used", "fast, no head"])
+def pair(
+    request: pytest.FixtureRequest, target: Target, heads: tuple[Drafter, Drafter]
+) -> tuple[Make, Make]:
+    """How to make two LLMs over the target."""
+    one, other = heads
+    shared = LLM(target)
+    kinds: dict[str, tuple[Make, Make]] = {
+        "fast": (lambda: LLM(target, one, k=K, max_batch=3), lambda: LLM(target, other, k=K - 1)),
+        "exact": (
+            lambda: LLM(target, one, k=K, max_batch=3, deterministic=True),
+            lambda: LLM(target, other, k=K - 1, deterministic=True),
+        ),
+        "used": (lambda: shared.use(one, K), lambda: shared.use(other, K - 1)),
+        "no head": (lambda: LLM(target), lambda: LLM(target)),
+    }
+    first, second = request.param.split(", ")
+    return kinds[first][0], kinds[second][1]
+
+
+def alone(llm: LLM, prompts: list[list[int]]) -> list[Completion]:
+    return llm.generate(prompts, PARAMS)
+
+
+def round_by_round(*runs: Run) -> list[list[Chunk]]:
+    """What each of them emits, in turns."""
+    emitted: list[list[Chunk]] = [[] for _ in runs]
+    while any(request.finish_reason is None for run in runs for request in run.requests):
+        for run, own in zip(runs, emitted, strict=True):
+            own.extend(run.step())
+    return emitted
+
+
+def token_by_token(*runs: Run) -> list[list[Chunk]]:
+    streams = [iter(run) for run in runs]
+    turns = list(chain.from_iterable(zip_longest(*map(numbered, range(len(runs)), streams))))
+    return [[turn[1] for turn in turns if turn and turn[0] == n] for n in range(len(runs))]
+
+
+def numbered(number: int, stream: Iterator[Chunk]) -> Iterator[tuple[int, Chunk]]:
+    return ((number, chunk) for chunk in stream)
+
+
+def check_chunks(run: Run, chunks: list[Chunk]) -> None:
+    """Nothing that was emitted is lost."""
+    for index, done in enumerate(run.completions()):
+        own = [chunk for chunk in chunks if chunk.index == index]
+        assert "".join(chunk.text for chunk in own) == done.text
+        assert [chunk.logprob for chunk in own] == done.logprobs
+
+
+@pytest.mark.parametrize("in_turns", [round_by_round, token_by_token])
+def test_streams_of_two_llms(
+    pair: tuple[Make, Make], in_turns: Callable[..., list[list[Chunk]]]
+) -> None:
+    """Tokens, texts, log-probabilities, and how drafts fared, to the bit."""
+    wanted = [alone(make(), prompts) for make, prompts in zip(pair, (PROMPTS, OTHERS), strict=True)]
+    assert sum(sum(done.stats.accepted) for done in wanted[0]) > 5, "drafts are accepted"
+    one, two = pair[0]().stream(PROMPTS, PARAMS), pair[1]().stream(OTHERS, PARAMS)
+    for run, chunks in zip((one, two), in_turns(one, two), strict=True):
+        check_chunks(run, chunks)
+    assert [one.completions(), two.completions()] == wanted
+
+
+def test_a_stream_in_the_middle_of_another(pair: tuple[Make, Make]) -> None:
+    """A whole one, and one that is left."""
+    wanted = alone(pair[0](), PROMPTS), alone(pair[1](), OTHERS)
+    run, other = pair[0]().stream(PROMPTS, PARAMS), pair[1]()
+    for _ in range(3):
+        run.step()
+    assert alone(other, OTHERS) == wanted[1]
+    left = other.stream(OTHERS, PARAMS)
+    left.step()
+    left.close()
+    list(run)
+    assert run.completions() == wanted[0]
+
+
+@pytest.mark.parametrize("in_turns", [round_by_round, token_by_token])
+@pytest.mark.parametrize("exact", [False, True])
+def test_two_streams_of_one_llm(
+    target: Target,
+    heads: tuple[Drafter, Drafter],
+    exact: bool,
+    in_turns: Callable[..., list[list[Chunk]]],
+) -> None:
+    """Its engine batches them; that may only change roundings, and in the exact mode nothing."""
+    head = heads[0]
+    wanted = [
+        alone(LLM(target, head, k=K, deterministic=exact), prompts) for prompts in (PROMPTS, OTHERS)
+    ]
+    llm = LLM(target, head, k=K, deterministic=exact, max_batch=4)
+    runs = [llm.stream(prompts, PARAMS) for prompts in (PROMPTS, OTHERS)]
+    for run, chunks in zip(runs, in_turns(*runs), strict=True):
+        check_chunks(run, chunks)
+    for run, own in zip(runs, wanted, strict=True):
+        assert tokens(run.completions()) == tokens(own)
+        for found, one in zip(run.completions(), own, strict=True):
+            assert found.logprobs is not None and one.logprobs is not None
+            if exact:
+                assert found.logprobs == one.logprobs
+            mine = [entry.logprob for entry in found.logprobs]
+            assert mine == pytest.approx([entry.logprob for entry in one.logprobs], abs=1e-4)
+
+
+def tokens(done: list[Completion]) -> list[list[int]]:
+    return [answer.token_ids for answer in done]
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """They meet in as many places as can be."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def together(calls: list[Callable[[], list[Completion]]]) -> list[list[Completion]]:
+    """The results of calls in a thread each."""
+    found: list[list[Completion]] = [[] for _ in calls]
+    begin = threading.Barrier(len(calls))
+
+    def run(number: int) -> None:
+        begin.wait()
+        found[number] = calls[number]()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+THREADS = [random_prompts(4, seed=20 + number) for number in range(3)]
+
+
+@pytest.mark.usefixtures("eager_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_of_one_llm(dtype: torch.dtype) -> None:
+    target, params = in_dtype(dtype), [GREEDY, SAMPLED, GREEDY, SAMPLED]
+    drafter = make_drafter(target, "p-eagle").to(dtype)
+
+    def make() -> LLM:
+        return LLM(target, drafter, k=K, deterministic=dtype != torch.float32)
+
+    wanted = [make().generate(prompts, params) for prompts in THREADS]
+    for _ in range(3):
+        llm = make()
+        calls = [partial(llm.generate, own, params) for own in THREADS]
+        found = together(calls)
+        assert [tokens(done) for done in found] == [tokens(done) for done in wanted]
+        assert llm.engine.idle and llm.engine.scheduler.pool.free == llm.engine.scheduler.pool.count
+
+
+@pytest.mark.usefixtures("eager_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_with_llms_of_their_own(dtype: torch.dtype) -> None:
+    """Different heads and modes over one target."""
+    target, params = in_dtype(dtype), [GREEDY, SAMPLED, GREEDY, SAMPLED]
+    one = make_drafter(target, "p-eagle").to(dtype)
+    other = make_drafter(target, "eagle3", layers=1).to(dtype)
+
+    def make() -> list[LLM]:
+        return [
+            LLM(target, one, k=K),
+            LLM(target, other, k=2, deterministic=True),
+            LLM(target, max_batch=2),
+        ]
+
+    wanted = [llm.generate(prompts, params) for llm, prompts in zip(make(), THREADS, strict=True)]
+    for _ in range(3):
+        calls = [
+            partial(llm.generate, own, params) for llm, own in zip(make(), THREADS, strict=True)
+        ]
+        assert together(calls) == wanted
+
+
+def in_dtype(dtype: torch.dtype) -> Target:
+    target = make_target()
+    return Target(target.model.to(dtype), target.tokenizer, target.name)
+
+
+def test_a_stream_that_is_handed_from_thread_to_thread(target: Target) -> None:
+    wanted, run = alone(LLM(target), PROMPTS), LLM(target).stream(PROMPTS, PARAMS)
+    while any(request.finish_reason is None for request in run.requests):
+        step = threading.Thread(target=run.step)
+        step.start()
+        step.join()
+    assert run.completions() == wanted
+
+
+def test_a_deleted_llm_is_forgotten_at_once(target: Target, heads: tuple[Drafter, Drafter]) -> None:
+    """Without waiting for the collector of cycles: nobody keeps an engine but its LLM and runs."""
+    gc.disable()
+    try:
+        llm = LLM(target, heads[0])
+        run = llm.stream(PROMPTS, PARAMS)
+        run.step()
+        engine = weakref.ref(run.engine)
+        del llm, run
+        assert engine() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,127 @@
+"""An LLM does not change. `use` makes another one, whose engine follows what was changed."""
+
+from typing import Any
+
+import pytest
+from tiny import make_drafter, make_target
+
+from peagle.config import InputError
+from peagle.engine.engine import Settings
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPTS = [[70, 71, 72], [80, 81]]
+PARAMS = SamplingParams(max_tokens=12)
+SETTINGS = (
+    "target", "drafter", "k", "adaptive", "max_batch", "kv_tokens", "deterministic", "method",
+    "engine", "tokenizer", "_loaded", "something_new",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_nothing_can_be_assigned(
+    target: Target, drafters: dict[Method, Drafter], name: str
+) -> None:
+    llm = LLM(target, drafters["p-eagle"], k=3, max_batch=2, kv_tokens=320)
+    before = dict(vars(llm))
+    for value in (None, 5, before.get(name)):
+        with pytest.raises(AttributeError, match=f"{name}: an LLM does not change; `use` makes"):
+            setattr(llm, name, value)
+    assert vars(llm) == before
+
+
+def test_all_settings_are_tried(target: Target) -> None:
+    public = {name for name in vars(LLM(target)) if not name.startswith("_")}
+    assert public <= set(SETTINGS)
+
+
+def facts(llm: LLM) -> dict[str, Any]:
+    """What an engine runs by, by its own parts."""
+    engine = llm.engine
+    proposer, scheduler = engine.proposer, engine.scheduler
+    assert engine.settings == Settings(llm.max_batch, engine.settings.kv_tokens, llm.k)
+    assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
+    assert scheduler.budget >= llm.max_batch * (llm.k + 1)
+    return {
+        "head": None if proposer is None else proposer.drafter,
+        "layers": engine.taps,
+        "k": scheduler.num_lookahead_tokens,
+        "adaptive": engine.depths is not None,
+        "max_batch": scheduler.max_batch,
+        "blocks": scheduler.pool.count,
+    }
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"k": 3}, {}),
+    ({"k": 1}, {"k": 1}),
+    ({"k": None}, {"k": 4, "adaptive": True}),
+    ({"k": 3, "max_batch": 5}, {"max_batch": 5}),
+    ({"k": 3, "kv_tokens": 500}, {"blocks": 32}),
+    ({"k": 2, "max_batch": 1, "kv_tokens": 161}, {"k": 2, "max_batch": 1, "blocks": 11}),
+    ({"head": None}, {"head": None, "layers": (), "k": 0}),
+    ({"head": "other", "k": 3}, {"head": "other", "layers": (0, 1, 3)}),
+]
+
+
+@pytest.mark.parametrize(("change", "changed"), CHANGES)
+def test_use_changes_what_it_is_told_to(
+    target: Target,
+    drafters: dict[Method, Drafter],
+    change: dict[str, Any],
+    changed: dict[str, Any],
+) -> None:
+    head, other = drafters["p-eagle"], make_drafter(target, "eagle3")
+    llm = LLM(target, head, k=3, max_batch=2, kv_tokens=320)
+    before, engine, wanted = facts(llm), llm.engine, llm.generate(PROMPTS, PARAMS)
+    assert before == {
+        "head": head, "layers": (1, 2, 3), "k": 3, "adaptive": False, "max_batch": 2, "blocks": 20
+    }  # fmt: skip
+    heads = {"other": other, None: None}
+    asked = {"head": head} | change
+    asked["head"] = heads.get(asked["head"], head)
+    used = llm.use(asked.pop("head"), **asked)
+    expected = before | changed
+    expected["head"] = heads.get(expected["head"], head)
+    assert used is not llm and used.engine is not engine and facts(used) == expected
+    assert used.target is target
+    said = [answer.token_ids for answer in used.generate(PROMPTS, PARAMS)]
+    assert said == [answer.token_ids for answer in wanted]
+    assert llm.engine is engine and facts(llm) == before, "the first one is as it was"
+    again = [answer.token_ids for answer in llm.generate(PROMPTS, PARAMS)]
+    assert again == said
+
+
+def test_use_keeps_the_mode(target: Target, drafters: dict[Method, Drafter]) -> None:
+    """An LLM is made ready once: those over it run the same model, deterministic or not."""
+    exact, fast = LLM(target, deterministic=True), LLM(target)
+    for llm in (exact, fast):
+        used = llm.use(drafters["eagle3"], 2)
+        assert used.engine.model is llm.engine.model
+    assert type(exact.engine.model) is not type(fast.engine.model)
+
+
+def test_a_default_batch_follows_the_head_and_the_cache(target: Target) -> None:
+    """One that was asked for stays."""
+    llm = LLM(target)
+    assert llm.max_batch == 8 and llm.use(None, kv_tokens=256 * 3).max_batch == 3
+    assert LLM(target, max_batch=6).use(None, kv_tokens=256 * 3).max_batch == 6
+
+
+@pytest.mark.parametrize("name", ["k", "max_batch", "kv_tokens"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_bad_values(target: Target, drafters: dict[Method, Drafter], name: str, value: int) -> None:
+    llm, head = LLM(target), drafters["p-eagle"]
+    for make in (lambda **bad: LLM(target, head, **bad), lambda **bad: llm.use(head, **bad)):
+        with pytest.raises(InputError) as caught:
+            make(**{name: value})
+        assert str(caught.value) == f"{name} {value}: must be at least 1"
+
+
+def test_a_head_for_a_deeper_target(target: Target) -> None:
+    head = make_drafter(make_target(layers=6), "eagle3")
+    with pytest.raises(InputError, match="tiny-0 has layers 0 to 3"):
+        LLM(target).use(head)
