@@ -46,7 +46,11 @@ class DrafterModel(Protocol):
 
 
 class Backend(Protocol):
-    """Makes models ready, once, at load. It reads their weights and does not change them."""
+    """Makes models ready, once, at load. It reads their weights and does not change them.
+
+    A backend made with `exact=True` makes targets of which no row depends on the rows beside it, to
+    the last bit; `TiledTarget` helps where kernels choose their loops by the number of rows.
+    """
 
     name: str
 

@@ -1,7 +1,6 @@
-"""The batch-invariant mode: a target run in tiles of so many rows, however many rows there are.
-
-A backend made with `exact=True` computes a tile's rows independently of each other. Then a row's
-result depends on nothing beside it, and output is bit-identical at any batch size and K.
+"""The batch-invariant mode, for kernels that choose their loops by the number of rows: a target is
+run in tiles of as many rows, whatever the batch. Then output is bit-identical at any batch size
+and K.
 
 Shapes: T rows, E target hidden, R rows, V vocabulary.
 """

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import TiledTarget
 from peagle.model.attention import (
     AttentionSpec,
     attention,
@@ -127,8 +129,10 @@ class TorchBackend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
 
-    def target(self, target: Target) -> TorchTarget:
-        return TorchTarget(target.exact() if self.exact else target, exact=self.exact)
+    def target(self, target: Target) -> TargetModel:
+        if self.exact:
+            return TiledTarget(TorchTarget(target.exact(), exact=True))
+        return TorchTarget(target, exact=False)
 
     def drafter(self, drafter: Drafter) -> TorchDrafter:
         return TorchDrafter(drafter, exact=False)

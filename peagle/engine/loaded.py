@@ -8,7 +8,6 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
-from peagle.backends.tiles import TiledTarget
 from peagle.config import InputError
 from peagle.engine.costs import verify_curve
 from peagle.engine.depth import Curve
@@ -27,8 +26,7 @@ class Loaded:
     ) -> None:
         self.target = target
         self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
-        model = self.backend.target(target)
-        self.model = TiledTarget(model) if deterministic else model
+        self.model = self.backend.target(target)
         self.grammars = Grammars(target)
         self.lock = threading.Lock()  # held while an engine is made
         self._verify: Curve | None = None  # measured once, for the most rows so far

@@ -105,6 +105,7 @@ class Trainer:
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
         self.prompts, self.captured = prompts or [], captured
+        target.check_layers(drafter.config.feature_layers)
         if captured is not None:
             captured.check_target(target)
             captured.check_layers(drafter.config.feature_layers)

@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from peagle.backends.batch import BLOCK, Batch, Span
 from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.tiles import TiledTarget
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.config import Method
@@ -31,7 +30,7 @@ def logits_behind(target: Target, ids: torch.Tensor, lengths: list[int]) -> torc
     """Logits of the tokens behind the prefix, run so many at a time in the deterministic mode."""
     blocks = range(-(-len(ids) // BLOCK))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
-    model = TiledTarget(choose_backend(target.device, target.dtype, exact=True).target(target))
+    model = choose_backend(target.device, target.dtype, exact=True).target(target)
     start, rows = 0, list[torch.Tensor]()
     for length in [PREFIX, *lengths]:
         batch = Batch.of([Span(blocks, start, ids[start : start + length].tolist())])

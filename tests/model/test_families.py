@@ -10,7 +10,6 @@ from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch, Span
 from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.tiles import TiledTarget
 from peagle.backends.torch import TorchBackend
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target, TargetOutput
@@ -145,7 +144,7 @@ def test_draft_trees_are_their_branches(family: tuple[Target, Reference, Referen
 def test_exact_rows_depend_on_nothing_beside_them(family: str, dtype: torch.dtype) -> None:
     """Windows, sinks, caps, and experts that see another number of rows each time."""
     target = Target(build(FAMILIES[family]()).to(dtype), None, family)
-    model = TiledTarget(choose_backend(target.device, dtype, exact=True).target(target))
+    model = choose_backend(target.device, dtype, exact=True).target(target)
     ids = random_ids(40, seed=3).tolist()
 
     def logits(lengths: list[int]) -> Tensor:

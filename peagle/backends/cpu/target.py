@@ -73,8 +73,9 @@ class NativeTarget:
 class GenericTarget:
     """Any other target: its own code, over native products and native attention."""
 
-    def __init__(self, target: Target, native_rows: int, *, exact: bool) -> None:
-        self.target = target.exact() if exact else target.copy()
+    def __init__(self, target: Target, native_rows: int) -> None:
+        """`target` is a copy: its linear layers are replaced."""
+        self.target = target
         replace_linears(self.target.model, native_rows)
         replace_linears(self.target.head, native_rows)
 

@@ -9,9 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch
 from peagle.backends.cuda.graphs import Runner
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import TiledTarget
 from peagle.model.attention import Attend
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.target import Target, TargetOutput
@@ -71,11 +73,11 @@ class CudaBackend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
 
-    def target(self, target: Target) -> CudaTarget:
+    def target(self, target: Target) -> TargetModel:
         assert target.dtype in DTYPES, f"no kernel for {target.dtype}"
         if self.exact:
-            target = target.exact()
-        return CudaTarget(target, exact=self.exact)
+            return TiledTarget(CudaTarget(target.exact(), exact=True))
+        return CudaTarget(target, exact=False)
 
     def drafter(self, drafter: Drafter) -> CudaDrafter:
         return CudaDrafter(drafter, exact=False)

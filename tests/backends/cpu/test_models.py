@@ -21,7 +21,6 @@ from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.quantized import quantize
 from peagle.backends.cpu.target import GenericTarget, NativeTarget
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.tiles import TiledTarget
 from peagle.backends.torch import TorchBackend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -106,8 +105,6 @@ def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype)
     configs = FAMILIES if family == "qwen3_moe" else CONFIGS
     target = Target(build(configs[family]()).to(dtype), None, family)
     model: TargetModel = CpuBackend(exact=True).target(target)
-    if family == "qwen3_moe":  # torch's products of experts are a row's own in tiles of rows
-        model = TiledTarget(model)
     cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
     whole = model.forward(Batch.of([Span(BLOCKS[0], 0, list(range(3, 43)))]), cache, TAPS)
     hidden, features = whole.hidden.clone(), whole.features.clone()
