@@ -77,6 +77,8 @@ class LLM:
             target = load_target(target, **load)
         elif quantize is not None:
             raise InputError(f"quantize {quantize!r}: give the target by name, it is loaded here")
+        if deterministic and backend is not None:
+            raise InputError("deterministic True: make the backend with exact=True instead")
         loaded = Loaded(target, deterministic=deterministic, backend=backend)
         self._fill(loaded, head, k, max_batch, kv_tokens)
 

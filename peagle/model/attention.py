@@ -31,7 +31,7 @@ class HeadShape(NamedTuple):
 
 
 class Attend(Protocol):
-    """q (T, N, H), k and v (T, M, H) of the tokens in this forward → (T, N, H)."""
+    """q (T, N, H), k (T, M, H) and v (T, M, HV) of the tokens in this forward → (T, N, HV)."""
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec

@@ -17,6 +17,7 @@ from tiny import make_target, own_answers, random_prompts
 
 from peagle.backends.batch import Batch
 from peagle.backends.tiles import TiledTarget
+from peagle.backends.torch import TorchBackend
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
@@ -180,7 +181,7 @@ def test_nothing_of_an_llm_can_be_set(target: Target, heads: list[Drafter], name
 def test_the_deterministic_mode_stays_tiled(
     target: Target, heads: list[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact, plain = LLM(target, deterministic=True), LLM(target, heads[0], k=K)
+    exact, plain = LLM(target, backend=TorchBackend(exact=True)), LLM(target, heads[0], k=K)
     tiled = exact._loaded.model
     assert isinstance(tiled, TiledTarget)
     sizes = {"tiled": set[int](), "plain": set[int]()}
