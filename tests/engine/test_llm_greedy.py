@@ -1,12 +1,14 @@
 """Greedy decoding with speculation gives the very tokens, texts and endings of decoding without."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from oracle import Oracle, end_at
 from tiny import METHODS, make_target, random_prompts
 
+from peagle.backends.batch import Batch
 from peagle.config import InputError, InputWarning
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
@@ -14,7 +16,7 @@ from peagle.engine.request import Completion, Stats
 from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
+from peagle.model.target import Target, TargetOutput
 
 PROMPTS = random_prompts(7)
 
@@ -119,18 +121,27 @@ def test_max_tokens_inside_an_accepted_run(
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("error_rate", [0.0, 0.3])
 def test_context_limit(
-    drafters: dict[Method, Drafter], oracle: Oracle, k: int, error_rate: float
+    drafters: dict[Method, Drafter],
+    oracle: Oracle,
+    k: int,
+    error_rate: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Output ends where the context does, and nothing ever runs at or behind its end."""
     limit = 20
     small, roomy = make_target(context=limit), make_target(context=limit + 40)
     oracle.futures, oracle.error_rate, oracle.context = futures(roomy, 40), error_rate, limit
     reached = list[int]()
-    small.decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: reached.append(int(kwargs["position_ids"].max())),
-        with_kwargs=True,
-    )
-    done = LLM(small, drafters["p-eagle"], k=k, max_batch=2).generate(LONG, SamplingParams())
+    llm = LLM(small, drafters["p-eagle"], k=k, max_batch=2)
+    model = llm.engine.model
+    forward = model.forward
+
+    def noted(batch: Batch, *others: Any) -> TargetOutput:
+        reached.append(int(batch.positions.max()))
+        return forward(batch, *others)
+
+    monkeypatch.setattr(model, "forward", noted)
+    done = llm.generate(LONG, SamplingParams())
     for which, (prompt, completion) in enumerate(zip(LONG, done, strict=True)):
         assert completion.token_ids == oracle.futures[which][len(prompt) : limit]
         assert completion.finish_reason == "length"

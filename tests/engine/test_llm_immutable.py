@@ -101,7 +101,7 @@ def test_use_keeps_the_mode(target: Target, drafters: dict[Method, Drafter]) -> 
     for llm in (exact, fast):
         used = llm.use(drafters["eagle3"], 2)
         assert used.engine.model is llm.engine.model
-    assert type(exact.engine.model) is not type(fast.engine.model)
+    assert exact.engine.model is not fast.engine.model
 
 
 def test_a_default_batch_follows_the_head_and_the_cache(target: Target) -> None:
