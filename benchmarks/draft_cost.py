@@ -28,7 +28,7 @@ from common import (
 
 from peagle.backends.batch import BLOCK, slots_of
 from peagle.engine.draft import NewSlots, Proposer
-from peagle.engine.llm import LLM, new_proposer
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
 
@@ -55,7 +55,7 @@ def prepare(llm: LLM, head: Path, ids: list[int], room: int) -> Step:
     layers = drafter.config.feature_layers
     out = llm.target.forward(torch.tensor(ids[:-1]), torch.arange(run), CausalAttend(), layers)
     blocks = range(-(-(run + room) // BLOCK))
-    proposer = new_proposer(drafter, llm._loaded, len(blocks))
+    proposer = llm._loaded.proposer(drafter, len(blocks))
     proposer.features.write(torch.tensor(slots_of(blocks, 0, run)), out.features)
     start = run - NEW
     proposer.propose([NewSlots(blocks, 0, ids[1 : start + 1], 1)])
