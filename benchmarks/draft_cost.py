@@ -26,7 +26,7 @@ from common import (
     write_json,
 )
 
-from peagle.backends.batch import BLOCK, slots_of
+from peagle.backends.batch import blocks_of, slots_of
 from peagle.engine.draft import NewSlots, Proposer
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -54,7 +54,7 @@ def prepare(llm: LLM, head: Path, ids: list[int], room: int) -> Step:
     drafter, run = llm.load_head(head), len(ids) - 1
     layers = drafter.config.feature_layers
     out = llm.target.forward(torch.tensor(ids[:-1]), torch.arange(run), CausalAttend(), layers)
-    blocks = range(-(-(run + room) // BLOCK))
+    blocks = range(blocks_of(run + room))
     proposer = llm._loaded.proposer(drafter, len(blocks))
     proposer.features.write(torch.tensor(slots_of(blocks, 0, run)), out.features)
     start = run - NEW

@@ -68,7 +68,7 @@ class Batch:
             torch.tensor(tokens) if ids is None else ids,
             torch.tensor(positions),
             torch.tensor(slots),
-            _padded([span.blocks[: _blocks(span)] for span in spans], 0),
+            _padded([span.blocks[: blocks_of(span.start + len(span.ids))] for span in spans], 0),
             torch.tensor([len(span.ids) for span in spans]),
             torch.tensor([_reached(span) for span in spans]),
             _tails(spans, slots),
@@ -89,7 +89,7 @@ class Batch:
         missing = rows - len(self)
         if missing <= 0:
             return self
-        more = Batch.of([Span([padding] * -(-missing // BLOCK), 0, [0] * missing)])
+        more = Batch.of([Span([padding] * blocks_of(missing), 0, [0] * missing)])
         return Batch(
             torch.cat([self.ids, more.ids.to(self.ids.device)]),
             torch.cat([self.positions, more.positions]),
@@ -121,13 +121,14 @@ class Batch:
         )
 
 
+def blocks_of(tokens: int) -> int:
+    """The number of blocks that hold some tokens."""
+    return -(-tokens // BLOCK)
+
+
 def slots_of(blocks: Sequence[int], start: int, count: int) -> list[int]:
     """The slots of a request's tokens at positions start … start + count − 1."""
     return [blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count)]
-
-
-def _blocks(span: Span) -> int:
-    return -(-(span.start + len(span.ids)) // BLOCK)
 
 
 def _reached(span: Span) -> int:

@@ -102,8 +102,8 @@ class TorchTarget:
 class TorchDrafter:
     """A drafter run by its own code."""
 
-    def __init__(self, drafter: Drafter, *, exact: bool) -> None:
-        self.model, self.exact = drafter, exact
+    def __init__(self, drafter: Drafter) -> None:
+        self.model = drafter
 
     @torch.no_grad()
     def project(self, features: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class TorchDrafter:
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        attend = TorchAttend(batch, cache, exact=self.exact)
+        attend = TorchAttend(batch, cache, exact=False)  # no output depends on a draft's bits
         ids, positions = batch.ids.to(features.device), batch.positions.to(features.device)
         out: DrafterOutput = self.model(ids, features, positions, attend)
         return out
@@ -135,4 +135,4 @@ class TorchBackend:
         return TorchTarget(target, exact=False)
 
     def drafter(self, drafter: Drafter) -> TorchDrafter:
-        return TorchDrafter(drafter, exact=False)
+        return TorchDrafter(drafter)

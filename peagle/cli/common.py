@@ -172,8 +172,8 @@ ForceOption = Annotated[
 def open_llm(
     target: str,
     head: str | None,
-    method: str | None,
-    k: int | None,
+    method: str | None = None,  # None: of the head
+    k: int | None = None,
     *,
     no_speculation: bool = False,  # short for the method "none"
     dtype: str = "auto",

@@ -111,8 +111,6 @@ def synth(
     llm = open_llm(
         target,
         head,
-        None,
-        None,
         dtype=dtype,
         device=device,
         chat_template=chat_template,
@@ -191,8 +189,6 @@ def regenerate(
         source = open_llm(
             target,
             head,
-            None,
-            None,
             dtype=dtype,
             device=device,
             chat_template=chat_template,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from peagle.backends.base import DrafterModel, TargetModel
-from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.depth import PROMPT, Curve, measure
 from peagle.model.drafter import Drafter
@@ -38,11 +38,6 @@ def draft_curve(drafter: Drafter, model: DrafterModel, most: int) -> Curve:
         model.logits(out.normed[:most]).max(-1).indices.tolist()
 
     return measure(seconds_of(run), most, PROMPT)
-
-
-def blocks_of(tokens: int) -> int:
-    """Blocks that hold so many tokens."""
-    return -(-tokens // BLOCK)
 
 
 def batch_of(rows: int) -> Batch:

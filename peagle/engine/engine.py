@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from peagle.backends.base import TargetModel
-from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.batch import BLOCK, Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.blocks import BlockPool
 from peagle.engine.depth import AdaptiveDepth, Ask
@@ -75,7 +75,7 @@ class Engine:
         self.proposer = proposer
         self.depths = depths
         self.taps = () if proposer is None else proposer.drafter.config.feature_layers
-        pool = BlockPool(-(-settings.kv_tokens // BLOCK), BLOCK)
+        pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
         budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
         self.scheduler = Scheduler(pool, settings.max_batch, budget, settings.k)
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
-from peagle.backends.batch import BLOCK
+from peagle.backends.batch import BLOCK, blocks_of
 from peagle.config import InputError, InputWarning
 from peagle.engine.costs import draft_curve
 from peagle.engine.depth import AdaptiveDepth
@@ -162,7 +162,7 @@ class LLM:
         settings = Settings(self.max_batch, room, self.k)
         if self.drafter is None:
             return Engine(self.target, self._loaded.model, settings)
-        proposer = self._loaded.proposer(self.drafter, -(-room // BLOCK))
+        proposer = self._loaded.proposer(self.drafter, blocks_of(room))
         depths = self._adaptive_depth(proposer) if self.adaptive else None
         return Engine(self.target, self._loaded.model, settings, proposer, depths)
 

@@ -47,9 +47,8 @@ SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
 
 def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Drafter:
     """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
-    in its dtype and on its device. `force` accepts another target of the same shape.
-
-    Raises InputError naming the file, tensor or difference at fault.
+    in its dtype and on its device. `force` accepts another target of the same shape. Raises
+    InputError naming the file, tensor or difference at fault.
     """
     folder = find_head(name)
     config = read_config(folder, len(target.layers))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peagle.backends.base import DrafterModel
-from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.config import InputError
@@ -167,7 +167,7 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     layers, tokens = drafter.config.feature_layers, torch.tensor(ids, device=target.device)
     expected = _hidden_states(target, tokens, layers)
     model = choose_backend(target.device, target.dtype).target(target)
-    blocks = range(-(-len(ids) // BLOCK))
+    blocks = range(blocks_of(len(ids)))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
     features = model.forward(Batch.of([Span(blocks, 0, ids)]), cache, layers).features
     tapped = features.view(len(ids), len(layers), -1)
@@ -237,7 +237,7 @@ def _drafted(
     """K draft tokens behind `ids`, and their logits (K, V): the engine's second round on a prompt
     whose first half was its first, through both caches."""
     backend = choose_backend(target.device, target.dtype)
-    blocks = range(-(-(len(ids) + depths) // BLOCK))
+    blocks = range(blocks_of(len(ids) + depths))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
     drafter_cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
     model = backend.target(target)

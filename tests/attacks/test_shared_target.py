@@ -5,7 +5,6 @@ import gc
 import json
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -334,25 +333,6 @@ def test_streams_of_one_llm_in_turns(target: Target, heads: list[Drafter]) -> No
     runs = [llm.stream(PROMPTS, PARAMS) for _ in range(3)]
     in_turns(*runs)
     assert [tokens(outcome(run)) for run in runs] == [tokens(wanted)] * 3
-
-
-def test_a_deleted_llm_is_forgotten_at_once(target: Target, heads: list[Drafter]) -> None:
-    """Without waiting for the collector of cycles: nobody keeps an engine but its LLM and runs."""
-    gc.disable()
-    try:
-        llm = LLM(target, heads[0])
-        run = llm.use(heads[1]).stream(PROMPTS, PARAMS)
-        run.step()
-        engine = weakref.ref(run.engine)
-        del run
-        assert engine() is None
-        run = llm.stream(PROMPTS, PARAMS)
-        run.step()
-        engine = weakref.ref(run.engine)
-        del llm, run
-        assert engine() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,11 @@ def test_a_deleted_llm_is_forgotten_at_once(target: Target, heads: tuple[Drafter
     gc.disable()
     try:
         llm = LLM(target, heads[0])
+        run = llm.use(heads[1]).stream(PROMPTS, PARAMS)
+        run.step()
+        engine = weakref.ref(run.engine)
+        del run
+        assert engine() is None
         run = llm.stream(PROMPTS, PARAMS)
         run.step()
         engine = weakref.ref(run.engine)
