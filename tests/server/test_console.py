@@ -94,7 +94,9 @@ def test_who_drafted_what(running: Running, llm: LLM, path: str) -> None:
 def test_chosen_k(serve: Serve) -> None:
     running = serve()
     assert read(running)["peagle:spec_decode_chosen_k", ""] == 0
-    running.client().completions.create(model=MODEL, prompt="the cat", max_tokens=9)
+    body = {"model": MODEL, "prompt": "the cat", "max_tokens": 9, "temperature": 0}
+    with running.http() as http:
+        assert http.post("/v1/completions", json=body | {"ignore_eos": True}).status_code == 200
     assert read(running)["peagle:spec_decode_chosen_k", ""] == 3
 
 
