@@ -23,10 +23,10 @@ from peagle.data.captured import Captured
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
-from peagle.model.shape import HeadSpec
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 K = 5
 BASE = HeadSpec(draft_vocab=7680)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from peagle.data.captured import Captured
 from peagle.data.dataset import read_examples
-from peagle.model.source import load_target
+from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.batches import Batches
 from peagle.train.cod import Elements, sample_elements

@@ -27,11 +27,11 @@ from common import (
     write_json,
 )
 
-from peagle.config import cache_dir
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.paths import cache_dir
 
 Messages = list[dict[str, str]]
 BATCH = 8  # prompts decoded together

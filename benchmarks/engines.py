@@ -54,9 +54,9 @@ from peagle.cli.common import progress_bar
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.model.checkpoint import load_drafter, save_drafter
+from peagle.methods.checkpoint import load_drafter, save_drafter
 from peagle.model.drafter import Drafter
-from peagle.model.source import locate
+from peagle.model.loader import locate
 
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}  # quantize of our targets
 LOOKUP = 3  # tokens transformers drafts from the prompt

@@ -38,9 +38,9 @@ from peagle.cli.main import app
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
-from peagle.model.checkpoint import load_drafter, read_config
-from peagle.server.vllm import Head, plan
-from peagle.vllm_process import look
+from peagle.methods.checkpoint import load_drafter, read_config
+from peagle.vllm.process import look
+from peagle.vllm.serve import Head, plan
 
 VOCAB, WINDOW, STEPS, K, TOKENS = 384, 16, 30, 5, 48
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>"]

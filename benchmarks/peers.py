@@ -16,8 +16,8 @@ from common import TARGET
 from transformers import AutoModelForCausalLM
 
 from peagle.catalog import PackagedGGUF, find_entry
-from peagle.config import cache_dir
-from peagle.model.source import fetch_gguf, locate
+from peagle.model.loader import fetch_gguf, locate
+from peagle.paths import cache_dir
 
 HERE = Path(__file__).resolve().parent
 CONTEXT = 1024  # tokens a prompt and its answer may have

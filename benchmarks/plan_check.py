@@ -18,7 +18,7 @@ from typing import Any
 from common import RESULTS, TARGET, environment, write_json
 
 from peagle.data.dataset import read_examples
-from peagle.data.template import load_tokenizer
+from peagle.model.template import load_tokenizer
 
 STEPS = 10
 CONFIGURATIONS: list[dict[str, Any]] = [

@@ -24,11 +24,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from peagle.data.captured import Captured
 from peagle.data.chat import Example
 from peagle.data.dataset import read_examples
-from peagle.model.shape import HeadSpec
-from peagle.model.source import load_target
+from peagle.methods.spec import HeadSpec
+from peagle.model.loader import load_target
 from peagle.model.target import Target
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 LENGTH, DOCUMENTS = 2048, 32
 ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that differ

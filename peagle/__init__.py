@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
     from peagle.engine.request import Completion
-    from peagle.model.checkpoint import load_drafter
+    from peagle.methods.checkpoint import load_drafter
     from peagle.model.drafter import Drafter
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ _HOMES = {
     "Completion": "peagle.engine.request",
     "SamplingParams": "peagle.engine.params",
     "Drafter": "peagle.model.drafter",
-    "load_drafter": "peagle.model.checkpoint",
+    "load_drafter": "peagle.methods.checkpoint",
 }
 
 

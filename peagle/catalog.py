@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from peagle import catalog_fields as check
-from peagle.config import InputError, InputWarning, first_line
+from peagle.errors import InputError, InputWarning, first_line
 
 METHODS = ("p-eagle", "eagle3")
 CHOICES = (*METHODS, "none")  # of how to draft

@@ -7,7 +7,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 Check = Callable[[dict[str, Any], str, str], Any]
 Flags = Mapping[str, str | int | float | bool]  # vLLM's, without dashes

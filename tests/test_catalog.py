@@ -19,7 +19,8 @@ from peagle.catalog import (
     known_entry,
     load_catalog,
 )
-from peagle.config import InputError, InputWarning, cache_dir, first_line
+from peagle.errors import InputError, InputWarning, first_line
+from peagle.paths import cache_dir
 
 MINE: dict[str, Any] = {
     "target": "owner/model",

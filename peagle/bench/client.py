@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx2 as httpx
 
 from peagle.bench.load import Answer, AskError, Drafting, Message
-from peagle.config import InputError, first_line
+from peagle.errors import InputError, first_line
 
 TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait behind a queue
 DRAFTS = "vllm:spec_decode_num_drafts"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.run import FORMAT
-from peagle.config import InputError
+from peagle.errors import InputError
 
 KEYS = ("method", "k", "concurrency", "temperature")
 

@@ -7,11 +7,11 @@ from itertools import count
 from types import TracebackType
 
 from peagle.bench.load import Answer, AskError, Drafting, Message
-from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
+from peagle.errors import InputError
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 
 from peagle.bench.plots import NAMES, best, draw
-from peagle.config import InputError
+from peagle.errors import InputError
 
 HERE = Path(__file__).parent
 PAIRS = {"P-EAGLE ÷ none": ("p-eagle", "none"), "P-EAGLE ÷ EAGLE-3": ("p-eagle", "eagle3")}

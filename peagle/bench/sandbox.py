@@ -23,7 +23,7 @@ from typing import Any
 
 from peagle.bench.seccomp import make_filter
 from peagle.bench.summary import Result
-from peagle.config import InputError
+from peagle.errors import InputError
 
 SECONDS = 10  # of CPU time for a program; it may take twice as long by the clock
 # Besides CPU. The filter refuses new processes to every user; NPROC does not bind root.

@@ -6,7 +6,7 @@ It is made here as bytes (classic BPF, see seccomp(2)), because a sandbox holds 
 import errno
 import struct
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 # The value of AUDIT_ARCH_* in linux/audit.h, by `platform.machine()`.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

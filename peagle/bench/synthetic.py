@@ -16,14 +16,14 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokeniz
 
 from peagle.bench.load import Message
 from peagle.bench.native import Native
-from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.sampling import Choice, Sampler, greedy
+from peagle.errors import InputError
+from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
-from peagle.model.shape import HeadSpec, drafter_config
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
 

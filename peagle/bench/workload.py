@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle.config import InputError, first_line
 from peagle.data.chat import to_messages
 from peagle.data.dataset import read_records
+from peagle.errors import InputError, first_line
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, where a text is elsewhere
 PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.parquet")

@@ -23,8 +23,9 @@ from peagle.cli.common import (
 )
 from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.generate import console
-from peagle.config import InputError
-from peagle.model.source import resolve_device
+from peagle.errors import InputError
+from peagle.model.loader import resolve_device
+from peagle.vllm.process import VllmFailed
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
 
@@ -190,7 +191,7 @@ def run(
         try:
             play(answers.groups(results), answers.opened, workload.conversations, repeats, rate,
                  write, lambda cell: bar.advance(task))  # fmt: skip
-        except Stopped as stopped:
+        except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped
     found = report(results, about, True)

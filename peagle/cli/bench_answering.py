@@ -10,7 +10,7 @@ from typing import Any
 
 from peagle.catalog import head_place
 from peagle.cli.common import announced_device, screen
-from peagle.config import InputError
+from peagle.errors import InputError
 
 ADAPTIVE = "adaptive"
 AT_RANDOM = 16  # requests that run together, where they come at random times
@@ -58,7 +58,7 @@ def native(
     from peagle.bench.side_by_side import device_name
     from peagle.cli.common import open_llm
     from peagle.engine.params import SamplingParams
-    from peagle.model.checkpoint import find_head
+    from peagle.methods.checkpoint import find_head
 
     heads = _places(target, named, cells)
     folders = {method: find_head(place) for method, place in heads.items()}
@@ -161,8 +161,8 @@ def vllm(
     """vLLM on this machine, a server a method and K, one after another."""
     from peagle.bench.client import Server
     from peagle.bench.side_by_side import device_name
-    from peagle.bench.vllm import serving
-    from peagle.vllm_process import look
+    from peagle.vllm.process import look
+    from peagle.vllm.server import serving
 
     installed = look(python or Path(sys.executable))
     allowed = {"device": ("auto", "cpu" if installed.cpu else "cuda"), "quantize": (None,)}

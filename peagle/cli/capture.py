@@ -16,10 +16,10 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.engines import VllmPythonOption
-from peagle.config import InputError
+from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.train.vllm_capture import Vllm
+    from peagle.vllm.capture import Vllm
 
 
 def capture(
@@ -62,11 +62,12 @@ def capture(
     from transformers.utils import logging
 
     from peagle.data.dataset import read_examples
-    from peagle.data.template import use_template
-    from peagle.model.source import load_target
+    from peagle.model.loader import load_target
+    from peagle.model.template import use_template
     from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
     from peagle.train.capture import capture as run_capture
-    from peagle.train.vllm_capture import VllmFailed, through_vllm, tokens_in_passing
+    from peagle.vllm.capture import through_vllm, tokens_in_passing
+    from peagle.vllm.process import VllmFailed
 
     existing_file(data, "--data")
     if output.exists() and not output.is_dir():
@@ -79,7 +80,7 @@ def capture(
     assert loaded.tokenizer is not None
     use_template(loaded.tokenizer, chat_template)
     examples = read_examples(data, loaded.tokenizer, max_length)
-    passing = tokens_in_passing(loaded, examples) if vllm else 0
+    passing = tokens_in_passing(loaded, [e.ids for e in examples]) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)
     tapped = plan.origin.feature_layers
     run = through_vllm(vllm, loaded, tapped, output) if vllm else in_process(loaded, tapped)
@@ -106,8 +107,8 @@ def capture(
 
 def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
     """How vLLM is run, when it is to run the target."""
-    from peagle.train.vllm_capture import Vllm
-    from peagle.vllm_process import check_interpreter
+    from peagle.vllm.capture import Vllm
+    from peagle.vllm.process import check_interpreter
 
     if engine == "transformers":
         if parallel > 1:

@@ -25,7 +25,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.generate import console, last_line, show
 from peagle.data.chat import Message, prompt_ids
-from peagle.data.template import check_template
+from peagle.model.template import check_template
 
 app = typer.Typer(add_completion=False)
 

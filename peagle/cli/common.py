@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peagle.catalog import choose_head
-from peagle.config import InputError
-from peagle.data.template import use_template
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.model.checkpoint import find_head
-from peagle.model.source import resolve_device
+from peagle.errors import InputError
+from peagle.methods.checkpoint import find_head
+from peagle.model.loader import resolve_device
+from peagle.model.template import use_template
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 

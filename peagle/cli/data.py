@@ -29,22 +29,21 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.generate import console
-from peagle.config import InputError
 from peagle.data.dataset import read_conversations
 from peagle.data.endpoint import Servers, connect
-from peagle.data.regenerate import Engine, Report
+from peagle.data.regenerate import Engine, Report, through_vllm
 from peagle.data.regenerate import regenerate as run_regenerate
 from peagle.data.show import documents_of, nth_record, pieces, summarize
 from peagle.data.synth import MIX, SynthConfig, synthesize
-from peagle.data.template import (
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
+from peagle.model.template import (
     check_template,
     check_template_args,
     load_tokenizer,
     use_template,
 )
-from peagle.data.vllm import vllm_engine
-from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -184,7 +183,7 @@ def regenerate(
         tokenizer = load_tokenizer(target)
         use_template(tokenizer, chat_template)
         _check_template(tokenizer, args)
-        source = vllm_engine(target, tokenizer)
+        source = through_vllm(target, tokenizer)
     elif engine == "native":
         source = open_llm(
             target,

@@ -12,10 +12,10 @@ from peagle.bench.workload import human_eval
 from peagle.catalog import find_entry, head_path, missing_head
 from peagle.cli.common import DtypeOption, MaxTokensOption, QuantizeOption, progress_bar, screen
 from peagle.cli.generate import console
-from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 
 app = typer.Typer(add_completion=False)
 TARGET = "smollm2-135m"

@@ -14,12 +14,12 @@ from typer.core import TyperGroup
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
-from peagle.config import InputError
 from peagle.deploy import kubernetes, local, sagemaker
 from peagle.deploy.account import PLACEHOLDERS, Account
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
-from peagle.vllm_process import default_engine
+from peagle.errors import InputError
+from peagle.vllm.process import default_engine
 
 PLACES = ("local", "kubernetes", "sagemaker")
 

@@ -18,7 +18,7 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.generate import console
-from peagle.model.checkpoint import find_head
+from peagle.methods.checkpoint import find_head
 
 app = typer.Typer(add_completion=False)
 COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}
@@ -51,10 +51,10 @@ def doctor(
     does not fit."""
     from transformers.utils import logging
 
-    from peagle.data.template import use_template
-    from peagle.model.source import load_target
-    from peagle.train.doctor import PROMPT, examine, verdict
-    from peagle.vllm_process import check_interpreter
+    from peagle.model.loader import load_target
+    from peagle.model.template import use_template
+    from peagle.tools.doctor import PROMPT, examine, verdict
+    from peagle.vllm.process import check_interpreter
 
     find_head(head)  # before the target takes its time to load
     if vllm_python is not None:

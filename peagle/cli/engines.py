@@ -7,8 +7,8 @@ from typing import Annotated, Literal, cast
 import typer
 
 from peagle.cli.common import screen
-from peagle.config import InputError
-from peagle.vllm_process import default_engine
+from peagle.errors import InputError
+from peagle.vllm.process import default_engine
 
 EngineOption = Annotated[
     str,

@@ -27,9 +27,9 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.generate import console
-from peagle.config import InputError
 from peagle.data.dataset import read_prompts
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 
 app = typer.Typer(add_completion=False)
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
-from peagle.config import InputError
-from peagle.model.checkpoint import find_head, load_drafter, read_config, save_drafter
+from peagle.errors import InputError
+from peagle.methods.checkpoint import find_head, load_drafter, read_config, save_drafter
 
 app = typer.Typer(add_completion=False)
 
@@ -31,8 +31,8 @@ def export(
     """Write a head in a format that vLLM serves, with the target's embedding where needed."""
     from transformers.utils import logging
 
-    from peagle.data.template import use_template
-    from peagle.model.source import load_target
+    from peagle.model.loader import load_target
+    from peagle.model.template import use_template
 
     if to not in ("vllm", "speculators"):
         raise InputError(f"--to {to!r}: choose vllm or speculators")

@@ -38,9 +38,9 @@ from peagle.cli.common import (
     open_llm,
     sampling,
 )
-from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM, Run
+from peagle.errors import InputError
 
 app = typer.Typer(add_completion=False)
 console = Console(highlight=False, soft_wrap=True)

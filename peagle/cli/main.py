@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.config import InputError, InputWarning
 from peagle.engine.params import RequestFailure
+from peagle.errors import InputError, InputWarning
 
 # command → (module, what `peagle --help` says); modules are imported when their command runs, so
 # that `peagle --version` and `--help` do not wait for torch.

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from peagle.cli.common import JsonOption, TargetArgument
 from peagle.cli.generate import console
-from peagle.config import InputError
+from peagle.errors import InputError
 
 app = typer.Typer(add_completion=False)
 
@@ -68,9 +68,9 @@ def plan(  # noqa: PLR0917
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the memory of training by part; only the target's configuration is downloaded."""
-    from peagle.model.shape import HeadSpec
-    from peagle.train.plan import GIB, measured_rate, outline
-    from peagle.train.plan import plan as make_plan
+    from peagle.methods.spec import HeadSpec
+    from peagle.tools.plan import GIB, measured_rate, outline
+    from peagle.tools.plan import plan as make_plan
 
     limits = {"tokens": (tokens, 1), "context": (context, 4), "gpus": (gpus, 0)}
     for name, (value, least) in limits.items():

@@ -26,7 +26,7 @@ def push(
     """Upload a head: config.json, tensors and README.md (written from its record when missing)."""
     from huggingface_hub.utils import disable_progress_bars
 
-    from peagle.model.hub import push_head
+    from peagle.tools.hub import push_head
 
     if not screen.is_terminal:
         disable_progress_bars()

@@ -19,8 +19,8 @@ from peagle.cli.common import (
     open_llm,
 )
 from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
-from peagle.config import InputError
-from peagle.model.source import resolve_device
+from peagle.errors import InputError
+from peagle.model.loader import resolve_device
 
 app = typer.Typer(add_completion=False)
 # Options of the native engine only, and what to do with vLLM.

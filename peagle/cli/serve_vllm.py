@@ -9,13 +9,13 @@ from pathlib import Path
 from peagle.catalog import flag_options, known_entry
 from peagle.cli.common import screen
 from peagle.cli.serve_lines import PAGES, Serving
-from peagle.config import InputError
-from peagle.data.template import PLAIN, load_tokenizer, use_template
-from peagle.model.source import locate
+from peagle.errors import InputError
+from peagle.model.loader import locate
+from peagle.model.template import PLAIN, load_tokenizer, use_template
 from peagle.server.run import bind, check_host
-from peagle.server.vllm import command, environment, plan
-from peagle.server.vllm_head import as_vllm_reads_it, choose, target_config
-from peagle.vllm_process import look
+from peagle.vllm.head import as_vllm_reads_it, choose, target_config
+from peagle.vllm.process import look
+from peagle.vllm.serve import command, environment, plan
 
 # Where it listens and to whom is checked here. Of a flag given twice, vLLM takes the last.
 OURS = ("host", "port", "api-key", "model")

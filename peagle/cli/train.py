@@ -19,13 +19,13 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.config import InputError, first_line
+from peagle.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from peagle.data.captured import Captured
     from peagle.data.chat import Example
+    from peagle.methods.spec import HeadSpec
     from peagle.model.drafter import Drafter
-    from peagle.model.shape import HeadSpec
     from peagle.model.target import Target
     from peagle.train.trainer import TrainConfig, Trainer
 
@@ -99,13 +99,13 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from transformers.utils import logging
 
     from peagle.data.captured import Captured
-    from peagle.data.template import use_template
-    from peagle.model.checkpoint import load_drafter
-    from peagle.model.source import load_target, resolve_device
+    from peagle.methods.checkpoint import load_drafter
+    from peagle.model.loader import load_target, resolve_device
+    from peagle.model.template import use_template
     from peagle.train.evaluate import hold_out
-    from peagle.train.start import new_drafter
     from peagle.train.state import checkpoints
     from peagle.train.trainer import TrainConfig, Trainer
+    from peagle.train.warm_start import new_drafter
 
     data, init_from = settings.pop("data"), settings.pop("init_from", None)
     chat_template = settings.pop("chat_template", None)
@@ -152,7 +152,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
 
 def _head_spec(settings: dict[str, Any], captured: "Captured | None") -> "HeadSpec":
     """What head to make; its settings are taken out of `settings`."""
-    from peagle.model.shape import HeadSpec
+    from peagle.methods.spec import HeadSpec
 
     head = {name: settings.pop(name) for name in HEAD if name in settings}
     if head.get("method") == "eagle3":
@@ -239,7 +239,7 @@ def _train(trainer: "Trainer") -> None:
 
 def _adopt(drafter: "Drafter", target: "Target", spec: "HeadSpec") -> "Drafter":
     """A head to start from, in float32, as one that is trained for this target."""
-    from peagle.model.checkpoint import with_provenance
+    from peagle.methods.checkpoint import with_provenance
 
     method = drafter.config.method
     if method != spec.method:

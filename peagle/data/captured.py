@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 
-from peagle.config import InputError, first_line
 from peagle.data.chat import Example
 from peagle.data.shard import OpenShard, Shard
+from peagle.errors import InputError, first_line
 from peagle.model.target import Target, TargetOutput
 
 MANIFEST, FORMAT = "capture.json", 1

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError, first_line
-from peagle.data.template import check_template
+from peagle.errors import InputError, first_line
+from peagle.model.template import check_template
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("user", "assistant", "system", "developer", "tool")

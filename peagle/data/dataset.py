@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
 from peagle.data.chat import (
     Example,
     Message,
@@ -20,6 +19,7 @@ from peagle.data.chat import (
     to_messages,
     to_style,
 )
+from peagle.errors import InputError
 
 SYSTEM_ROLES = ("system", "developer")
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from peagle.config import InputError, first_line
 from peagle.data.chat import Message, to_messages
 from peagle.data.talk import Talk, drop_oldest
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError, first_line
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 TRIES = 4  # of one record, where the server answered with an error or not in time

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 LINE_START = b'{"record": '
 T = TypeVar("T")

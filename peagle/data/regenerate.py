@@ -6,7 +6,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
 from peagle.data.chat import Message, prompt_ids
 from peagle.data.dataset import Conversation
 from peagle.data.endpoint import Servers, ask_servers
@@ -16,6 +15,8 @@ from peagle.data.talk import Talk, drop_oldest
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
+from peagle.errors import InputError
+from peagle.vllm.generate import open_vllm
 
 
 class Engine(NamedTuple):
@@ -40,6 +41,12 @@ class Report(NamedTuple):
 def native(llm: LLM) -> Engine:
     """Our own engine as what answers."""
     return Engine(llm.tokenizer, llm.target.max_context, llm.max_batch * 4, llm.generate)
+
+
+def through_vllm(target: str, tokenizer: PreTrainedTokenizerBase) -> Engine:
+    """vLLM in this process as what answers. Raises InputError where vLLM cannot be imported."""
+    engine = open_vllm(target)
+    return Engine(tokenizer, engine.max_context, 1024, engine.generate)
 
 
 def regenerate(

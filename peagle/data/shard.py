@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.config import InputError
 from peagle.data.chat import Example
+from peagle.errors import InputError
 from peagle.model.target import TargetOutput
 
 DTYPES = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}

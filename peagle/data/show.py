@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
 from peagle.data.chat import Example
 from peagle.data.dataset import read_records, teaches, to_examples
-from peagle.data.template import check_template
+from peagle.errors import InputError
+from peagle.model.template import check_template
 
 PERCENTILES = (0, 10, 50, 90, 99, 100)
 FIRST = 5  # unusable records that are named

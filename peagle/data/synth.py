@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
 from peagle.data.chat import Message, Style, prompt_ids, render, system_turn
 from peagle.data.lines import append, open_to_append, read_back
 from peagle.data.novelty import Kept
@@ -25,6 +24,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
 from peagle.engine.text import end_tokens
+from peagle.errors import InputError
 
 SENTINEL = "peagleuserturn"
 SHORTEST = 4  # tokens the target adds to a starter

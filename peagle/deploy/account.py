@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 # What a dry run prints for what it was not told, by the names of Account's fields.
 PLACEHOLDERS = {"region": "REGION", "role": "ROLE_ARN", "instance_type": "INSTANCE_TYPE"}

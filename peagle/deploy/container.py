@@ -30,8 +30,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peagle.config import InputError, first_line
 from peagle.deploy.spec import ENGINES
+from peagle.errors import InputError, first_line
 
 PREFIX, RULES = "SM_VLLM_", ("aws", "plain")
 MODEL_FOLDER = Path("/opt/ml/model")

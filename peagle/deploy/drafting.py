@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from peagle.catalog import METHODS, Entry, Head, PackagedGGUF, load_catalog, missing_head
 from peagle.catalog_fields import is_hub_id
-from peagle.config import InputError, InputWarning
+from peagle.errors import InputError, InputWarning
 
 DEFAULT_K = 3  # of a head elsewhere, where neither the user nor the catalog names a number
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from peagle.config import InputError, first_line
 from peagle.deploy.spec import NO_IMAGE, DeployFailed, Spec, new_key
+from peagle.errors import InputError, first_line
 
 PORT = 8000
 VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"

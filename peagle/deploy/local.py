@@ -15,9 +15,10 @@ from typing import Any
 import httpx2
 import psutil
 
-from peagle.config import InputError, cache_dir, first_line
 from peagle.deploy.spec import DeployFailed, Spec, new_key
-from peagle.vllm_process import look
+from peagle.errors import InputError, first_line
+from peagle.paths import cache_dir
+from peagle.vllm.process import look
 
 HOST = "127.0.0.1"
 STOP_SECONDS = 60.0  # running answers are finished

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from peagle.config import InputError, first_line
 from peagle.deploy.account import Account
 from peagle.deploy.spec import NO_IMAGE, DeployFailed, Spec
+from peagle.errors import InputError, first_line
 
 # AWS's vLLM container, as its documentation names it; a few regions have another account.
 IMAGE = "763104351884.dkr.ecr.{region}.amazonaws.com/vllm:server-sagemaker-cuda-v1"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.catalog import Entry, PackagedGGUF, flag_options
-from peagle.config import InputError
 from peagle.deploy.drafting import Chosen, Drafting, choose
+from peagle.errors import InputError
 
 ENGINES = ("native", "vllm")
 NO_IMAGE = "no image of peagle is published: build docker/cpu.Dockerfile or docker/cuda.Dockerfile"

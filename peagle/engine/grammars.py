@@ -14,11 +14,11 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from peagle.config import InputError, shortened
 from peagle.engine.grammar import Matcher, error_line
 from peagle.engine.judge import Judge
 from peagle.engine.params import SamplingParams
 from peagle.engine.text import end_tokens
+from peagle.errors import InputError, shortened
 from peagle.model.target import Target
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
 from peagle.backends.batch import BLOCK, blocks_of
-from peagle.config import InputError, InputWarning
 from peagle.engine.costs import draft_curve
 from peagle.engine.depth import AdaptiveDepth
 from peagle.engine.draft import Proposer
@@ -24,9 +23,10 @@ from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Chunk, Completion, Request
 from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream
-from peagle.model.checkpoint import load_drafter
+from peagle.errors import InputError, InputWarning
+from peagle.methods.checkpoint import load_drafter
 from peagle.model.drafter import Drafter
-from peagle.model.source import load_target
+from peagle.model.loader import load_target
 from peagle.model.target import Target
 
 Prompt = str | list[int]

@@ -8,13 +8,13 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
-from peagle.config import InputError
 from peagle.engine.costs import verify_curve
 from peagle.engine.depth import Curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
+from peagle.errors import InputError
 from peagle.model.drafter import Drafter
-from peagle.model.source import load_target, resolve_device
+from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import psutil
 import torch
 
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.attention import HeadShape
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from peagle.config import InputError, first_line
+from peagle.errors import InputError, first_line
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.config import InputError
 from peagle.engine.grammar import Matcher
 from peagle.engine.params import RequestFailure, SamplingParams, TokenLogprob
 from peagle.engine.penalties import Penalties
+from peagle.errors import InputError
 
 NOT_A_NUMBER = "the target's logits are NaN or infinite: no token can be chosen"
 NUCLEUS = 1024  # likeliest tokens that are tried before the whole vocabulary is sorted

@@ -7,9 +7,9 @@ No torch here: requests, block numbers and counts only.
 from collections import deque
 from typing import NamedTuple
 
-from peagle.config import InputError
 from peagle.engine.blocks import ROOT, BlockPool
 from peagle.engine.request import Request
+from peagle.errors import InputError
 
 
 class ScheduledRequest(NamedTuple):

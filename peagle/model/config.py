@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 Method = Literal["p-eagle", "eagle3"]
 Embedding = Literal["full", "mask-row", "shared"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.attention import Attend, AttentionSpec, CausalAttend, HeadShape
 
 ATTENTION = "peagle"  # the name our attention is registered under

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 
 def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:

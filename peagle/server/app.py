@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from peagle.backends.batch import BLOCK
-from peagle.config import InputError, shortened
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
+from peagle.errors import InputError, shortened
 from peagle.server.answers import answer
 from peagle.server.console import Console
 from peagle.server.document import describe, told

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from peagle.config import InputError, shortened
+from peagle.errors import InputError, shortened
 from peagle.server.schema import REFUSED, ChatBody, CompletionBody
 
 KINDS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from peagle.config import shortened
+from peagle.errors import shortened
 from peagle.server.errors import ApiError, content
 
 Scope = MutableMapping[str, Any]

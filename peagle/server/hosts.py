@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 
-from peagle.config import shortened
+from peagle.errors import shortened
 from peagle.server.errors import content
 from peagle.server.gate import loopback
 

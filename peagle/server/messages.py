@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from peagle.config import InputError
 from peagle.data.chat import Message, Style, render, to_messages
-from peagle.data.template import check_template, check_template_args
 from peagle.engine.llm import LLM
+from peagle.errors import InputError
+from peagle.model.template import check_template, check_template_args
 
 
 def conversation_ids(

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from peagle.backends.batch import BLOCK
 from peagle.catalog import known_entry
-from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, pieces
+from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 
 ORDER = ("eagle3", "p-eagle")

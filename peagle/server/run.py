@@ -11,8 +11,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from peagle.config import InputError
 from peagle.engine.llm import LLM
+from peagle.errors import InputError
 from peagle.server.app import Api, ServerConfig, create_app
 from peagle.server.gate import loopback
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from peagle.config import InputError, shortened
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError, shortened
 from peagle.server.fields import (
     Bias,
     Choice,

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.config import InputError, shortened
 from peagle.data.spoken import answer_template, to_message
+from peagle.errors import InputError, shortened
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request
+from peagle.errors import InputError
 from peagle.server.errors import ApiError
 from peagle.server.jobs import FAILED, Drafting, Event, Job, Said, Visit
 from peagle.server.metrics import Metrics, Track

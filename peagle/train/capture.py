@@ -2,7 +2,7 @@
 
 Which documents a shard holds depends on their lengths alone, and a shard counts once the manifest
 lists it: a capture that was killed goes on at the first shard that does not. What runs the target,
-this process or vLLM (train/vllm_capture.py), is not recorded: they differ by rounding, as devices
+this process or vLLM (vllm/capture.py), is not recorded: they differ by rounding, as devices
 and dtypes do, and one may finish what the other began.
 """
 
@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from peagle.config import InputError
 from peagle.data.captured import (
     MANIFEST,
     Manifest,
@@ -28,13 +27,14 @@ from peagle.data.captured import (
 )
 from peagle.data.chat import Example
 from peagle.data.shard import DTYPES, Shard, token_bytes, write_shard
+from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
 from peagle.train.step import Sequence, run_target
 
 HEADER = 1024  # bytes of a shard besides its tokens and documents, at most
-# The target over documents, in their order.
-Run = Callable[[list[Example]], Generator[TargetOutput]]
+# The target over documents' token ids, in their order.
+Run = Callable[[list[list[int]]], Generator[TargetOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ def plan_capture(
 def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
     """The target of this process, by the very forward that training runs."""
 
-    def run(documents: list[Example]) -> Generator[TargetOutput]:
-        for example in documents:
-            yield run_target(target, _sequence(example, target.device), feature_layers)
+    def run(documents: list[list[int]]) -> Generator[TargetOutput]:
+        for ids in documents:
+            yield run_target(target, _sequence(ids, target.device), feature_layers)
 
     return run
 
@@ -134,7 +134,7 @@ def capture(
             on_document()
 
     # One run over all of them: vLLM starts once, and works on while a shard is written.
-    with closing(run([example for part in parts.values() for example in part])) as said:
+    with closing(run([example.ids for part in parts.values() for example in part])) as said:
         for number, part in parts.items():
             path, outputs = output / _file_name(number), counted(islice(said, len(part)))
             done[number] = write_shard(path, part, outputs, plan.origin.dtype)
@@ -142,9 +142,9 @@ def capture(
             write_manifest(output, Manifest(plan.origin, shards))
 
 
-def _sequence(example: Example, device: torch.device) -> Sequence:
-    ids = torch.tensor(example.ids, device=device)
-    return Sequence(ids, torch.tensor(example.supervised, device=device), torch.zeros_like(ids))
+def _sequence(document: list[int], device: torch.device) -> Sequence:
+    ids = torch.tensor(document, device=device)
+    return Sequence(ids, torch.zeros_like(ids).bool(), torch.zeros_like(ids))
 
 
 def _file_name(number: int) -> str:

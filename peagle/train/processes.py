@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from peagle.config import InputError
+from peagle.errors import InputError
 
 
 def make_accelerator(device: torch.device, output: Path, tracker: str | None) -> Accelerator:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from peagle.config import InputError, first_line
+from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

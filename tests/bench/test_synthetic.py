@@ -18,9 +18,9 @@ from peagle.bench.synthetic import (
     random_target,
     read_shape,
 )
-from peagle.config import InputError
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 from peagle.model.config import Method
 
 PARAMETERS = {  # in thousand millions, as their model cards say

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from peagle.bench.workload import PLACEHOLDER, read_workload
-from peagle.config import InputError
+from peagle.errors import InputError
 
 RECORDS = [
     ({"turns": ["a", "b"]}, ["a", "b"]),

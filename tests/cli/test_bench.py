@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from peagle.bench import sandbox
 from peagle.cli.main import app
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.config import Method
 
 ROW = {  # every row has these

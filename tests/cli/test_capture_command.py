@@ -146,10 +146,10 @@ def test_a_disk_that_refuses_is_a_failure(
 def test_a_vllm_that_ends_is_a_failure(
     target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = Path(__file__).parents[1] / "train" / "fake_vllm"
+    stand_in = Path(__file__).parents[1] / "vllm" / "fake_vllm"
     for name, value in (("PYTHONPATH", stand_in), ("FAKE_VLLM_ENDS", 20), ("OMP_NUM_THREADS", 1)):
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("peagle.train.vllm_capture.WINDOW", 60)  # tokens: about two documents
+    monkeypatch.setattr("peagle.vllm.capture.WINDOW", 60)  # tokens: about two documents
     command = [*capture(target, answers, tmp_path), *VLLM, sys.executable]
     result = CliRunner().invoke(app, [str(part) for part in command])
     assert result.exit_code == 1

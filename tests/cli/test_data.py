@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from peagle.cli.data import _mix, _pairs
 from peagle.cli.main import app
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.config import Method
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)

@@ -15,8 +15,8 @@ from peagle.cli.engines import resolve_engine
 from peagle.cli.main import app
 from peagle.cli.serve_lines import Serving
 from peagle.cli.serve_vllm import Asked
-from peagle.config import InputError
-from peagle.vllm_process import EngineChoice
+from peagle.errors import InputError
+from peagle.vllm.process import EngineChoice
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_push(hub: HubServer, heads: dict[Method, Path], tmp_path: Path) -> None
 
 
 def test_no_token(refused, heads: dict[Method, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peagle.model.hub.get_token", lambda: None)
+    monkeypatch.setattr("peagle.tools.hub.get_token", lambda: None)
     assert "no Hugging Face token" in refused("push", heads["p-eagle"], "me/tiny")
 
 

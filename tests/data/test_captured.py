@@ -7,7 +7,6 @@ import pytest
 import torch
 from tiny import random_prompts
 
-from peagle.config import InputError
 from peagle.data.captured import (
     Captured,
     Manifest,
@@ -19,6 +18,7 @@ from peagle.data.captured import (
 )
 from peagle.data.chat import Example
 from peagle.data.shard import DTYPES, OpenShard, from_fp8, to_fp8, token_bytes, write_shard
+from peagle.errors import InputError
 from peagle.model.target import TargetOutput
 
 WIDTH, LAYERS = 32, 3

@@ -7,7 +7,6 @@ import pytest
 from tiny import make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from peagle.config import InputError
 from peagle.data.chat import (
     Style,
     encode_conversation,
@@ -18,6 +17,7 @@ from peagle.data.chat import (
     to_messages,
     to_style,
 )
+from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 TALK = [

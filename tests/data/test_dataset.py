@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tiny import make_tokenizer
 
-from peagle.config import InputError
 from peagle.data.chat import Style, encode_conversation
 from peagle.data.dataset import read_conversations, read_examples, read_prompts, read_records
+from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]

@@ -11,13 +11,13 @@ import pytest
 from chat_server import ChatServer, Reply, echo, says
 from tiny import make_tokenizer
 
-from peagle.config import InputError
 from peagle.data import endpoint
 from peagle.data.chat import PLAIN_STYLE, Style
 from peagle.data.dataset import Conversation, read_examples
 from peagle.data.endpoint import TRIES, Endpoint, Servers, connect
 from peagle.data.regenerate import Report, regenerate
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 
 PARAMS = SamplingParams(max_tokens=9, seed=5)
 TURNS = [["the cat"], ["the hat", "and then", "what"], ["a day"], ["mat", "sat"], ["ran"], ["far"]]

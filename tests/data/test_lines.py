@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from tiny import make_target
 
-from peagle.config import InputError
 from peagle.data.dataset import Conversation
 from peagle.data.lines import append, open_to_append, read_back
 from peagle.data.regenerate import regenerate
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 
 BUSY = r"--output .*out\.jsonl: another process is writing it: name another file"
 HALF = b'{"record": 0}\n{"record": 1, "mess'

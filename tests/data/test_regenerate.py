@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from tiny import make_target
 
-from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.data.dataset import Conversation, read_conversations
-from peagle.data.regenerate import Engine, native
+from peagle.data.regenerate import Engine, native, through_vllm
 from peagle.data.regenerate import regenerate as answer
-from peagle.data.vllm import vllm_engine
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
+from peagle.errors import InputError
 
 GREEDY = SamplingParams(max_tokens=6)
 SYNTH = '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n'
@@ -182,7 +181,7 @@ def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
 def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(InputError, match=r"--engine vllm: .*pip install 'peagle\[vllm\]'.*--url"):
-        vllm_engine("anything", llm.tokenizer)
+        through_vllm("anything", llm.tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tiny import make_tokenizer
 
-from peagle.config import InputError
 from peagle.data.chat import encode_conversation
 from peagle.data.dataset import read_examples
 from peagle.data.show import documents_of, nth_record, percentiles, pieces, summarize
+from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on\nthe mat"}]

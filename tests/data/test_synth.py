@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tiny import make_target, make_tokenizer
 
-from peagle.config import InputError
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_examples
 from peagle.data.regenerate import regenerate
@@ -24,6 +23,7 @@ from peagle.data.synth import (
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
+from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 USER = SamplingParams(temperature=1.2, max_tokens=48)

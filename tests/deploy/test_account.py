@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from peagle.config import InputError
 from peagle.deploy.account import PLACEHOLDERS, Account
+from peagle.errors import InputError
 
 GIVEN: dict[str, Any] = {
     "region": "us-west-2",

@@ -14,8 +14,8 @@ import httpx2
 import pytest
 from tiny import make_target
 
-from peagle.config import InputError
 from peagle.deploy.container import command, flags, main
+from peagle.errors import InputError
 
 OBJECT = '{"method": "eagle3", "num_speculative_tokens": 3}'
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -7,8 +7,8 @@ import pytest
 from stand_ins import entry
 
 from peagle.catalog import Entry, Head, find_entry
-from peagle.config import InputError, InputWarning
 from peagle.deploy.drafting import DEFAULT_K, Chosen, Drafting, choose
+from peagle.errors import InputError, InputWarning
 
 BOTH = entry(heads={"p-eagle": Head(k=5, hub="a/p"), "eagle3": Head(k=3, hub="a/e", source="web")})
 EAGLE3 = entry(heads={"eagle3": BOTH.heads["eagle3"]})

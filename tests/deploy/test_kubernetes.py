@@ -8,10 +8,10 @@ from kubernetes_validate import validate
 from stand_ins import Kubectl, entry
 
 from peagle.catalog import find_entry, load_catalog
-from peagle.config import InputError
 from peagle.deploy import kubernetes
 from peagle.deploy.kubernetes import Cluster
 from peagle.deploy.spec import DeployFailed, Spec, make_spec
+from peagle.errors import InputError
 
 VERSIONS = ("1.27", "1.32", "1.37")
 

@@ -13,10 +13,10 @@ import pytest
 from stand_ins import entry
 
 from peagle.catalog import find_entry
-from peagle.config import InputError
 from peagle.deploy import local
 from peagle.deploy.local import Running
 from peagle.deploy.spec import DeployFailed, Spec, make_spec
+from peagle.errors import InputError
 
 SERVER = Path(__file__).with_name("fake_server.py")
 

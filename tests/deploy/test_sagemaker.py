@@ -16,12 +16,12 @@ from moto.server import ThreadedMotoServer
 from stand_ins import entry
 
 from peagle.catalog import find_entry
-from peagle.config import InputError
 from peagle.deploy import sagemaker
 from peagle.deploy.account import Account
 from peagle.deploy.container import command
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, with_profile
+from peagle.errors import InputError
 
 REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/peagle"
 ENDPOINT = "peagle-mine"

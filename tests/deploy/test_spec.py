@@ -9,9 +9,9 @@ import pytest
 from stand_ins import entry
 
 from peagle.catalog import Head, find_entry, load_catalog
-from peagle.config import InputError, InputWarning
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.spec import make_spec, new_key, resource_name, with_profile
+from peagle.errors import InputError, InputWarning
 
 
 def options(command: list[str]) -> dict[str, str]:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from peagle.data.chat import Example
+from peagle.methods.spec import HeadSpec
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
-from peagle.model.shape import HeadSpec
 from peagle.model.target import Target
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 
 def trained_head(

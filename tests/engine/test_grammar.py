@@ -8,10 +8,10 @@ from oracle import end_at
 from tiny import make_target, make_tokenizer
 from torch import Tensor
 
-from peagle.config import InputError
 from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars
 from peagle.engine.params import RequestFailure, SamplingParams
+from peagle.errors import InputError
 from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()

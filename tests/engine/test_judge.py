@@ -10,11 +10,11 @@ import pytest
 from llguidance import LLMatcher
 from tiny import make_target
 
-from peagle.config import InputError
 from peagle.engine import judge as judges
 from peagle.engine.grammars import LIMITS, Grammars, measure, too_large
 from peagle.engine.judge import Judge
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 
 
 def chain(size: int) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tiny import make_drafter, make_target
 
-from peagle.config import InputError
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

@@ -7,10 +7,10 @@ import torch
 from chisquare import naive_logits
 from tiny import METHODS, make_target, random_prompts
 
-from peagle.config import InputError
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Completion
+from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter

@@ -9,9 +9,9 @@ from test_deterministic import logits_behind, wide_target
 from tiny import METHODS, make_drafter, random_prompts
 
 from peagle.backends.cpu.quantized import KINDS, quantize
-from peagle.config import InputWarning
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputWarning
 from peagle.model.attention import ROW_TILE
 from peagle.model.config import Method
 from peagle.model.target import Target

@@ -2,9 +2,9 @@
 
 import pytest
 
-from peagle.config import InputError
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
+from peagle.errors import InputError
 
 
 @pytest.mark.parametrize(

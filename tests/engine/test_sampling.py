@@ -23,10 +23,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from peagle.config import InputError
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.penalties import Penalties
 from peagle.engine.sampling import NUCLEUS, Choice, Sampler, accept, greedy, target_probabilities
+from peagle.errors import InputError
 
 FILTERS = [
     SamplingParams(temperature=t, top_p=top_p, top_k=top_k, min_p=min_p)

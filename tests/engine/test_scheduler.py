@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.config import InputError
 from peagle.engine.blocks import BlockPool
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
+from peagle.errors import InputError
 
 K = 3
 

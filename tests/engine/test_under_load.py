@@ -7,13 +7,13 @@ import pytest
 import torch
 from tiny import METHODS
 
-from peagle.config import InputError
 from peagle.engine.depth import PROBE, PROBING, RECENT, Curve
 from peagle.engine.draft import Draft, NewSlots, Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
+from peagle.errors import InputError
 from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

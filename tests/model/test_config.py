@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tiny_heads import head_config
 
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GptOssConfig, PretrainedConfig, Qwen3Config
 
 from peagle.model.attention import CausalAttend
-from peagle.model.source import load_target
+from peagle.model.loader import load_target
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 4,

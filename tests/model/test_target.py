@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.attention import AttentionSpec, CausalAttend, HeadShape
 from peagle.model.target import Target
 

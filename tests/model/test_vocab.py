@@ -6,7 +6,7 @@ from tiny import SPECIAL
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.vocab import check_mask_token, draft_offsets, frequent_tokens, pick_mask_token
 
 WORDS = ["<unk>", "cat", "dog", "sat"]

@@ -14,12 +14,12 @@ from tiny import make_target, own_answers
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
+from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
-from peagle.model.shape import HeadSpec
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 MODEL = "tiny"
 

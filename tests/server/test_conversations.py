@@ -8,10 +8,10 @@ import pytest
 from serving import MODEL, Running, Serve
 from tiny import CHATML, make_tokenizer
 
-from peagle.config import InputError
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
 from peagle.server.tools import Spoken, ToolText, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]

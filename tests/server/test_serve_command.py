@@ -20,7 +20,7 @@ from tiny import make_target
 
 import peagle.server
 from peagle.cli.main import main
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.server.run import bind, check_host
 
 # Fails while all of CLIENTS stream, with what no `except Exception` would catch (a panic in native

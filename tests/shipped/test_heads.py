@@ -12,8 +12,8 @@ from peagle.catalog import find_entry, head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.request import Stats
-from peagle.model.checkpoint import read_tensors
-from peagle.model.source import load_target
+from peagle.methods.checkpoint import read_tensors
+from peagle.model.loader import load_target
 from peagle.model.target import Target
 
 TARGET = "smollm2-135m"

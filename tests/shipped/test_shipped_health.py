@@ -3,8 +3,8 @@
 import pytest
 
 from peagle.catalog import find_entry, head_path
-from peagle.model.source import load_target
-from peagle.train.doctor import examine
+from peagle.model.loader import load_target
+from peagle.tools.doctor import examine
 
 TARGET = "smollm2-135m"
 

@@ -12,10 +12,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import make_target, own_answers
 
-from peagle.model.shape import HeadSpec
-from peagle.train.start import new_drafter
+from peagle.methods.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 
 def main() -> None:

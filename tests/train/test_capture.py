@@ -11,19 +11,19 @@ import pytest
 import torch
 from tiny import make_target, make_tokenizer, own_answers
 
-from peagle.config import InputError
 from peagle.data.captured import Captured
 from peagle.data.chat import Example
 from peagle.data.shard import Shard
-from peagle.model.shape import HeadSpec
+from peagle.errors import InputError
+from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.evaluate import hold_out
-from peagle.train.start import new_drafter
 from peagle.train.step import run_target
 from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
 
 LAYERS = (1, 2, 3)
 SHARD = 25_000  # bytes: four or five documents

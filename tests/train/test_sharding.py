@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
-from peagle.config import InputError
-from peagle.model.checkpoint import load_drafter
+from peagle.errors import InputError
+from peagle.methods.checkpoint import load_drafter
 from peagle.model.config import Method
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.step import Sequence, Trainee, run_target

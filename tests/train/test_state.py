@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import make_drafter, make_target
 
-from peagle.config import InputError
+from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.state import (

@@ -11,15 +11,15 @@ import torch
 from tiny import make_target, own_answers
 from torch import Tensor
 
-from peagle.config import InputError
 from peagle.data.chat import Example
-from peagle.model.checkpoint import load_drafter
+from peagle.errors import InputError
+from peagle.methods.checkpoint import load_drafter
+from peagle.methods.spec import HeadSpec
 from peagle.model.config import Method
-from peagle.model.shape import HeadSpec
 from peagle.model.target import Target
 from peagle.train import state as state_module
-from peagle.train.start import new_drafter
 from peagle.train.trainer import TrainConfig, Trainer, learning_rate
+from peagle.train.warm_start import new_drafter
 
 SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
 

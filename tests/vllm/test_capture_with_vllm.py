@@ -13,10 +13,10 @@ from peagle.cli.demo import human_eval_prompts
 from peagle.data.captured import Captured
 from peagle.data.chat import Example
 from peagle.model.config import default_feature_layers
-from peagle.model.source import load_target
-from peagle.train import vllm_capture
+from peagle.model.loader import load_target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
-from peagle.train.vllm_capture import Vllm, through_vllm
+from peagle.vllm import capture as vllm_capture
+from peagle.vllm.capture import Vllm, through_vllm
 
 pytestmark = pytest.mark.vllm
 WINDOW = 300  # tokens: a few windows
@@ -41,7 +41,7 @@ def test_features_and_hidden_states_are_those_of_transformers(
     layers = default_feature_layers(len(target.layers))
     theirs, exact = through_vllm(Vllm(Path(python)), target, layers, tmp_path / "vllm"), []
 
-    def noted(documents: list[Example]):
+    def noted(documents: list[list[int]]):
         for output in theirs(documents):
             exact.append(output)
             yield output
@@ -49,7 +49,7 @@ def test_features_and_hidden_states_are_those_of_transformers(
     for name, run in (("vllm", noted), ("transformers", in_process(target, layers))):
         plan = plan_capture(target, data, CaptureConfig(tmp_path / name))
         capture(run, data, tmp_path / name, plan)
-    wanted = list(in_process(target, layers)(data))
+    wanted = list(in_process(target, layers)([example.ids for example in data]))
     for one, other in zip(exact, wanted, strict=True):
         assert far(one.hidden, other.hidden) < 1e-4
         assert far(one.features, other.features) < 1e-4

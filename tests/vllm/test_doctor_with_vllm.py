@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from peagle.catalog import head_path
-from peagle.model.checkpoint import load_drafter
-from peagle.model.source import load_target
+from peagle.methods.checkpoint import load_drafter
+from peagle.model.loader import load_target
 from peagle.model.target import Target
-from peagle.train.doctor import examine
+from peagle.tools.doctor import examine
 
 pytestmark = pytest.mark.vllm
 TARGET = "smollm2-135m"

@@ -14,8 +14,8 @@ from peagle.catalog import head_path
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.model.source import locate
-from peagle.vllm_process import environment
+from peagle.model.loader import locate
+from peagle.vllm.process import environment
 
 pytestmark = pytest.mark.vllm
 

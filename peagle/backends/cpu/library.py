@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from peagle.config import cache_dir, first_line
+from peagle.errors import first_line
+from peagle.paths import cache_dir
 
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC"]

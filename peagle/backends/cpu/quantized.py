@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.backends.cpu.matrix import BITS, GROUP, CpuLinear, Weights
-from peagle.config import InputError, InputWarning
+from peagle.errors import InputError, InputWarning
 from peagle.model.target import Target
 
 KINDS = ("int8", "int4")

@@ -15,7 +15,7 @@ from families import FAMILIES, PLAIN, build, random_ids
 
 from peagle.backends.cpu.matrix import GROUP, CpuLinear
 from peagle.backends.cpu.quantized import KINDS, check_quantize, quantize, quantized
-from peagle.config import InputError, InputWarning
+from peagle.errors import InputError, InputWarning
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
 

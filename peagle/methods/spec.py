@@ -1,0 +1,76 @@
+"""What a head for a target looks like, before it has weights."""
+
+from dataclasses import dataclass
+
+from transformers import PretrainedConfig
+
+from peagle.errors import InputError
+from peagle.model.config import (
+    TRANSFORMERS,
+    DrafterConfig,
+    Embedding,
+    Method,
+    default_feature_layers,
+)
+from peagle.model.layers import head_size
+from peagle.model.target import Target
+
+SAME_KEYS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
+    "rms_norm_eps", "rope_parameters", "max_position_embeddings", "attention_bias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """What head to make."""
+
+    method: Method = "p-eagle"
+    layers: int = 4  # of the drafter
+    depths: int = 8  # K trained for
+    draft_vocab: int = 8192  # most frequent answer tokens
+    feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
+    embedding: Embedding | None = None  # None: the target's table, P-EAGLE trains the mask's row
+    warm_start: bool = True  # from the target's own layers, norm and head
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "depths", "draft_vocab"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.method not in ("p-eagle", "eagle3"):
+            raise InputError(f"method {self.method!r}: choose p-eagle or eagle3")
+        if self.embedding not in (None, "full", "mask-row", "shared"):
+            raise InputError(f"embedding {self.embedding!r}: choose full, mask-row or shared")
+
+
+def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) -> DrafterConfig:
+    """Of a head for `target`, by the target's configuration alone."""
+    method = spec.method
+    return DrafterConfig(
+        method=method,
+        transformer=_transformer_config(target, spec.layers),
+        feature_layers=spec.feature_layers or default_feature_layers(len(target.layers)),
+        draft_vocab_size=min(spec.draft_vocab, target.embedding.shape[0]),
+        target_hidden_size=target.config.hidden_size,
+        mask_token_id=mask_token_id if method == "p-eagle" else None,
+        depths=spec.depths,
+        embedding=spec.embedding or ("mask-row" if method == "p-eagle" else "shared"),
+    )
+
+
+def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
+    """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes."""
+    by_layer = getattr(target.config, "per_layer_config", None)
+    source = target.config if by_layer is None else by_layer[0]  # Gemma-4's layers differ in heads
+    kind = "qwen3" if source.model_type.startswith("qwen3") else "llama"
+    values = {key: getattr(source, key, None) for key in SAME_KEYS}
+    same = {key: value for key, value in values.items() if value is not None}
+    rope = same.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_type" not in rope:  # per-layer-type tables (Gemma)
+        same.pop("rope_parameters", None)
+    return TRANSFORMERS[kind](
+        **same,
+        head_dim=head_size(source),
+        num_hidden_layers=layers,
+        vocab_size=target.embedding.shape[0],
+    )

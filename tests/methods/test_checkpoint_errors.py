@@ -1,0 +1,174 @@
+"""Damaged or foreign heads: each a one-line InputError that names what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_heads import HIDDEN, head_config, make_head, provenance_of, tiny_target
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from peagle.errors import InputError
+from peagle.methods.checkpoint import load_drafter, save_drafter
+from peagle.model.config import Method
+from peagle.model.target import Target
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: PreTrainedTokenizerFast) -> Target:
+    return tiny_target(tokenizer=tokenizer)
+
+
+@pytest.fixture
+def head(target: Target, tmp_path: Path) -> Path:
+    config = head_config(provenance=provenance_of(target))
+    save_drafter(make_head(config), tmp_path / "head")
+    return tmp_path / "head"
+
+
+def refused(head: str | Path, target: Target, match: str, *, force: bool = False) -> None:
+    with pytest.raises(InputError, match=match) as error:
+        load_drafter(head, target, force=force)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def change_tensors(head: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(head / "model.safetensors")
+    change(tensors)
+    save_file(tensors, head / "model.safetensors")
+
+
+def test_unknown_path(target: Target, tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", target, "nowhere: no such folder.*hub id")
+    refused("just-a-name", target, "just-a-name: no such folder.*hub id")
+
+
+def test_unreachable_hub_id(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, revision: str | None, **__: Any) -> str:
+        raise OSError(f"no route to revision {revision}\nand more")
+
+    monkeypatch.setattr("peagle.methods.checkpoint.snapshot_download", offline)
+    refused(
+        "owner/name@v2", target, "neither a folder nor a reachable hub.*no route to revision v2"
+    )
+
+
+def test_folder_without_config(target: Target, head: Path) -> None:
+    (head / "config.json").unlink()
+    refused(head, target, "head .*: no config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "config.json: not a JSON object"),
+        ("[1]", "config.json: not a JSON object"),
+        ('{"model_type": "mamba"}', "'mamba': heads have llama or qwen3 layers"),
+        (
+            '{"model_type": "llama", "eagle_aux_hidden_state_layer_ids": [1]}',
+            "missing 'vocab_size'",
+        ),
+    ],
+)
+def test_unreadable_config(text: str, why: str, target: Target, head: Path) -> None:
+    (head / "config.json").write_text(text)
+    refused(head, target, why)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [2, 1, 3]}, "strictly ascending"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 1, 3]}, "strictly ascending"),
+        ({"hidden_size": "wide"}, "config.json: .*hidden_size"),
+        ({"speculators_model_type": "medusa", "transformer_layer_config": {}}, "medusa.*expected"),
+        ({"norm_before_fc": True, "fc_norm": True, "eagle_config": {}}, "exclude each other"),
+    ],
+    ids=str,
+)
+def test_contradicting_config(
+    changes: dict[str, Any], why: str, target: Target, head: Path
+) -> None:
+    raw = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(raw | changes))
+    refused(head, target, why)
+
+
+def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
+    raw = json.loads((head / "config.json").read_text())
+    raw |= {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": None}
+    (head / "config.json").write_text(json.dumps(raw))
+    refused(head, target, r"feature layers \[2, 2, 1\] must be strictly ascending")
+
+
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "mask_hidden", "d2t"])
+def test_missing_tensor(name: str, target: Target, head: Path) -> None:
+    change_tensors(head, lambda tensors: tensors.pop(name))
+    refused(head, target, f"head .*missing tensor '{name}'")
+
+
+def test_missing_mask_row(target: Target, tmp_path: Path) -> None:
+    config = head_config(embedding="mask-row")
+    save_drafter(make_head(config, target=target), tmp_path / "row")
+    change_tensors(tmp_path / "row", lambda tensors: tensors.pop("mask_embedding"))
+    refused(tmp_path / "row", target, "missing tensor 'mask_embedding'")
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_our_own_head_without_its_table(method: Method, target: Target, tmp_path: Path) -> None:
+    """It said that it has one: the target's would draft, but worse, and nobody would know why."""
+    config = head_config(method, provenance=provenance_of(target))
+    save_drafter(make_head(config), tmp_path / "own")
+    change_tensors(tmp_path / "own", lambda tensors: tensors.pop("embed_tokens.weight"))
+    refused(tmp_path / "own", target, "missing tensor 'embed_tokens.weight'")
+
+
+def test_unknown_tensor(target: Target, head: Path) -> None:
+    change_tensors(head, lambda tensors: tensors.update({"layers.9.bias": torch.zeros(1)}))
+    refused(head, target, "unknown tensor 'layers.9.bias'")
+
+
+def test_wrong_shape_names_both(target: Target, head: Path) -> None:
+    change_tensors(head, lambda tensors: tensors.update({"fc.weight": torch.zeros(3, 4)}))
+    refused(head, target, r"tensor 'fc.weight' has shape \[3, 4\], expected \[32, 96\]")
+
+
+def test_corrupt_safetensors(target: Target, head: Path) -> None:
+    file = head / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(head, target, "model.safetensors: corrupt safetensors file")
+    file.write_bytes(b"")
+    refused(head, target, "model.safetensors: corrupt safetensors file")
+
+
+def test_pickles_are_not_loaded(target: Target, head: Path) -> None:
+    tensors = load_file(head / "model.safetensors")
+    (head / "model.safetensors").unlink()
+    torch.save(tensors, head / "pytorch_model.bin")
+    refused(head, target, r"no \.safetensors file \(pickles are not loaded\)")
+
+
+def test_head_for_another_target(head: Path) -> None:
+    """Another architecture, other weights, another chat template: named in this order."""
+    refused(head, tiny_target(num_hidden_layers=5), "another target .*tiny-0.*config hash.*--force")
+    refused(head, tiny_target(seed=1), "another target .*tiny-0.*weights hash.*--force")
+    refused(head, tiny_target(), "another target .*tiny-0.*chat template hash.*--chat-template")
+
+
+def test_force_accepts_a_fine_tune(head: Path) -> None:
+    for other in (tiny_target(num_hidden_layers=5), tiny_target(seed=1), tiny_target()):
+        assert load_drafter(head, other, force=True).config.provenance.target == "tiny-0"
+
+
+def test_the_same_target_needs_no_force(target: Target, head: Path) -> None:
+    assert load_drafter(head, target).config.provenance == provenance_of(target)
+
+
+def test_force_does_not_accept_another_size(head: Path) -> None:
+    wide = tiny_target(hidden_size=HIDDEN + 8)
+    refused(head, wide, "target hidden size is 32, that of tiny-0 is 40$", force=True)
+    refused(head, tiny_target(vocab_size=70), "vocabulary is 67, that of tiny-0 is 70$", force=True)

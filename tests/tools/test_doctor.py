@@ -1,0 +1,327 @@
+"""Healthy heads of every kind pass; each kind of damage is named, first and by its check."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import make_drafter, make_target
+from torch import Tensor
+
+from peagle.backends.batch import Batch
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
+from peagle.errors import InputError
+from peagle.methods.checkpoint import LAYER_IDS, save_drafter
+from peagle.model.config import Embedding, Method, Provenance
+from peagle.model.drafter import Drafter
+from peagle.model.target import ATTENTION, Target
+from peagle.tools import doctor
+from peagle.tools.doctor import ON_DISK, Check, examine, verdict
+
+KINDS: list[tuple[Method, Embedding]] = [
+    ("p-eagle", "mask-row"),
+    ("p-eagle", "full"),
+    ("p-eagle", "shared"),
+    ("eagle3", "full"),
+    ("eagle3", "shared"),
+]
+MASK, TABLE = 3, "embed_tokens.weight"
+NESTED = f"eagle_config__{LAYER_IDS}"
+KNOWN = "peagle__provenance__"
+Damage = Callable[[Path], object]
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target(layers=7)
+
+
+def make_head(target: Target, method: Method, embedding: Embedding, **flags: bool) -> Drafter:
+    """As training leaves it: a table near the target's, a mask row of its own, provenance."""
+    random = make_drafter(target, method, **flags)
+    hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
+    known = Provenance(target.name, *hashes, list(random.config.feature_layers), {"steps": 3})
+    head = Drafter(replace(random.config, embedding=embedding, depths=5, provenance=known))
+    head.load_state_dict(random.state_dict(), strict=False)
+    if embedding == "full":
+        moved = target.embedding + torch.randn_like(target.embedding) * 0.01
+        moved[MASK] = torch.randn(moved.shape[1])
+        head.embed_tokens.weight.data.copy_(moved)
+    head.share_embedding(target.embedding)
+    return head
+
+
+def wrong(checks: list[Check]) -> list[str]:
+    return [check.name for check in checks if check.state == "wrong"]
+
+
+@pytest.mark.parametrize("dialect", ["native", "vllm", "speculators"])
+@pytest.mark.parametrize(("method", "embedding"), KINDS)
+def test_healthy_heads_pass(
+    target: Target, method: Method, embedding: Embedding, dialect: Any, tmp_path: Path
+) -> None:
+    save_drafter(make_head(target, method, embedding), tmp_path / "head", dialect)
+    checks = examine(tmp_path / "head", target)
+    assert wrong(checks) == []
+    skipped = ["mask token"] * (method == "eagle3") + ["vllm"]
+    assert [check.name for check in checks if check.state == "skipped"] == skipped
+    assert verdict(checks).startswith(f"nothing differs in {len(checks) - len(skipped)} checks")
+    assert "5 of 5 argmaxes agree" in checks[-2].found
+    assert target.model.config._attn_implementation == ATTENTION, "left as it was"
+
+
+@pytest.mark.parametrize(
+    "flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
+)
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_healthy_flags_pass(target: Target, method: Method, flag: str, tmp_path: Path) -> None:
+    head = make_head(target, method, "shared", **{flag: True})
+    save_drafter(head, tmp_path / "head")
+    assert wrong(examine(tmp_path / "head", target)) == []
+
+
+def test_bfloat16_passes(tmp_path: Path) -> None:
+    plain = make_target(layers=7)
+    target = Target(plain.model.bfloat16(), plain.tokenizer, plain.name)
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    assert wrong(examine(tmp_path / "head", target)) == []
+
+
+def test_foreign_heads_pass_and_say_what_is_not_known(target: Target, tmp_path: Path) -> None:
+    save_drafter(make_head(target, "p-eagle", "full"), tmp_path / "head", "vllm")
+    change(peagle=None, **{LAYER_IDS: [0, 2, 6]})(tmp_path / "head")
+    checks = examine(tmp_path / "head", target)
+    assert wrong(checks) == []
+    states = {check.name: check.state for check in checks}
+    assert states["provenance"] == states["chat template"] == "skipped"
+
+
+def change(**keys: Any) -> Damage:
+    """Set keys of config.json; a.b is written a__b, None removes."""
+
+    def damage(head: Path) -> None:
+        raw = json.loads((head / "config.json").read_text())
+        for name, value in keys.items():
+            *path, last = name.split("__")
+            inner = raw
+            for part in path:
+                inner = inner[part]
+            inner[last] = value
+            if value is None:
+                del inner[last]
+        (head / "config.json").write_text(json.dumps(raw))
+
+    return damage
+
+
+def layers(ids: list[int]) -> Damage:
+    return change(**{LAYER_IDS: ids, NESTED: ids})
+
+
+def forgotten(top: list[Any] | None, nested: list[Any] | None) -> Damage:
+    """Layer ids of a head that does not record with which it was trained."""
+    return change(**{LAYER_IDS: top, NESTED: nested, KNOWN + "feature_layers": []})
+
+
+def tensors(edit: Callable[[Tensors], object]) -> Damage:
+    def damage(head: Path) -> None:
+        found = load_file(head / "model.safetensors")
+        edit(found)
+        save_file(found, head / "model.safetensors")
+
+    return damage
+
+
+def put(name: str, value: Callable[[Tensor], Tensor]) -> Damage:
+    return tensors(lambda found: found.update({name: value(found[name]).contiguous()}))
+
+
+def drop(name: str) -> Damage:
+    return tensors(lambda found: found.pop(name))
+
+
+def target_row(token: int) -> Tensor:
+    return make_target(layers=7).embedding[token].bfloat16()
+
+
+def with_mask_row(table: Tensor) -> Tensor:
+    table[MASK] = target_row(MASK)
+    return table
+
+
+def truncated(head: Path) -> None:
+    file = head / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+ROW, HIDDEN = "mask_embedding", "mask_hidden"
+SAYS = "the files hold mask_embedding"
+DAMAGES: list[tuple[str, str, Damage]] = [
+    ("files", "corrupt safetensors", truncated),
+    ("files", "no .safetensors file", lambda head: (head / "model.safetensors").unlink()),
+    ("files", "not a JSON object", lambda head: (head / "config.json").write_text("[1")),
+    ("sizes", "malformed", change(vocab_size=None)),
+    ("sizes", "vocab_size is 100, the target's is 128", change(vocab_size=100)),
+    ("sizes", "target_hidden_size is 48", change(target_hidden_size=48)),
+    ("sizes", "draft_vocab_size is 90, lm_head has 96 rows", change(draft_vocab_size=90)),
+    ("provenance", "trained for tiny-0: config hash 0", change(**{KNOWN + "config_hash": "0"})),
+    ("provenance", "weights hash 0", change(**{KNOWN + "weights_hash": "0"})),
+    ("chat template", "trained with chat template 0", change(**{KNOWN + "template_hash": "0"})),
+    ("feature layers", "[0, 2, 5]; the head was trained with [0, 2, 6]", layers([0, 2, 5])),
+    ("feature layers", "[0, 2]; the head was trained with", layers([0, 2])),
+    ("feature layers", "[0, 3, 6]; the head was trained with", change(**{LAYER_IDS: [0, 3, 6]})),
+    ("feature layers", "in eagle_config [0, 2, 5]", change(**{NESTED: [0, 2, 5]})),
+    ("feature layers", "in eagle_config only: vLLM would tap", change(**{LAYER_IDS: None})),
+    ("feature layers", "vLLM would count 3", forgotten([2, 6], None)),
+    ("feature layers", "not strictly ascending", forgotten([2, 0, 6], [2, 0, 6])),
+    ("feature layers", "the target has layers 0 to 6", forgotten([0, 2, 7], [0, 2, 7])),
+    ("feature layers", "fc reads 96 features, [0, 2] are 2 layers", forgotten([0, 2], [0, 2])),
+    ("feature layers", "malformed", forgotten(["0", 2, 6], ["0", 2, 6])),
+    ("mask token", "outside the vocabulary", change(ptd_token_id=128)),
+    ("mask token", "is an ordinary token", change(ptd_token_id=40)),
+    ("mask token", "pad, bos, eos", change(ptd_token_id=0)),
+    ("mask token", "chat template", change(ptd_token_id=2)),
+    ("mask token", "mask_token_id 4, ptd_token_id 3 differ", change(mask_token_id=4)),
+    ("mask token", "names no mask token", change(ptd_token_id=None)),
+    ("mask token", "mask_hidden is missing", drop(HIDDEN)),
+    ("mask token", "mask_hidden is all zeros", put(HIDDEN, torch.zeros_like)),
+    ("mask token", "row is missing", drop(ROW)),
+    ("mask token", "row holds NaN", put(ROW, lambda row: row * float("nan"))),
+    ("mask token", "row of token 9: never trained", put(ROW, lambda _: target_row(9))),
+    ("embedding", f"says 'shared', {SAYS}", change(peagle__embedding="shared")),
+    ("embedding", f"says 'full', {SAYS}", change(peagle__embedding="full")),
+    ("draft vocabulary", "not ascending at draft id 5",
+     put("d2t", lambda d: d - (torch.arange(96) == 5).long())),
+    ("draft vocabulary", "leads to target ids", put("d2t", lambda d: d + 1)),
+    ("draft vocabulary", "d2t is [95]", put("d2t", lambda d: d[:95])),
+    ("draft vocabulary", "d2t is missing", drop("d2t")),
+    ("draft vocabulary", "t2d marks 95 tokens",
+     put("t2d", lambda t: t & (torch.arange(128) != 50))),
+    ("loading", "missing tensor 'norm.weight'", drop("norm.weight")),
+    ("loading", "'layers.1.mlp.up_proj.weight' has shape",
+     put("layers.1.mlp.up_proj.weight", lambda w: w[1:])),
+    ("loading", "unknown tensor 'extra'", tensors(lambda t: t.update(extra=torch.zeros(1)))),
+    ("loading", "'fc.weight' holds NaN", put("fc.weight", lambda w: w / 0)),
+    ("loading", "heads have llama or qwen3 layers", change(model_type="gemma")),
+]  # fmt: skip
+TABLES: list[tuple[str, str, Damage]] = [
+    ("mask token", "row of token 3: never trained", put(TABLE, with_mask_row)),
+    ("embedding", "unrelated to the target's", put(TABLE, torch.randn_like)),
+    ("embedding", "unrelated to the target's", put(TABLE, lambda table: table.roll(1, 0))),
+    ("embedding", "is [127, 32], not [128, 32]", put(TABLE, lambda table: table[:-1])),
+    ("embedding", "says 'mask-row', the files hold embed_tokens",
+     change(peagle__embedding="mask-row")),
+]  # fmt: skip
+
+
+def assert_named(head: Path, target: Target, name: str, said: str) -> None:
+    checks = examine(head, target)
+    first = next(check for check in checks if check.state == "wrong")
+    assert first.name == name and said in first.found, checks
+    assert verdict(checks) == f"{name}: {first.found}. Fix: {first.fix}"
+    assert first.fix
+    assert [check.name for check in checks][1:8] == list(ON_DISK)
+    assert len(checks) == len(ON_DISK) + 5, "what cannot be checked is said to be skipped"
+
+
+@pytest.fixture(scope="module")
+def healthy(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[Embedding, Path]:
+    """Heads to damage copies of."""
+    folders: dict[Embedding, Path] = {}
+    for embedding in ("mask-row", "full"):
+        folders[embedding] = tmp_path_factory.mktemp(embedding) / "head"
+        save_drafter(make_head(target, "p-eagle", embedding), folders[embedding])
+    return folders
+
+
+OF_KINDS = [("mask-row", *row) for row in DAMAGES] + [("full", *row) for row in TABLES]
+
+
+@pytest.mark.parametrize(
+    ("embedding", "name", "said", "damage"), OF_KINDS, ids=[row[2] for row in OF_KINDS]
+)
+def test_damage_is_named(  # noqa: PLR0913, PLR0917
+    target: Target, healthy: dict[Embedding, Path], tmp_path: Path, embedding: Embedding,
+    name: str, said: str, damage: Damage,
+) -> None:  # fmt: skip
+    head = shutil.copytree(healthy[embedding], tmp_path / "head")
+    damage(head)
+    assert_named(head, target, name, said)
+
+
+def test_another_target_is_named_and_forced(target: Target, tmp_path: Path) -> None:
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    other = make_target(layers=7, seed=5)
+    other.tokenizer.chat_template += " "
+    checks = examine(tmp_path / "head", other)
+    assert wrong(checks) == ["provenance", "chat template"]
+    assert "--init-from" in verdict(checks)
+    checks = examine(tmp_path / "head", other, force=True)
+    assert wrong(checks) == []
+    assert [check.name for check in checks if check.state == "forced"] == wrong(
+        examine(tmp_path / "head", other)
+    )
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_features_of_another_layer_are_named(
+    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target(layers=8)
+    save_drafter(make_head(target, method, "shared"), tmp_path / "head")
+    forward = TorchTarget.forward
+
+    def early(model: TorchTarget, batch: Batch, cache: KVCache, taps: Sequence[int]) -> object:
+        return forward(model, batch, cache, [max(0, layer - 1) for layer in taps])
+
+    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
+    monkeypatch.setattr(TorchTarget, "forward", early)
+    assert_named(tmp_path / "head", target, "features", "not hidden_states[")
+
+
+def draft_at(places: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the engine's drafter run at other positions."""
+    forward = TorchDrafter.forward
+
+    def astray(model: TorchDrafter, batch: Batch, *others: Any) -> object:
+        return forward(model, replace(batch, positions=places(batch.positions)), *others)
+
+    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
+    monkeypatch.setattr(TorchDrafter, "forward", astray)
+
+
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_drafting_unlike_training_is_named(
+    target: Target, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_drafter(make_head(target, method, "shared"), tmp_path / "head")
+    draft_at(lambda right: right * 2, monkeypatch)
+    assert_named(tmp_path / "head", target, "logits", "part at depth 0")
+
+
+def test_a_late_depth_that_differs_is_named(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placeholders that stand one position too far: depth 0 is right."""
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    draft_at(lambda right: torch.cat([right[:-4], right[-4:] + 1]), monkeypatch)
+    assert_named(tmp_path / "head", target, "logits", "part at depth 1")
+
+
+@pytest.mark.parametrize(("prompt", "said"), [("the cat " * 300, "give a text of 4 to 128")])
+def test_prompts_that_do_not_fit(target: Target, prompt: str, said: str, tmp_path: Path) -> None:
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    with pytest.raises(InputError, match=said):
+        examine(tmp_path / "head", target, prompt=prompt)
+
+
+def test_a_folder_without_config_is_no_head(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no config.json"):
+        examine(tmp_path, target)

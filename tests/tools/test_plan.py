@@ -1,0 +1,102 @@
+"""The plan adds up what training keeps, from the configuration alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import METHODS, make_target
+
+from peagle.errors import InputError
+from peagle.methods.spec import HeadSpec
+from peagle.model.config import Method
+from peagle.tools import plan as plans
+from peagle.tools.plan import ADAMW, GIB, HELD, Plan, measured_rate, outline, plan
+from peagle.train.state import append_line
+from peagle.train.warm_start import new_drafter
+
+TAPS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Only a configuration: no weights are needed."""
+    made: Path = tmp_path_factory.mktemp("target")
+    config = make_target().config
+    config.dtype = torch.float32
+    config.save_pretrained(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python takes up after hundreds of other tests is not what these are about."""
+    monkeypatch.setattr(plans, "_runtime", lambda: 100_000_000)
+
+
+def make(folder: Path, method: Method = "p-eagle", room: float = GIB, **changes: object) -> Plan:
+    spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=TAPS)
+    options = {"tokens": 10_000, "context": 200, "segments": None, "device": "cpu"} | changes
+    return plan(outline(str(folder)), spec, room=room, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parts(folder: Path, method: Method) -> None:
+    target, made = make_target(), make(folder, method)
+    assert made.memory["target"] == sum(p.numel() * 4 for p in target.model.parameters())
+    spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=TAPS)
+    drafter = new_drafter(target, [[7, 8, 9]], spec)
+    assert made.memory["drafter and optimizer"] == ADAMW * sum(
+        p.numel() for p in drafter.parameters()
+    )
+    assert made.memory["target states"] == 200 * 4 * 32 * 4, "three features and the last state"
+    assert made.captured == 10_000 * 4 * 32 * 4
+    assert all(size > 0 for size in made.memory.values())
+    comes = ("target states", "loss", "activations", "attention mask")
+    assert made.memory["allocator"] == int(HELD * sum(made.memory[part] for part in comes))
+    assert made.total == sum(made.memory.values()) and made.hours is None
+
+
+def test_less_room_means_more_segments(folder: Path) -> None:
+    whole = make(folder)
+    assert whole.segments == 1
+    tight = make(folder, room=whole.total - 100_000)
+    assert tight.segments > 1 and tight.total <= whole.total - 100_000
+    assert make(folder, segments=3).segments == 3
+
+
+def test_prompts_are_not_trained_on(folder: Path) -> None:
+    """They have no deeper elements, but features of their own."""
+    whole, half = make(folder), make(folder, answered=0.5)
+    for part in ("activations", "attention mask"):
+        assert half.memory[part] < 0.9 * whole.memory[part]
+    assert half.memory["loss"] < whole.memory["loss"], "but for a chunk of logits"
+    assert half.memory["target states"] == whole.memory["target states"]
+    assert half.captured == 2 * whole.captured
+
+
+def test_cuda_has_no_dense_mask(folder: Path) -> None:
+    memory = make(folder, device="cuda").memory
+    assert memory["attention mask"] == memory["allocator"] == memory["runtime"] == 0
+
+
+def test_hours_from_a_run(folder: Path, tmp_path: Path) -> None:
+    """The first half warms up; processes share the tokens."""
+    for step, (tokens, seconds) in enumerate([(10, 9.0), (20, 10.0), (60, 12.0)], start=1):
+        line = {"step": step, "answer_tokens": tokens, "seconds": seconds}
+        append_line(tmp_path / "metrics.jsonl", line)
+    assert measured_rate(tmp_path) == 20
+    assert make(folder, rate=20.0, processes=2).hours == pytest.approx(10_000 / 40 / 3600)
+
+
+def test_runs_that_say_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no metrics.jsonl there"):
+        measured_rate(tmp_path)
+    append_line(tmp_path / "metrics.jsonl", {"step": 1, "answer_tokens": 1, "seconds": 1.0})
+    with pytest.raises(InputError, match="1 steps are too few"):
+        measured_rate(tmp_path)
+
+
+def test_outline_has_no_weights(folder: Path) -> None:
+    assert {p.device for p in outline(str(folder)).model.parameters()} == {torch.device("meta")}
+    with pytest.raises(InputError, match="unknown model"):
+        outline("nobody")

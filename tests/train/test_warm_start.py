@@ -1,0 +1,132 @@
+"""A new drafter carries the target's own weights where shapes allow."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import METHODS, make_target, own_answers
+
+from peagle.errors import InputError
+from peagle.methods.spec import HeadSpec
+from peagle.model.config import Method
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train.warm_start import new_drafter
+
+ANSWERS = [[90] * 9, [50] * 7 + [100] * 8, [20] * 3]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target()
+
+
+def make(target: Target, method: Method, **changes: object) -> Drafter:
+    sizes = {"layers": 2, "depths": 6, "draft_vocab": 4, "feature_layers": (0, 2, 3)}
+    spec = HeadSpec(method, **(sizes | changes))  # type: ignore[arg-type]
+    return new_drafter(target, ANSWERS, spec)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_config(target: Target, method: Method) -> None:
+    config = make(target, method).config
+    assert (config.method, config.depths, config.draft_vocab_size) == (method, 6, 4)
+    assert config.feature_layers == (0, 2, 3)
+    assert config.embedding == ("mask-row" if method == "p-eagle" else "shared")
+    assert config.mask_token_id == (3 if method == "p-eagle" else None), "a reserved token"
+    assert config.provenance.target == target.name
+    assert config.provenance.weights_hash == target.weights_hash()
+    assert config.provenance.config_hash == target.config_hash()
+    assert config.provenance.template_hash == target.template_hash()
+    assert config.provenance.feature_layers == [0, 2, 3]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_copied_weights(target: Target, method: Method) -> None:
+    drafter = make(target, method)
+    assert drafter.target_ids.tolist() == [20, 50, 90, 100], "the most frequent, ascending"
+    head = target.model.get_output_embeddings().weight
+    assert torch.equal(drafter.lm_head.weight, head[[20, 50, 90, 100]])
+    assert torch.equal(drafter.norm.weight, target.decoder.norm.weight)
+    features = torch.randn(5, 3 * 32)
+    assert torch.equal(drafter.project(features), features[:, 64:]), "the identity on the last one"
+    if method == "p-eagle":
+        mean = target.embedding[[20, 50, 90, 100]].mean(0)
+        torch.testing.assert_close(drafter.mask_embedding.data, mean)
+        torch.testing.assert_close(drafter.embed(torch.tensor([3]))[0], mean)
+    assert torch.equal(drafter.embed(torch.tensor([7])), target.embedding[[7]])
+
+
+def test_copied_layers(target: Target) -> None:
+    drafter = make(target, "p-eagle")
+    for mine, theirs in zip(drafter.layers[1:], target.layers[-1:], strict=True):
+        source = dict(theirs.named_parameters())
+        for name, parameter in mine.named_parameters():
+            assert torch.equal(parameter, source[name]), name
+    first, source = drafter.layers[0], target.layers[-2]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        mine, theirs = (getattr(x.self_attn, name).weight for x in (first, source))
+        assert torch.equal(mine[:, 32:], theirs), "the feature half"
+        assert 0 < mine[:, :32].std() < 0.003, "the embedding half starts small"
+    assert torch.equal(first.self_attn.o_proj.weight, source.self_attn.o_proj.weight)
+    assert torch.equal(first.mlp.up_proj.weight, source.mlp.up_proj.weight)
+    assert torch.equal(first.hidden_norm.weight, source.input_layernorm.weight)
+
+
+def test_more_layers_than_the_target_has(target: Target) -> None:
+    drafter = make(target, "eagle3", layers=6)
+    assert len(drafter.layers) == 6
+    assert all(torch.isfinite(p).all() for p in drafter.parameters())
+
+
+def test_draft_vocabulary_is_at_most_the_targets(target: Target) -> None:
+    drafter = make(target, "p-eagle", draft_vocab=10_000)
+    assert drafter.target_ids.tolist() == list(range(128))
+
+
+def test_shallow_targets_need_named_layers(target: Target) -> None:
+    with pytest.raises(InputError, match="--feature-layers"):
+        make(target, "p-eagle", feature_layers=None)
+
+
+def test_answers_choose_the_vocabulary(target: Target) -> None:
+    answers = [e.ids for e in own_answers(target, 3)]
+    spec = HeadSpec("eagle3", layers=1, depths=2, draft_vocab=9, feature_layers=(1, 2, 3))
+    drafter = new_drafter(target, answers, spec)
+    counts = torch.bincount(torch.tensor([i for ids in answers for i in ids]), minlength=128)
+    kept = drafter.target_ids
+    others = [i for i in range(128) if i not in kept.tolist()]
+    assert counts[kept].min() >= counts[others].max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_table_of_its_own(target: Target, method: Method) -> None:
+    drafter = make(target, method, embedding="full")
+    assert drafter.config.embedding == "full"
+    table, other = drafter.embed_tokens.weight, [i for i in range(128) if i != 3]
+    assert table.requires_grad and torch.equal(table[other], target.embedding[other])
+    expected = target.embedding[[20, 50, 90, 100]].mean(0)
+    torch.testing.assert_close(table[3], expected if method == "p-eagle" else target.embedding[3])
+
+
+def test_a_cold_start_copies_nothing_but_the_embedding(target: Target) -> None:
+    drafter = make(target, "p-eagle", warm_start=False)
+    assert torch.equal(drafter.embed(torch.tensor([7])), target.embedding[[7]])
+    head = target.model.get_output_embeddings().weight
+    assert not torch.equal(drafter.lm_head.weight, head[[20, 50, 90, 100]])
+    assert 0.01 < drafter.fc.weight.std() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 0}, "layers 0: must be at least 1"),
+        ({"depths": 0}, "depths 0: must be at least 1"),
+        ({"draft_vocab": 0}, "draft_vocab 0"),
+        ({"embedding": "frozen"}, "embedding 'frozen': choose"),
+        ({"method": "medusa"}, "method 'medusa': choose"),
+    ],
+)
+def test_bad_spec(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        HeadSpec(**settings)

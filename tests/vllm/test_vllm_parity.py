@@ -1,0 +1,125 @@
+"""The comparison with vLLM, an interpreter that plays vLLM's part in its place.
+
+`tests/vllm` asks the real one.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import make_drafter, make_target, random_prompts
+
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
+from peagle.methods.checkpoint import read_config
+from peagle.methods.validate import Differs, Skipped
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.vllm.parity import MAX_TOKENS, compare_with_vllm
+from peagle.vllm.process import check_interpreter
+
+PROMPT = random_prompts(1, 12, seed=4)[0]
+STAND_IN = """#!{python}
+import json, pathlib, shutil, sys
+here = pathlib.Path(__file__).parent
+script, request, response = sys.argv[1:]
+asked = json.loads(pathlib.Path(request).read_text())
+shutil.copytree(asked["llm"]["speculative_config"]["model"], here / "head")
+(here / "asked.json").write_text(json.dumps(asked))
+answer = here / "answer.json"
+if not answer.exists():
+    sys.exit("ValueError: no such architecture")
+pathlib.Path(response).write_text(answer.read_text())
+"""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    target = make_target()
+    folder = tmp_path_factory.mktemp("target")
+    target.model.save_pretrained(folder)
+    target.name = str(folder)
+    return target
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Target) -> Drafter:
+    return make_drafter(target, "p-eagle")
+
+
+class StandIn:
+    """An interpreter whose vLLM gives the answer it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.python = folder, folder / "python"
+        self.python.write_text(STAND_IN.format(python=sys.executable))
+        self.python.chmod(0o755)
+
+    def answers(self, tokens: list[int], rounds: int, accepted: list[int]) -> None:
+        said = {"token_ids": tokens, "rounds": rounds, "accepted": accepted}
+        (self.folder / "answer.json").write_text(json.dumps(said))
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path)
+
+
+def ours(target: Target, drafter: Drafter) -> tuple[list[int], int, list[int]]:
+    llm = LLM(target, drafter, k=min(7, drafter.config.depths), max_batch=1)
+    [said] = llm.generate([PROMPT], SamplingParams(max_tokens=MAX_TOKENS))
+    return said.token_ids, said.stats.rounds, said.stats.accepted
+
+
+def test_the_same_answer_passes(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
+    tokens, rounds, accepted = ours(target, drafter)
+    stand_in.answers(tokens, rounds, accepted)
+    found = compare_with_vllm(stand_in.python, drafter, target, PROMPT)
+    assert f"the same {len(tokens)} tokens" in found
+    asked = json.loads((stand_in.folder / "asked.json").read_text())
+    assert asked["prompt"] == PROMPT and asked["llm"]["model"] == target.name
+    assert asked["llm"]["speculative_config"]["parallel_drafting"] is True
+    assert asked["llm"]["dtype"] == "float32"
+    assert read_config(stand_in.folder / "head").embedding == "full", "vLLM wants the table"
+
+
+def test_another_token_is_named(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
+    tokens, rounds, accepted = ours(target, drafter)
+    stand_in.answers([*tokens[:3], (tokens[3] + 1) % 128, *tokens[4:]], rounds, accepted)
+    with pytest.raises(Differs, match="as token 3, not"):
+        compare_with_vllm(stand_in.python, drafter, target, PROMPT)
+
+
+def test_an_answer_that_ends_early_is_named(
+    target: Target, drafter: Drafter, stand_in: StandIn
+) -> None:
+    tokens, rounds, accepted = ours(target, drafter)
+    stand_in.answers(tokens[:-1], rounds, accepted)
+    with pytest.raises(Differs, match=rf"says \[\] as token {len(tokens) - 1}"):
+        compare_with_vllm(stand_in.python, drafter, target, PROMPT)
+
+
+def test_other_acceptance_is_named(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
+    tokens, rounds, accepted = ours(target, drafter)
+    stand_in.answers(tokens, rounds, [count + 9 for count in accepted])
+    with pytest.raises(Differs, match="but acceptance lengths are"):
+        compare_with_vllm(stand_in.python, drafter, target, PROMPT)
+
+
+def test_a_failure_is_named(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
+    with pytest.raises(Differs, match="vLLM failed: ValueError: no such architecture"):
+        compare_with_vllm(stand_in.python, drafter, target, PROMPT)
+
+
+def test_without_an_interpreter_it_is_skipped(target: Target, drafter: Drafter) -> None:
+    with pytest.raises(Skipped, match="--vllm-python"):
+        compare_with_vllm(None, drafter, target, PROMPT)
+
+
+def test_interpreters_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a Python interpreter"):
+        check_interpreter(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="vLLM is not installed there"):
+        check_interpreter(Path(sys.executable))
