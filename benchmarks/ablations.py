@@ -53,9 +53,10 @@ class DepthDrafter(Drafter):
         self.mask_hidden = nn.Parameter(table)
         return self
 
-    def placeholders(self, depths: Tensor) -> Tensor:
-        """Depths beyond those trained (padding) take the last one's."""
-        return self.project(self.mask_hidden[depths.clamp(max=len(self.mask_hidden)) - 1])
+    @property
+    def mask_features(self) -> Tensor:
+        """(depths − 1, F·E)"""
+        return self.mask_hidden
 
 
 def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path) -> Drafter:

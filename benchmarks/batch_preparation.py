@@ -25,10 +25,11 @@ from torch import Tensor
 
 from peagle.data.captured import Captured
 from peagle.data.dataset import read_examples
+from peagle.methods.base import Elements
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.batches import Batches
-from peagle.train.cod import Elements, sample_elements
+from peagle.train.cod import sample_elements
 from peagle.train.mask import block_mask, visible
 from peagle.train.partition import partition
 from peagle.train.trainer import TrainConfig

@@ -27,9 +27,10 @@ from common import (
 )
 
 from peagle.backends.batch import blocks_of, slots_of
-from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.draft import Proposer
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.methods.base import NewSlots
 from peagle.model.attention import CausalAttend
 
 NEW = 3  # slots

@@ -38,7 +38,8 @@ from peagle.cli.main import app
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
-from peagle.methods.checkpoint import load_drafter, read_config
+from peagle.methods.checkpoint import read_config
+from peagle.methods.load import load_drafter
 from peagle.vllm.process import look
 from peagle.vllm.serve import Head, plan
 

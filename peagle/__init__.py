@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
     from peagle.engine.request import Completion
-    from peagle.methods.checkpoint import load_drafter
+    from peagle.methods.load import load_drafter
     from peagle.model.drafter import Drafter
 
 __version__ = "0.1.0"

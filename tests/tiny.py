@@ -9,7 +9,7 @@ from peagle.data.chat import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
-from peagle.model.config import DrafterConfig, Method
+from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
@@ -20,7 +20,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-METHODS: tuple[Method, ...] = ("p-eagle", "eagle3")
+METHODS: tuple[str, ...] = ("p-eagle", "eagle3")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -55,7 +55,7 @@ def make_target(
 
 def make_drafter(
     target: Target,
-    method: Method,
+    method: str,
     *,
     seed: int = 1,
     layers: int = 2,

@@ -8,7 +8,7 @@ from families import PLAIN, TAPS, VOCAB, build
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
-from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, Method, Provenance
+from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
@@ -16,7 +16,7 @@ from peagle.model.vocab import draft_offsets
 MASK_ID = 64
 HIDDEN = 32
 DRAFT_IDS = torch.tensor([2, 3, 5, 8, 13, 21, 34, 55, 66])
-KINDS: list[tuple[Method, Embedding]] = [
+KINDS: list[tuple[str, Embedding]] = [
     ("p-eagle", "full"),
     ("p-eagle", "mask-row"),
     ("p-eagle", "shared"),
@@ -33,7 +33,7 @@ def tiny_target(
 
 
 def head_config(
-    method: Method = "p-eagle",
+    method: str = "p-eagle",
     embedding: Embedding = "full",
     *,
     kind: str = "llama",

@@ -32,16 +32,13 @@ class TargetModel(Protocol):
 class DrafterModel(Protocol):
     """A drafter, made ready by a backend. What `forward` returns may be overwritten by the next."""
 
-    def project(self, features: Tensor) -> Tensor:
-        """Target features (T, F·E) → (T, D)."""
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter, whose `project` and `logits` are the backend's."""
         ...
 
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
         """Run the batch's rows on projected features (T, D); keep their keys and values."""
-        ...
-
-    def logits(self, normed: Tensor) -> Tensor:
-        """(R, D) → (R, V) over the draft vocabulary."""
         ...
 
 

@@ -103,22 +103,14 @@ class TorchDrafter:
     """A drafter run by its own code."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.model = drafter
-
-    @torch.no_grad()
-    def project(self, features: Tensor) -> Tensor:
-        return self.model.project(features)
+        self.drafter = drafter
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
         attend = TorchAttend(batch, cache, exact=False)  # no output depends on a draft's bits
         ids, positions = batch.ids.to(features.device), batch.positions.to(features.device)
-        out: DrafterOutput = self.model(ids, features, positions, attend)
+        out: DrafterOutput = self.drafter(ids, features, positions, attend)
         return out
-
-    @torch.no_grad()
-    def logits(self, normed: Tensor) -> Tensor:
-        return self.model.logits(normed)
 
 
 class TorchBackend:

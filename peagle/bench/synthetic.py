@@ -22,14 +22,13 @@ from peagle.engine.request import Request
 from peagle.engine.sampling import Choice, Sampler, greedy
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec, drafter_config
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
 
 SHAPES = Path(__file__).parent / "shapes"
 DEEPEST = 7  # draft tokens that an acceptance length is given for
-LAYERS: dict[Method, int] = {"p-eagle": 4, "eagle3": 1}  # of the published heads
+LAYERS: dict[str, int] = {"p-eagle": 4, "eagle3": 1}  # of the published heads
 
 
 def read_shape(name: str) -> dict[str, object]:
@@ -66,7 +65,7 @@ def random_target(name: str, device: str = "cpu", dtype: torch.dtype = torch.bfl
 
 
 @torch.no_grad()
-def random_drafter(target: Target, method: Method, draft_vocab: int = 32_768) -> Drafter:
+def random_drafter(target: Target, method: str, draft_vocab: int = 32_768) -> Drafter:
     """A head for a target, its weights drawn at random; as many layers as the published ones."""
     spec = HeadSpec(method, LAYERS[method], DEEPEST, draft_vocab)
     vocabulary = target.embedding.shape[0]

@@ -58,7 +58,7 @@ def native(
     from peagle.bench.side_by_side import device_name
     from peagle.cli.common import open_llm
     from peagle.engine.params import SamplingParams
-    from peagle.methods.checkpoint import find_head
+    from peagle.methods.load import find_head
 
     heads = _places(target, named, cells)
     folders = {method: find_head(place) for method, place in heads.items()}

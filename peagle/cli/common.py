@@ -11,7 +11,7 @@ from peagle.catalog import choose_head
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.errors import InputError
-from peagle.methods.checkpoint import find_head
+from peagle.methods.load import find_head
 from peagle.model.loader import resolve_device
 from peagle.model.template import use_template
 

@@ -18,7 +18,7 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.generate import console
-from peagle.methods.checkpoint import find_head
+from peagle.methods.load import find_head
 
 app = typer.Typer(add_completion=False)
 COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}

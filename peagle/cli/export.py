@@ -7,7 +7,8 @@ import typer
 
 from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
 from peagle.errors import InputError
-from peagle.methods.checkpoint import find_head, load_drafter, read_config, save_drafter
+from peagle.methods.checkpoint import read_config, save_drafter
+from peagle.methods.load import find_head, load_drafter
 
 app = typer.Typer(add_completion=False)
 

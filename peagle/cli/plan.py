@@ -78,7 +78,7 @@ def plan(  # noqa: PLR0917
             raise InputError(f"--{name} {value}: must be at least {least}")
     if not 0 < answered <= 1:
         raise InputError(f"--answered {answered}: must be above 0, at most 1")
-    spec = HeadSpec(method, layers or (1 if method == "eagle3" else 4), depths, draft_vocab)  # type: ignore[arg-type]
+    spec = HeadSpec(method, layers or (1 if method == "eagle3" else 4), depths, draft_vocab)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     room = memory or (80.0 if gpus else machine)
     rate = None if run is None else measured_rate(run)

@@ -99,10 +99,10 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     from transformers.utils import logging
 
     from peagle.data.captured import Captured
-    from peagle.methods.checkpoint import load_drafter
+    from peagle.methods.load import load_drafter
     from peagle.model.loader import load_target, resolve_device
     from peagle.model.template import use_template
-    from peagle.train.evaluate import hold_out
+    from peagle.train.evaluate import hold_out, measure_on
     from peagle.train.state import checkpoints
     from peagle.train.trainer import TrainConfig, Trainer
     from peagle.train.warm_start import new_drafter
@@ -144,7 +144,8 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     except OSError as error:
         raise InputError(f"--output {config.output}: no folder can be there ({error})") from error
     where = torch.device(device)
-    trainer = Trainer(config, target, drafter, kept.train, kept.prompts, captured, where)
+    measure = measure_on(target, kept.prompts)
+    trainer = Trainer(config, target, drafter, kept.train, measure, captured, where)
     if resume:
         trainer.resume()
     _train(trainer)

@@ -9,7 +9,6 @@ from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.depth import PROMPT, Curve, measure
-from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 
@@ -24,18 +23,19 @@ def verify_curve(target: Target, model: TargetModel, most: int) -> Curve:
     return measure(seconds_of(run), most)
 
 
-def draft_curve(drafter: Drafter, model: DrafterModel, most: int) -> Curve:
+def draft_curve(model: DrafterModel, most: int) -> Curve:
     """Seconds of one drafter forward, every row of it predicting, up to `most` rows, and of one
     over a prompt, of which no more rows than that predict."""
+    drafter = model.drafter
     weight = drafter.norm.weight
     blocks = blocks_of(max(most, PROMPT))
     cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, weight.device)
 
     @torch.no_grad()
     def run(rows: int) -> None:
-        features = model.project(weight.new_zeros(rows, drafter.config.feature_width))
+        features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
         out = model.forward(batch_of(rows), features, cache)
-        model.logits(out.normed[:most]).max(-1).indices.tolist()
+        drafter.logits(out.normed[:most]).max(-1).indices.tolist()
 
     return measure(seconds_of(run), most, PROMPT)
 

@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from peagle.model.config import Method
-
 FRESH = 0.1  # weight of a new measurement of seconds
 HICCUP = 2.0  # times as long as expected: more says nothing of what rows cost
 TRIES = 5  # forwards of each number of rows, at the start
@@ -38,6 +36,8 @@ PROMPT = 256  # rows of a drafter's forward over a prompt, as measured
 RECENT = 64  # drafts that stand for the next ones
 HOPED = 16  # of them at first, as good as `UNKNOWN`: few drafts say little, and none are no news
 UNKNOWN = 0.5  # chance, given the one before, of a token deeper than was drafted
+# Rows of each forward that drafts, by new slots and by the requests of every further depth.
+Passes = Callable[[float, Sequence[float]], Sequence[float]]
 
 
 class Curve:
@@ -61,7 +61,7 @@ class Curve:
         """A curve of the same points, which changes alone."""
         return Curve(dict(zip(self.rows, self.seconds, strict=True)))
 
-    def observe(self, passes: Sequence[int], seconds: float) -> None:
+    def observe(self, passes: Sequence[float], seconds: float) -> None:
         """Scale the curve a little towards what forwards of so many rows took together. Its shape
         stays: the load and the length of contexts move all of it, while the first forward of so
         many rows takes ten times as long as the next, and would make them look dear for good."""
@@ -104,11 +104,15 @@ class Calibration:
 class AdaptiveDepth:
     """Chooses from measured costs and what was accepted so far.
 
-    `verify` is the target's curve, `draft` the drafter's; both by rows of one forward.
+    `passes` are the rows of the drafter's forwards; `verify` is the target's curve, `draft` the
+    drafter's, both by rows of one forward.
     """
 
-    def __init__(self, method: Method, k: int, verify: Curve, draft: Curve) -> None:
-        self.method, self.k, self.verify, self.draft = method, k, verify, draft
+    def __init__(self, passes: Passes, k: int, verify: Curve, draft: Curve) -> None:
+        self.passes = passes
+        self.k = k
+        self.verify = verify
+        self.draft = draft
         self.overhead = 0.0  # seconds of a round outside both models
         self.calibration = Calibration()
         self.worth = 0.0  # least chance of a token that is verified
@@ -174,10 +178,8 @@ class AdaptiveDepth:
         return chances + [chances[-1] * UNKNOWN**behind for behind in more]
 
     def _drafting(self, requests: float, k: int, gain: float) -> float:
-        """Seconds: the new slots, one or more a request, then placeholders or further passes."""
-        if self.method == "p-eagle":
-            return self.draft(requests * k + gain)
-        return self.draft(requests + gain) + (k - 1) * self.draft(requests)
+        """Seconds of the new slots, one or more a request, and of what follows them."""
+        return sum(map(self.draft, self.passes(requests + gain, [requests] * (k - 1))))
 
 
 def _bin(confidence: float) -> int:

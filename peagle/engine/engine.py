@@ -22,12 +22,13 @@ from peagle.backends.batch import BLOCK, Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.blocks import BlockPool
 from peagle.engine.depth import AdaptiveDepth, Ask
-from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.draft import Proposer
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, accept, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.text import end_tokens
+from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
 
 P = ParamSpec("P")
@@ -189,7 +190,7 @@ class Engine:
                 request.failure = str(failure)
 
     @timed
-    def draft(self, scheduled: list[ScheduledRequest]) -> list[int]:
+    def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
         """Propose the next tokens of requests that go on; returns the rows of the drafter's
         forwards. A request that nothing is drafted for is left as it is: once drafting pays, the
         drafter runs the slots it has missed, a round's budget of them in a round."""
@@ -205,13 +206,14 @@ class Engine:
             slots = self.scheduler.undrafted(request, room)
             ids = request.tokens[slots.start + 1 : slots.stop + 1]
             deep = depth if slots.stop == len(request.tokens) - 1 else 0
-            new.append(NewSlots(request.blocks, slots.start, ids, deep, request.sampler.matcher))
+            new.append(NewSlots(request.blocks, slots.start, ids, deep))
             drafted.append(request)
             self.scheduler.drafted(request, slots.stop)
             room -= len(slots)
         if not new:
             return []
-        drafts = self.proposer.propose(new)
+        matchers = [request.sampler.matcher for request in drafted]
+        drafts = self.proposer.propose(new, matchers)
         for request, (tokens, probs) in zip(drafted, drafts, strict=True):
             keep = len(tokens) if self.depths is None else self.depths.trim(probs)
             request.draft = tokens[:keep]
@@ -232,7 +234,7 @@ class Engine:
             if request.finish_reason is not None:
                 self.scheduler.remove(request)
 
-    def learn(self, scheduled: list[ScheduledRequest], drafted: list[int]) -> None:
+    def learn(self, scheduled: list[ScheduledRequest], drafted: list[float]) -> None:
         """Learn from a round without prompts what decoding costs. `drafted`: the rows of the
         drafter's forwards."""
         if self.depths is None or not all(item.decoding for item in scheduled):

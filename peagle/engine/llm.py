@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,13 +24,13 @@ from peagle.engine.request import Chunk, Completion, Request
 from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning
-from peagle.methods.checkpoint import load_drafter
+from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.load import load_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 
 Prompt = str | list[int]
-Method = Literal["p-eagle", "eagle3", "none"]
 
 
 class LLM:
@@ -98,7 +98,7 @@ class LLM:
         most = 0
         if drafter is not None:
             target.check_layers(drafter.config.feature_layers)
-            most = k or min(7, drafter.config.depths)
+            most = k or drafter.config.depths or UNKNOWN_DEPTHS
             _warn_of_depth(most, drafter.config.depths)
         vars(self).update(
             _loaded=loaded,
@@ -145,8 +145,8 @@ class LLM:
         return self.target.tokenizer
 
     @property
-    def method(self) -> Method:
-        """How tokens are drafted."""
+    def method(self) -> str:
+        """How tokens are drafted; "none" without a head."""
         return "none" if self.drafter is None else self.drafter.config.method
 
     @property
@@ -168,9 +168,8 @@ class LLM:
 
     def _adaptive_depth(self, proposer: Proposer) -> AdaptiveDepth:
         most = self.max_batch * (self.k + 1)
-        draft = draft_curve(proposer.drafter, proposer.model, most)
-        method = proposer.drafter.config.method
-        return AdaptiveDepth(method, self.k, self._loaded.verify_curve(most), draft)
+        draft = draft_curve(proposer.model, most)
+        return AdaptiveDepth(proposer.method.passes, self.k, self._loaded.verify_curve(most), draft)
 
     def warm_up(self) -> None:
         """Make ready what the first request would wait for: the engine, and grammars."""
@@ -337,8 +336,8 @@ class Run:
         return done
 
 
-def _warn_of_depth(k: int, trained: int) -> None:
-    if k > trained:
+def _warn_of_depth(k: int, trained: int | None) -> None:
+    if trained is not None and k > trained:
         why = f"K = {k}, but the head was trained for {trained} draft tokens"
         # Level 1: one place, so Python shows it once however often K changes.
         warnings.warn(f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1)

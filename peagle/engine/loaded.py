@@ -13,6 +13,7 @@ from peagle.engine.depth import Curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
 from peagle.errors import InputError
+from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
@@ -43,7 +44,7 @@ class Loaded:
         weight = drafter.norm.weight
         cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, target.device)
         features = FeatureCache(blocks, drafter.config.feature_width, target.dtype, target.device)
-        return Proposer(drafter, self.backend.drafter(drafter), cache, features)
+        return Proposer(method_of(drafter.config), self.backend.drafter(drafter), cache, features)
 
 
 def load_quantized(name: str, kind: str, **load: Any) -> Target:

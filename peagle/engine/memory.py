@@ -2,24 +2,15 @@
 
 from collections.abc import Sequence
 
-import psutil
-import torch
-
 from peagle.errors import InputError
 from peagle.model.attention import HeadShape
+from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
 MAX_BATCH = {"cpu": 8, "cuda": 64}  # by default
 LEAST_TOKENS = 512  # of KV cache for each request of a default batch, where the context is longer
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 def token_bytes(target: Target, drafter: Drafter | None) -> int:

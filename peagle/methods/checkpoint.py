@@ -9,91 +9,81 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict, snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    StrictDataclassError,
-)
+from huggingface_hub import save_torch_state_dict
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peagle.errors import InputError, first_line
-from peagle.model.config import (
-    TRANSFORMERS,
-    DrafterConfig,
-    Method,
-    Provenance,
-    default_feature_layers,
-)
+from peagle.methods.base import Dialect
+from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, SPECULATORS, mask_ids
+from peagle.methods.registry import METHODS, method_of
+from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
 from peagle.model.drafter import Drafter
-from peagle.model.loader import quiet_hub
-from peagle.model.target import Target
 
-Dialect = Literal["native", "vllm", "speculators"]
-# Where the mask id may be, in vLLM's order; first of all comes dflash_config.mask_token_id.
-MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 REMEDY = "download or export the head again, config.json and tensors together"
 SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
 
 
-def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Drafter:
-    """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
-    in its dtype and on its device. `force` accepts another target of the same shape. Raises
-    InputError naming the file, tensor or difference at fault.
-    """
-    folder = find_head(name)
-    config = read_config(folder, len(target.layers))
-    _check_fits(name, config, target, force=force)
-    tensors = read_tensors(folder)
-    ours = config.provenance != Provenance()
-    if not ours and config.embedding == "full" and "embed_tokens.weight" not in tensors:
-        config = replace(config, embedding="shared")  # as vLLM does; our own heads say it
-    drafter = Drafter(config)
-    _fill(drafter, tensors, folder)
-    drafter = drafter.to(target.device, target.dtype).eval()
-    drafter.share_embedding(target.embedding)
-    return drafter
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """config.json and tensors as they are, however damaged."""
+
+    raw: dict[str, Any]
+    tensors: dict[str, Tensor]  # by our names
+
+    @property
+    def speculators(self) -> bool:
+        return SPECULATORS in self.raw
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Sizes of the drafter's layers."""
+        return dict(self.raw["transformer_layer_config"]) if self.speculators else self.raw
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        """What peagle wrote about the head; empty for heads made elsewhere."""
+        return self.raw.get("peagle") or {}
+
+    @property
+    def trained(self) -> Provenance:
+        return Provenance(**self.ours.get("provenance", {}))
+
+    @property
+    def target_width(self) -> int:
+        return int(self.raw.get("target_hidden_size") or self.sizes["hidden_size"])
 
 
-def find_head(name: str | Path) -> Path:
-    """Folder of a head given as folder or hub id[@revision] (downloaded into the hub's cache)."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    hub_id, _, revision = str(name).partition("@")
-    if str(name).startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        raise InputError(
-            f"head {name}: no such folder (give a folder or a hub id owner/name[@revision])"
-        )
-    try:
-        wanted = ["*.json", "*.safetensors"]
-        with quiet_hub():
-            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(
-            f"head {name}: neither a folder nor a reachable hub repository ({first_line(error)})"
-        ) from error
+def read_head(folder: Path) -> HeadFiles:
+    """The files of a head. Raises InputError for those that cannot be read."""
+    return HeadFiles(_read_json(folder), read_tensors(folder))
 
 
 def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig:
     """The drafter's configuration from either dialect's config.json."""
+    return parse(_read_json(folder), folder / "config.json", target_layers)
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise InputError(f"head {folder}: no config.json")
     try:
-        raw = dict(json.loads(file.read_text()))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{file}: not a JSON object ({first_line(error)})") from error
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file}: not a JSON object ({first_line(error)}); {REMEDY}") from error
+
+
+def parse(raw: Mapping[str, Any], file: Path, target_layers: int | None) -> DrafterConfig:
+    """The configuration that the config.json of a head, read from `file`, describes."""
     try:
         return _parse(raw, target_layers)
     except KeyError as error:
@@ -102,9 +92,9 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
         raise InputError(f"{file}: {first_line(error)}") from error
 
 
-def _parse(raw: dict[str, Any], target_layers: int | None) -> DrafterConfig:
-    speculators = "speculators_model_type" in raw
-    sizes = dict(raw["transformer_layer_config"]) if speculators else dict(raw)
+def _parse(raw: Mapping[str, Any], target_layers: int | None) -> DrafterConfig:
+    files = HeadFiles(dict(raw), {})
+    sizes, ours = files.sizes, files.ours
     kind = sizes.get("model_type", "llama")
     if kind not in TRANSFORMERS:
         raise InputError(f"model_type {kind!r}: heads have llama or qwen3 layers")
@@ -112,39 +102,44 @@ def _parse(raw: dict[str, Any], target_layers: int | None) -> DrafterConfig:
     layers = raw.get(LAYER_IDS) or eagle.get(LAYER_IDS)
     if not layers and target_layers is not None:
         layers = default_feature_layers(target_layers)
-    masks = [(raw.get("dflash_config") or {}).get("mask_token_id"), *map(raw.get, MASK_ID_KEYS)]
-    mask = next((token for token in masks if token is not None), None)
-    ours = raw.get("peagle") or {}
-    if speculators:
-        method = _speculators_method(raw["speculators_model_type"])
-        proposal = raw.get("speculators_config", {}).get("proposal_methods") or [{}]
-        ours.setdefault("depths", proposal[0].get("speculative_tokens", 8))
-    else:
-        method = "p-eagle" if mask is not None else "eagle3"
+    method = _method(raw)
     flags = {flag: bool(eagle.get(flag, raw.get(flag, False))) for flag in FLAGS}
-    if speculators and method == "eagle3" and "norm_before_residual" not in raw:
+    if files.speculators and not METHODS[method].parallel and "norm_before_residual" not in raw:
         flags["norm_before_residual"] = True  # what speculators and vLLM take when it is absent
     return DrafterConfig(
         method=method,
         transformer=TRANSFORMERS[kind].from_dict(_without_ours(sizes)),
         feature_layers=tuple(layers or ()),
         draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
-        target_hidden_size=raw.get("target_hidden_size") or sizes["hidden_size"],
-        mask_token_id=mask,
-        depths=ours.get("depths", 8),
+        target_hidden_size=files.target_width,
+        mask_token_id=next(iter(mask_ids(raw).values()), None),
+        depths=ours.get("depths", _proposed(raw)),
         embedding=ours.get("embedding", "full"),
         logit_scale=sizes.get("logit_scale", 1.0),
-        provenance=Provenance(**ours.get("provenance", {})),
+        provenance=files.trained,
         **flags,
     )
 
 
-def _speculators_method(kind: str) -> Method:
-    if kind == "peagle":
-        return "p-eagle"
-    if kind == "eagle3":
-        return "eagle3"
-    raise InputError(f"speculators_model_type {kind!r}: expected peagle or eagle3")
+def _method(raw: Mapping[str, Any]) -> str:
+    """The name of a head's method: as we recorded it, or the one that knows its keys."""
+    claiming = [name for name, method in METHODS.items() if method.claims(raw)]
+    if not claiming:
+        raise InputError(f"{SPECULATORS} {raw.get(SPECULATORS)!r}: expected peagle or eagle3")
+    named = (raw.get("peagle") or {}).get("method", claiming[0])
+    if named not in METHODS:
+        raise InputError(f"peagle.method {named!r}: known are {', '.join(METHODS)}")
+    if named not in claiming:
+        why = f"peagle.method is {named!r}, the other keys are those of {claiming[0]}"
+        raise InputError(f"{why}; {REMEDY}")
+    return str(named)
+
+
+def _proposed(raw: Mapping[str, Any]) -> int | None:
+    """Draft tokens that speculators' config names; None where nothing does."""
+    methods = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    tokens = methods[0].get("speculative_tokens")
+    return tokens if tokens is None else int(tokens)
 
 
 def _without_ours(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +157,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise InputError(f"head {folder}: no .safetensors file (pickles are not loaded)")
-    tensors = {}
+    tensors = dict[str, Tensor]()
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
@@ -177,55 +172,15 @@ def _our_name(name: str) -> str:
     return name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
 
 
-def _fill(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Load tensors into the drafter, naming what is missing, unknown or of the wrong shape."""
-    config = drafter.config
-    tensors.pop("t2d", None)  # the inverse of d2t
-    if config.embedding == "full" and "embed_tokens.weight" not in tensors:
-        raise _tensor_error(folder, "missing", "embed_tokens.weight")
-    if "mask_hidden" in tensors:
-        tensors["mask_hidden"] = tensors["mask_hidden"].flatten()
+def state_dict_of(tensors: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+    """The tensors of a head as its drafter has them."""
+    state = dict(tensors)
+    state.pop("t2d", None)  # the inverse of d2t
+    if "mask_hidden" in state:
+        state["mask_hidden"] = state["mask_hidden"].flatten()
     if config.draft_vocab_size == config.transformer.vocab_size:
-        tensors.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-    wanted = drafter.state_dict()
-    for name, tensor in wanted.items():
-        if name not in tensors:
-            raise _tensor_error(folder, "missing", name)
-        if tensors[name].shape != tensor.shape:
-            found = f"{list(tensors[name].shape)}, expected {list(tensor.shape)}"
-            raise InputError(f"head {folder}: tensor {name!r} has shape {found}; {REMEDY}")
-    if unknown := sorted(set(tensors) - set(wanted)):
-        raise _tensor_error(folder, "unknown", unknown[0])
-    drafter.load_state_dict(tensors)
-
-
-def _tensor_error(folder: Path, what: str, name: str) -> InputError:
-    return InputError(f"head {folder}: {what} tensor {name!r}; {REMEDY}")
-
-
-def _check_fits(name: str | Path, config: DrafterConfig, target: Target, *, force: bool) -> None:
-    """Refuse a head for another target. Sizes always; hashes unless `force`."""
-    facts = [
-        ("target hidden size", config.target_hidden_size, target.config.hidden_size),
-        ("vocabulary", config.transformer.vocab_size, target.embedding.shape[0]),
-    ]
-    known, sizes = config.provenance, len(facts)
-    if not force:
-        facts += [
-            ("config hash", known.config_hash or None, target.config_hash()),
-            ("weights hash", known.weights_hash or None, target.weights_hash()),
-            ("chat template hash", known.template_hash or None, target.template_hash()),
-        ]
-    for index, (what, trained, found) in enumerate(facts):
-        if trained is not None and trained != found:
-            origin = f" ({known.target})" if known.target else ""
-            hint = "" if index < sizes else "; for a fine-tune of the same base model use --force"
-            if what == "chat template hash":
-                hint = "; name its template with --chat-template, or use --force"
-            raise InputError(
-                f"head {name} was trained for another target{origin}: its {what} is {trained}, "
-                f"that of {target.name} is {found}{hint}"
-            )
+        state.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+    return state
 
 
 def save_drafter(
@@ -289,6 +244,7 @@ def _tensors_to_write(drafter: Drafter, dialect: Dialect, dtype: torch.dtype) ->
 
 def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
     """config.json of a head. Raises InputError where a dialect would be misread by vLLM."""
+    named = method_of(config).export(config, dialect)
     exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"
     flags = {flag: getattr(config, flag) for flag in FLAGS}
     common = {
@@ -297,6 +253,7 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
         "target_hidden_size": config.target_hidden_size,
         **flags,
         "peagle": {
+            "method": config.method,
             "depths": config.depths,
             "embedding": exported,
             "provenance": asdict(config.provenance),
@@ -308,17 +265,12 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
     if config.logit_scale != 1.0:
         sizes["logit_scale"] = config.logit_scale
     if dialect == "speculators":
-        if config.fc_norm and config.method == "p-eagle":
-            raise InputError(
-                "vLLM drops fc_norm for speculators' peagle heads: export --to vllm instead"
-            )
         sizes["dtype"] = dtype
-        return {**common, **_speculators_keys(config), "transformer_layer_config": sizes}
-    parallel = {"ptd_token_id": config.mask_token_id, "parallel_drafting": True}
+        return {**common, **named, "transformer_layer_config": sizes}
     return {
         **sizes,
         **common,
-        **(parallel if config.method == "p-eagle" else {}),
+        **named,
         "dtype": dtype,
         "architectures": [ARCHITECTURES[config.transformer.model_type]],
         # vLLM's Llama drafter counts this list, its newer runner reads the top-level one.
@@ -328,21 +280,6 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
             "norm_before_fc": config.norm_before_fc,
         },
     }
-
-
-def _speculators_keys(config: DrafterConfig) -> dict[str, Any]:
-    kind = "peagle" if config.method == "p-eagle" else "eagle3"
-    keys: dict[str, Any] = {
-        "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
-        "speculators_model_type": kind,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.depths}],
-            "verifier": {"name_or_path": config.provenance.target, "architectures": []},
-        },
-    }
-    return keys | ({"mask_token_id": config.mask_token_id} if kind == "peagle" else {})
 
 
 def with_provenance(drafter: Drafter, **changes: Any) -> None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from peagle.errors import InputError
+from peagle.methods.registry import DEFAULT, METHODS
 from peagle.model.config import (
     TRANSFORMERS,
     DrafterConfig,
     Embedding,
-    Method,
     default_feature_layers,
 )
 from peagle.model.layers import head_size
@@ -25,8 +25,8 @@ SAME_KEYS = (
 class HeadSpec:
     """What head to make."""
 
-    method: Method = "p-eagle"
-    layers: int = 4  # of the drafter
+    method: str = DEFAULT
+    layers: int | None = None  # of the drafter; None: 4, or 1 for EAGLE-3
     depths: int = 8  # K trained for
     draft_vocab: int = 8192  # most frequent answer tokens
     feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
@@ -35,26 +35,27 @@ class HeadSpec:
 
     def __post_init__(self) -> None:
         for name in ("layers", "depths", "draft_vocab"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.method not in ("p-eagle", "eagle3"):
-            raise InputError(f"method {self.method!r}: choose p-eagle or eagle3")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value}: must be at least 1")
+        if self.method not in METHODS:
+            raise InputError(f"method {self.method!r}: choose {' or '.join(METHODS)}")
         if self.embedding not in (None, "full", "mask-row", "shared"):
             raise InputError(f"embedding {self.embedding!r}: choose full, mask-row or shared")
 
 
 def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) -> DrafterConfig:
     """Of a head for `target`, by the target's configuration alone."""
-    method = spec.method
+    method = METHODS[spec.method]
     return DrafterConfig(
-        method=method,
-        transformer=_transformer_config(target, spec.layers),
+        method=method.name,
+        transformer=_transformer_config(target, spec.layers or method.layers),
         feature_layers=spec.feature_layers or default_feature_layers(len(target.layers)),
         draft_vocab_size=min(spec.draft_vocab, target.embedding.shape[0]),
         target_hidden_size=target.config.hidden_size,
-        mask_token_id=mask_token_id if method == "p-eagle" else None,
+        mask_token_id=mask_token_id if method.parallel else None,
         depths=spec.depths,
-        embedding=spec.embedding or ("mask-row" if method == "p-eagle" else "shared"),
+        embedding=spec.embedding or ("mask-row" if method.parallel else "shared"),
     )
 
 

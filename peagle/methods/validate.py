@@ -1,10 +1,10 @@
 """A head on disk beside its target: what can be checked without running either.
 
-Each check returns what it found, or raises `Differs` (what is wrong, and the fix) or `Skipped`.
+Each check returns what it found, or raises a `Problem` or `Skipped`.
 """
 
-import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,75 +12,76 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peagle.errors import InputError, first_line
-from peagle.methods.checkpoint import LAYER_IDS, MASK_ID_KEYS, REMEDY, read_tensors
-from peagle.model.config import Provenance, default_feature_layers
+from peagle.errors import InputError
+from peagle.methods.checkpoint import REMEDY, HeadFiles, parse, state_dict_of
+from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
+from peagle.methods.registry import method_of
+from peagle.model.config import TRANSFORMERS, default_feature_layers
 from peagle.model.target import Target
 from peagle.model.vocab import check_mask_token
 
 TABLE, ROW = "embed_tokens.weight", "mask_embedding"
 SAMPLE = 512  # rows of an embedding table that are compared
 RELATED = 0.1  # a row is nearer than this (cosine) to its counterpart than to another row
+# Parts of the names of keys that change what a model computes.
+COMPUTES = (
+    "norm", "scal", "softcap", "multiplier", "rope", "rotary", "window", "bias", "sink", "gate",
+    "expert", "attention", "residual", "activation", "hidden_act", "layer_type",
+)  # fmt: skip
 
 
-class Differs(Exception):
-    """A check failed."""
+class Problem(Exception):
+    """Something that is wrong with a head, and the fix."""
 
-    def __init__(self, found: str, fix: str) -> None:
+    check = ""  # the name of the check that found it
+
+    def __init__(self, found: str, fix: str, *, blocks: bool = True) -> None:
+        """`blocks`: the head would compute something else here; other problems are vLLM's, or of
+        training."""
         super().__init__(found)
-        self.found, self.fix = found, fix
+        self.found, self.fix, self.blocks = found, fix, blocks
+
+    @property
+    def forgivable(self) -> bool:
+        """The head may be used with this target if the user says so."""
+        return self.check in FORGIVABLE
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.found}; {self.fix}"
 
 
 class Skipped(Exception):
     """A check does not apply; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadFiles:
-    """config.json and tensors as they are, however damaged."""
-
-    raw: dict[str, Any]
-    tensors: dict[str, Tensor]
-
-    @property
-    def speculators(self) -> bool:
-        return "speculators_model_type" in self.raw
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """Sizes of the drafter's layers."""
-        return dict(self.raw["transformer_layer_config"]) if self.speculators else self.raw
-
-    @property
-    def ours(self) -> dict[str, Any]:
-        """What peagle wrote about the head; empty for heads made elsewhere."""
-        return self.raw.get("peagle") or {}
-
-    @property
-    def trained(self) -> Provenance:
-        return Provenance(**self.ours.get("provenance", {}))
-
-    @property
-    def target_width(self) -> int:
-        return int(self.raw.get("target_hidden_size") or self.sizes["hidden_size"])
-
-    @property
-    def mask_ids(self) -> dict[str, int]:
-        """The mask token id by each name it has in config.json, in vLLM's order."""
-        nested = (self.raw.get("dflash_config") or {}).get("mask_token_id")
-        named = {"dflash_config.mask_token_id": nested}
-        named |= {key: self.raw.get(key) for key in MASK_ID_KEYS}
-        return {key: token for key, token in named.items() if token is not None}
+def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> list[Problem]:
+    """All problems of a head's config.json and tensors (by our names) beside `target`, in the order
+    of `CHECKS`."""
+    problems = list[Problem]()
+    for name in CHECKS:
+        try:
+            run_check(name, HeadFiles(raw, tensors), target)
+        except Problem as problem:
+            problems.append(problem)
+        except Skipped:
+            pass
+    return problems
 
 
-def read_head(folder: Path) -> HeadFiles:
-    """The files of a head. Raises InputError for those that cannot be read."""
-    file = folder / "config.json"
+def run_check(name: str, head: HeadFiles, target: Target) -> str:
+    """What a check found. Anything in the files may be missing or of another type. Raises Problem
+    or Skipped."""
     try:
-        raw = dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{file}: not a JSON object ({first_line(error)}); {REMEDY}") from error
-    return HeadFiles(raw, read_tensors(folder))
+        return CHECKS[name](head, target)
+    except Problem as problem:
+        problem.check = name
+        raise
+    except InputError as error:
+        wrong = Problem(str(error).removesuffix(f"; {REMEDY}"), REMEDY)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        wrong = Problem(f"config.json or tensors are malformed ({error!r})", REMEDY)
+    wrong.check = name
+    raise wrong
 
 
 def sizes(head: HeadFiles, target: Target) -> str:
@@ -92,11 +93,11 @@ def sizes(head: HeadFiles, target: Target) -> str:
     ):
         if said != found:
             why = f"{name} is {said}, the target's is {found}"
-            raise Differs(why, "the head is for another target: name that one")
+            raise Problem(why, "the head is for another target: name that one")
     draft = head.raw.get("draft_vocab_size") or vocab
     rows = len(head.tensors["lm_head.weight"]) if "lm_head.weight" in head.tensors else draft
     if not 1 <= draft <= vocab or rows != draft:
-        raise Differs(
+        raise Problem(
             f"draft_vocab_size is {draft}, lm_head has {rows} rows, the target {vocab} tokens",
             f"set draft_vocab_size to the rows of lm_head, or {REMEDY}",
         )
@@ -114,10 +115,10 @@ def provenance(head: HeadFiles, target: Target) -> str:
     }
     for name, (said, found) in facts.items():
         if said and said != found:
-            raise Differs(
+            raise Problem(
                 f"trained for {known.target or 'another target'}: {name} {said}, here {found}",
-                "name that target; for a fine-tune of the same base use --force, or train the head "
-                "on its answers (peagle train --init-from)",
+                "name that target; for a fine-tune of the same base use `force`, or train the head "
+                "on its answers (`peagle train --init-from`)",
             )
     return f"trained for {known.target or 'this target'}: hashes agree"
 
@@ -128,9 +129,9 @@ def template(head: HeadFiles, target: Target) -> str:
     if not said:
         raise Skipped("the head does not record one")
     if said != found:
-        raise Differs(
+        raise Problem(
             f"trained with chat template {said}, the target's is {found or 'absent'}",
-            "name the template it was trained with (--chat-template); --force accepts another",
+            "name the template it was trained with (`chat_template`); `force` accepts another",
         )
     return f"hash {said} agrees"
 
@@ -146,47 +147,54 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
     if not head.speculators:
         rewrite += ", also in eagle_config"
     if trained and trained != ids:
-        raise Differs(f"{ids}; the head was trained with {trained}", rewrite)
-    if not head.speculators:  # vLLM reads both places: the values at the top, the count below
-        if nested and nested != ids:
-            raise Differs(f"{LAYER_IDS} is {ids}, in eagle_config {nested}", rewrite)
-        if not top and ids != defaults:
-            why = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
-            raise Differs(why, rewrite)
-        if not nested and len(ids) != len(defaults):
-            why = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
-            raise Differs(why, rewrite)
+        raise Problem(f"{ids}; the head was trained with {trained}", rewrite)
     if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
-        raise Differs(f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it", rewrite)
+        raise Problem(f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it", rewrite)
     if not 0 <= ids[0] <= ids[-1] < count:
-        raise Differs(f"{ids}: the target has layers 0 to {count - 1}", rewrite)
+        raise Problem(f"{ids}: the target has layers 0 to {count - 1}", rewrite)
     width = head.tensors["fc.weight"].shape[1] if "fc.weight" in head.tensors else None
     if width not in (None, len(ids) * head.target_width):
         many = f"{len(ids)} layers of {head.target_width}"
-        raise Differs(f"fc reads {width} features, {ids} are {many}", rewrite)
+        raise Problem(f"fc reads {width} features, {ids} are {many}", rewrite)
+    if not head.speculators:
+        _check_places(ids, top, nested, defaults, rewrite)
     return f"{ids} of {count}, as wide as fc"
+
+
+def _check_places(ids: list[int], top: Any, nested: Any, defaults: list[int], rewrite: str) -> None:
+    """vLLM reads layer ids in two places: the values at the top, the count in eagle_config."""
+    if nested and nested != ids:
+        why = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
+        raise Problem(why, rewrite, blocks=False)
+    if not top and ids != defaults:
+        why = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
+        raise Problem(why, rewrite, blocks=False)
+    if not nested and len(ids) != len(defaults):
+        why = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
+        raise Problem(why, rewrite, blocks=False)
 
 
 def mask_token(head: HeadFiles, target: Target) -> str:
     """The placeholder of P-EAGLE: one id that text never produces, its row and its feature."""
-    ids, tensors = head.mask_ids, head.tensors
+    ids, tensors = mask_ids(head.raw), head.tensors
     if not ids and not {ROW, "mask_hidden"} & tensors.keys():
         raise Skipped("an eagle3 head has none")
     if not ids:
-        raise Differs("config.json names no mask token id", "write it as ptd_token_id")
+        raise Problem("config.json names no mask token id", "write it as ptd_token_id")
     token = next(iter(ids.values()))
     said = ", ".join(f"{key} {value}" for key, value in ids.items())
-    if len(set(ids.values())) > 1:
-        raise Differs(f"{said} differ", "keep the one the head was trained with")
     vocab = target.embedding.shape[0]
     if not 0 <= token < vocab:
-        raise Differs(f"{said}: outside the vocabulary (0 to {vocab - 1})", "write the trained id")
+        raise Problem(f"{said}: outside the vocabulary (0 to {vocab - 1})", "write the trained id")
+    _check_filled("mask_hidden", tensors.get("mask_hidden"))
+    if len(set(ids.values())) > 1:
+        raise Problem(f"{said} differ", "keep the one the head was trained with", blocks=False)
     if target.tokenizer is not None:
         try:
             check_mask_token(token, target.tokenizer, vocab)
         except InputError as error:
-            raise Differs(str(error), "train the head with another mask token") from error
-    _check_filled("mask_hidden", tensors.get("mask_hidden"))
+            fix = "train the head with another mask token"
+            raise Problem(str(error), fix, blocks=False) from error
     if head.ours.get("embedding") not in ("full", "mask-row"):
         return f"{said}, never in text"
     table = tensors.get(TABLE)
@@ -195,9 +203,10 @@ def mask_token(head: HeadFiles, target: Target) -> str:
     assert row is not None
     same = _find_row(target.embedding, row)
     if same is not None:
-        raise Differs(
+        raise Problem(
             f"the mask token's embedding row is the target's row of token {same}: never trained",
             f"store the trained row, or {REMEDY}",
+            blocks=False,
         )
     return f"{said}, never in text; own row"
 
@@ -205,11 +214,11 @@ def mask_token(head: HeadFiles, target: Target) -> str:
 def _check_filled(name: str, values: Tensor | None) -> None:
     fix = REMEDY
     if values is None:
-        raise Differs(f"{name} is missing", fix)
+        raise Problem(f"{name} is missing", fix)
     if not torch.isfinite(values).all():
-        raise Differs(f"{name} holds NaN or infinity", fix)
+        raise Problem(f"{name} holds NaN or infinity", fix, blocks=False)
     if not values.any():
-        raise Differs(f"{name} is all zeros: never trained", fix)
+        raise Problem(f"{name} is all zeros: never trained", fix, blocks=False)
 
 
 def _find_row(table: Tensor, row: Tensor) -> int | None:
@@ -228,25 +237,26 @@ def embedding(head: HeadFiles, target: Target) -> str:
     stored = "full" if table is not None else "mask-row" if ROW in head.tensors else "shared"
     if said not in (None, stored):
         has = {"full": TABLE, "mask-row": ROW, "shared": "neither table nor row"}[stored]
-        raise Differs(f"config.json says {said!r}, the files hold {has}", f"{REMEDY}")
+        raise Problem(f"config.json says {said!r}, the files hold {has}", f"{REMEDY}")
     width, vocab = head.sizes["hidden_size"], head.sizes["vocab_size"]
     if table is None:
         if width != target.config.hidden_size:
-            raise Differs(
+            raise Problem(
                 f"no {TABLE}: the target's table is {target.config.hidden_size} wide, not {width}",
                 REMEDY,
             )
         return "the target's table" + (", own row for the mask" if stored != "shared" else "")
     if table.shape != (vocab, width):
-        raise Differs(f"{TABLE} is {list(table.shape)}, not {[vocab, width]}", REMEDY)
+        raise Problem(f"{TABLE} is {list(table.shape)}, not {[vocab, width]}", REMEDY)
     if table.shape != target.embedding.shape:
         return f"own table, {list(table.shape)}"
     own, other = _cosines(table, target.embedding)
     nearness = f"cosine {own:.2f} (other rows {other:.2f})"
     if not own - other > RELATED:  # NaN counts
-        raise Differs(
+        raise Problem(
             f"its table is unrelated to the target's: {nearness}",
             f"remove {TABLE} to share the target's, or {REMEDY}",
+            blocks=False,
         )
     return f"own table, {nearness} with the target's"
 
@@ -267,21 +277,86 @@ def draft_vocabulary(head: HeadFiles, target: Target) -> str:
     d2t, t2d = head.tensors.get("d2t"), head.tensors.get("t2d")
     if d2t is None:
         if size != vocab:
-            raise Differs(f"d2t is missing, and only {size} of {vocab} tokens are drafted", REMEDY)
+            raise Problem(f"d2t is missing, and only {size} of {vocab} tokens are drafted", REMEDY)
         return f"all {vocab} tokens"
     if d2t.shape != (size,):
-        raise Differs(f"d2t is {list(d2t.shape)}, draft_vocab_size {size}", REMEDY)
+        raise Problem(f"d2t is {list(d2t.shape)}, draft_vocab_size {size}", REMEDY)
     ids = d2t + torch.arange(size)
     offsets = "d2t holds offsets (target id = draft id + d2t[draft id]), ascending: " + REMEDY
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         span = f"{int(ids.min())} to {int(ids.max())}"
-        raise Differs(f"d2t leads to target ids {span}; there are {vocab}", offsets)
+        raise Problem(f"d2t leads to target ids {span}; there are {vocab}", offsets)
     if not (ids.diff() > 0).all():
         at = int((ids.diff() <= 0).nonzero()[0]) + 1
-        raise Differs(f"target ids are not ascending at draft id {at}", offsets)
+        raise Problem(f"target ids are not ascending at draft id {at}", offsets, blocks=False)
     if t2d is None:
         return f"{size} of {vocab} tokens, no t2d"
     if t2d.shape != (vocab,) or not torch.equal(t2d.nonzero()[:, 0], ids):
         found = f"{int(t2d.count_nonzero())} tokens"
-        raise Differs(f"t2d marks {found}, not the {size} that d2t leads to", REMEDY)
+        why = f"t2d marks {found}, not the {size} that d2t leads to"
+        raise Problem(why, REMEDY, blocks=False)
     return f"{size} of {vocab} tokens, d2t and t2d agree"
+
+
+def keys(head: HeadFiles, target: Target) -> str:
+    """Keys of config.json that change the computation are all known here."""
+    eagle = head.raw.get("eagle_config") or {}
+    for name, value in {**head.raw, **head.sizes, **eagle}.items():
+        if value and name not in known_keys() and any(part in name for part in COMPUTES):
+            raise Problem(
+                f"config.json has {name} {value!r:.40}: it changes what a head computes, and is "
+                "not known here",
+                "remove the key if the head was trained without it; else train another head",
+            )
+    if head.sizes.get("use_sliding_window"):
+        raise Problem(
+            "use_sliding_window is true, and heads see their whole context here",
+            "set it to false if the head was trained without windows",
+        )
+    if eagle.get("use_aux_hidden_state") is False:
+        raise Problem(
+            "use_aux_hidden_state is false: the head reads the last hidden state alone",
+            "set it to true if the head was trained on the feature layers; else train another head",
+        )
+    return "all that change the computation are known"
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """Keys that are read, or of no consequence."""
+    ours = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", "rope_theta", "rope_scaling"}
+    sizes = {key for config in TRANSFORMERS.values() for key in config().to_dict()}
+    return frozenset(ours | sizes | {"use_sliding_window", "max_window_layers", "sliding_window"})
+
+
+def tensors(head: HeadFiles, target: Target) -> str:
+    """Names and shapes of the tensors are those that config.json asks for."""
+    config = parse(head.raw, Path("config.json"), len(target.layers))
+    found = state_dict_of(head.tensors, config)
+    with torch.device("meta"):
+        wanted = method_of(config).build(config).state_dict()
+    if not head.ours and TABLE not in found:  # it shares the target's
+        wanted.pop(TABLE, None)
+    for name, tensor in wanted.items():
+        if name not in found:
+            raise Problem(f"missing tensor {name!r}", REMEDY)
+        if found[name].shape != tensor.shape:
+            shapes = f"{list(found[name].shape)}, expected {list(tensor.shape)}"
+            raise Problem(f"tensor {name!r} has shape {shapes}", REMEDY)
+    if unknown := sorted(set(found) - set(wanted)):
+        raise Problem(f"unknown tensor {unknown[0]!r}", REMEDY)
+    return f"{len(wanted)} of the right shapes"
+
+
+CHECKS: dict[str, Callable[[HeadFiles, Target], str]] = {
+    "sizes": sizes,
+    "provenance": provenance,
+    "chat template": template,
+    "feature layers": feature_layers,
+    "mask token": mask_token,
+    "embedding": embedding,
+    "draft vocabulary": draft_vocabulary,
+    "keys": keys,
+    "tensors": tensors,
+}
+FORGIVABLE = ("provenance", "chat template")

@@ -7,7 +7,6 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from peagle.errors import InputError
 
-Method = Literal["p-eagle", "eagle3"]
 Embedding = Literal["full", "mask-row", "shared"]
 TRANSFORMERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
@@ -30,18 +29,18 @@ class Provenance:
 class DrafterConfig:
     """The drafter's computation (DESIGN of the checkpoints: vLLM's llama_eagle3.py)."""
 
-    method: Method
+    method: str  # a name in methods/registry.py
     transformer: PretrainedConfig  # LlamaConfig or Qwen3Config: sizes, RoPE, eps, biases
     feature_layers: tuple[int, ...]  # the residual stream entering these target layers
     draft_vocab_size: int
     target_hidden_size: int
-    mask_token_id: int | None = None  # placeholder token of P-EAGLE
-    depths: int = 8  # K it was trained for
+    mask_token_id: int | None = None  # placeholder token; None: nothing is masked
+    depths: int | None = None  # K it was trained for; None: unknown
     embedding: Embedding = "full"  # own table | target's, but for the mask's row | target's
     norm_before_residual: bool = False  # layer 0's residual is the feature after hidden_norm
     norm_before_fc: bool = False  # one RMSNorm over the concatenated features
     fc_norm: bool = False  # one RMSNorm per feature
-    norm_output: bool = False  # EAGLE-3 feeds back the hidden state after the final norm
+    norm_output: bool = False  # what is fed back is the hidden state after the final norm
     logit_scale: float = 1.0
     provenance: Provenance = Provenance()
 
@@ -50,14 +49,12 @@ class DrafterConfig:
         if not layers or any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
             raise InputError(
                 f"feature layers {list(layers)} must be strictly ascending; "
-                "name them with --feature-layers (a target of fewer than 7 layers has no defaults)"
+                "name them with `feature_layers` (a target of fewer than 7 layers has no defaults)"
             )
         if self.norm_before_fc and self.fc_norm:
             raise InputError("norm_before_fc and fc_norm exclude each other: set one of them")
-        if self.method == "p-eagle" and self.mask_token_id is None:
-            raise InputError("a p-eagle head needs mask_token_id (ptd_token_id) in its config")
-        if self.method == "eagle3" and self.embedding == "mask-row":
-            raise InputError("an eagle3 head has no mask token: embedding 'full' or 'shared'")
+        if self.embedding == "mask-row" and self.mask_token_id is None:
+            raise InputError("embedding 'mask-row' needs a mask token: choose 'full' or 'shared'")
         if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:
             raise InputError(
                 f"head of hidden size {self.transformer.hidden_size} cannot share the embedding of "

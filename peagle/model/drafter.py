@@ -73,7 +73,7 @@ class Drafter(nn.Module):
         self.rotary = Rotary(sizes)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
-        if config.method == "p-eagle":
+        if config.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(config.feature_width))
         if config.embedding == "full":
             self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
@@ -105,9 +105,18 @@ class Drafter(nn.Module):
             features = torch.cat([n(c) for n, c in zip(self.fc_norm, chunks, strict=True)], dim=-1)
         return self.fc(features)
 
+    @property
+    def mask_features(self) -> Tensor:
+        """Features of MTP slots, not yet projected: one row (1, F·E) that all depths share. A
+        subclass may have a row for each depth ≥ 1; deeper slots take the last."""
+        return self.mask_hidden[None]
+
     def placeholders(self, depths: Tensor) -> Tensor:
-        """What fills MTP slots of depths (R,) ≥ 1: the projected shared hidden state, (R, D)."""
-        return self.project(self.mask_hidden[None]).expand(len(depths), -1)
+        """What fills MTP slots of depths (R,) ≥ 1: projected `mask_features`, (R, D)."""
+        projected = self.project(self.mask_features)
+        if len(projected) == 1:
+            return projected.expand(len(depths), -1)
+        return projected[depths.clamp(max=len(projected)) - 1]
 
     def forward(
         self,

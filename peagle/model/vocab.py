@@ -40,7 +40,7 @@ def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
                 return token
     raise InputError(
         "the tokenizer has no unused token to serve as the mask token: add one to it, and a row "
-        "to the embedding, or train --method eagle3"
+        "to the embedding, or choose a `method` that needs none"
     )
 
 

@@ -11,37 +11,27 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.backends.base import DrafterModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.choose import choose_backend
-from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.backends.kv_cache import KVCache
 from peagle.data.chat import prompt_ids
-from peagle.engine.draft import NewSlots, Proposer
 from peagle.errors import InputError
-from peagle.methods import validate as head_checks
-from peagle.methods.checkpoint import REMEDY, find_head, load_drafter
-from peagle.methods.validate import Differs, HeadFiles, Skipped, read_head
+from peagle.methods.base import Elements, NewSlots
+from peagle.methods.checkpoint import REMEDY, read_head
+from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.load import find_head, load_drafter
+from peagle.methods.registry import method_of
+from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.model.attention import CausalAttend
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.cod import Elements
 from peagle.train.step import Sequence, run_drafter
 from peagle.vllm.parity import compare_with_vllm
 
 PROMPT = "Write a Python function that reverses a list."
 # The largest relative difference that rounding explains.
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
-ON_DISK: dict[str, Callable[[HeadFiles, Target], str]] = {
-    "sizes": head_checks.sizes,
-    "provenance": head_checks.provenance,
-    "chat template": head_checks.template,
-    "feature layers": head_checks.feature_layers,
-    "mask token": head_checks.mask_token,
-    "embedding": head_checks.embedding,
-    "draft vocabulary": head_checks.draft_vocabulary,
-}
 RUNNING = ("features", "logits", "vllm")
-FORCED = ("provenance", "chat template")  # what `force` accepts
 State = Literal["ok", "wrong", "forced", "skipped"]
 
 
@@ -73,19 +63,18 @@ def examine(
     try:
         files = read_head(folder)
     except InputError as error:
-        others = _skipped("the files cannot be read", *ON_DISK, "loading", *RUNNING)
+        others = _skipped("the files cannot be read", *CHECKS, "loading", *RUNNING)
         return [_refused("files", error), *others]
     checks = [Check("files", "ok", f"config.json and {len(files.tensors)} tensors")]
-    for name, check in ON_DISK.items():
-        checks.append(_judge(name, partial(_on_disk, check, files, target)))
+    checks += [_judge(name, partial(run_check, name, files, target)) for name in CHECKS]
     if force:
-        checks = [_forgiven(check) if check.name in FORCED else check for check in checks]
+        checks = [_forgiven(check) if check.name in FORGIVABLE else check for check in checks]
     try:
         drafter = load_drafter(folder, target, force=True)
     except InputError as error:
         return [*checks, _refused("loading", error), *_skipped("it cannot be loaded", *RUNNING)]
     checks.append(_judge("loading", partial(_finite, drafter)))
-    if any(check.state == "wrong" and check.name not in FORCED for check in checks):
+    if any(check.state == "wrong" and check.name not in FORGIVABLE for check in checks):
         return checks + _skipped("mend the files first", *RUNNING)
     return [
         *checks,
@@ -111,7 +100,7 @@ def _judge(name: str, check: Callable[[], str]) -> Check:
         return Check(name, "ok", check())
     except Skipped as reason:
         return Check(name, "skipped", str(reason))
-    except Differs as error:
+    except Problem as error:
         return Check(name, "wrong", error.found, error.fix)
     except InputError as error:
         return _refused(name, error)
@@ -120,16 +109,6 @@ def _judge(name: str, check: Callable[[], str]) -> Check:
 def _refused(name: str, error: InputError) -> Check:
     found = str(error).removesuffix(f"; {REMEDY}")
     return Check(name, "wrong", found, REMEDY)
-
-
-def _on_disk(check: Callable[[HeadFiles, Target], str], files: HeadFiles, target: Target) -> str:
-    """A check of files in which anything may be missing or of another type."""
-    try:
-        return check(files, target)
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise Differs(f"config.json or tensors are malformed ({error!r})", REMEDY) from error
 
 
 def _skipped(why: str, *names: str) -> list[Check]:
@@ -149,14 +128,14 @@ def _prompt_ids(target: Target, prompt: str) -> list[int]:
         ids = prompt_ids(target.tokenizer, [{"role": "user", "content": prompt}])
     if not 4 <= len(ids) <= target.max_context // 2:
         most = target.max_context // 2
-        raise InputError(f"--prompt has {len(ids)} tokens: give a text of 4 to {most}")
+        raise InputError(f"prompt has {len(ids)} tokens: give a text of 4 to {most}")
     return ids
 
 
 def _finite(drafter: Drafter) -> str:
     for name, tensor in drafter.state_dict().items():
         if not torch.isfinite(tensor).all():
-            raise Differs(f"tensor {name!r} holds NaN or infinity", REMEDY)
+            raise Problem(f"tensor {name!r} holds NaN or infinity", REMEDY)
     count = sum(parameter.numel() for parameter in drafter.parameters())
     return f"{drafter.config.method}, layers: {len(drafter.layers)}, parameters: {count:,}"
 
@@ -178,7 +157,7 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     )
     if not float(away.max()) <= ROUNDING[target.dtype]:
         layer = layers[int(away.argmax())]
-        raise Differs(
+        raise Problem(
             f"features of layer {layer} are not hidden_states[{layer}] of transformers: {largest}",
             "no head can be trained for or served with this target as it is: report the model",
         )
@@ -196,8 +175,10 @@ def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> T
 @torch.no_grad()
 def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     """The trainer's forward and the engine's drafting give the same logits at every depth."""
-    depths = drafter.config.depths
-    draft, served = _drafted(drafter, target, ids, depths)
+    depths = drafter.config.depths or UNKNOWN_DEPTHS
+    drafted = _drafted(drafter, target, ids, depths)
+    draft = drafted.tokens
+    served = torch.cat(drafted.logits)
     trained = _trained(drafter, target, ids, draft)
     away = (served - trained).abs().amax(-1)  # (K,)
     limit = ROUNDING[target.dtype] * max(1.0, float(trained.abs().max()))
@@ -206,57 +187,50 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     found = f"max difference {away.max():.1e}, {same} of {depths} argmaxes agree"
     if not float(away.max()) <= limit:
         depth = int((~(away <= limit)).nonzero()[0])
-        raise Differs(
+        raise Problem(
             f"training and drafting part at depth {depth}: {found}",
             "training and engine compute different things: report the head's config.json",
         )
     return found
 
 
-class Recorder:
-    """A `DrafterModel` that keeps the logits it returns."""
+class Recorded:
+    """Chooses the likeliest tokens for one request, and keeps the logits (1, V) of each."""
 
-    def __init__(self, model: DrafterModel) -> None:
-        self.model = model
-        self.rows = list[Tensor]()
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.logits = list[Tensor]()
+        self.tokens = list[int]()
 
-    def project(self, features: Tensor) -> Tensor:
-        return self.model.project(features)
-
-    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        return self.model.forward(batch, features, cache)
-
-    def logits(self, normed: Tensor) -> Tensor:
-        self.rows.append(self.model.logits(normed))
-        return self.rows[-1]
+    def __call__(self, owners: list[list[int]], logits: Tensor) -> Tensor:
+        tokens = self.drafter.target_ids[logits.argmax(-1)]
+        self.logits.append(logits)
+        self.tokens += tokens.tolist()
+        return tokens
 
 
-def _drafted(
-    drafter: Drafter, target: Target, ids: list[int], depths: int
-) -> tuple[list[int], Tensor]:
-    """K draft tokens behind `ids`, and their logits (K, V): the engine's second round on a prompt
-    whose first half was its first, through both caches."""
+def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> Recorded:
+    """K draft tokens after `ids`, and their logits: the engine's second round on a prompt whose
+    first half was its first, through both caches."""
     backend = choose_backend(target.device, target.dtype)
     blocks = range(blocks_of(len(ids) + depths))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
     drafter_cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
     model = backend.target(target)
-    recorder = Recorder(backend.drafter(drafter))
-    kept = FeatureCache(len(blocks), drafter.config.feature_width, target.dtype, target.device)
-    proposer = Proposer(drafter, recorder, drafter_cache, kept)
+    drafts = backend.drafter(drafter)
     layers = drafter.config.feature_layers
     half, last = len(ids) // 2, len(ids) - 1
     for start, end in ((0, half), (half, last)):
         batch = Batch.of([Span(blocks, start, ids[start:end])])
-        kept.write(batch.slot_mapping, model.forward(batch, cache, layers).features)
-        recorder.rows.clear()
+        features = model.forward(batch, cache, layers).features
+        recorded = Recorded(drafter)
         slots = NewSlots(blocks, start, ids[start + 1 : end + 1], depths)
-        [(draft, _)] = proposer.propose([slots])
-    return draft, torch.cat(recorder.rows)
+        method_of(drafter.config).propose(drafts, drafter_cache, [slots], features, recorded)
+    return recorded
 
 
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
-    """Logits (K, V) of the chain behind `ids` in the trainer's forward over all elements."""
+    """Logits (K, V) of the chain after `ids` in the trainer's forward over all elements."""
     tokens = torch.tensor(ids + draft, device=target.device)
     places = torch.arange(len(tokens), device=target.device)
     layers = drafter.config.feature_layers
@@ -269,7 +243,8 @@ def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int])
         torch.cat([anchors, torch.full_like(chain, last)]),
         torch.cat([torch.zeros_like(anchors), chain]),
     )
-    return drafter.logits(run_drafter(drafter, sequence, features, elements)[last:])
+    normed = run_drafter(drafter, sequence, features, elements)[last:]
+    return method_of(drafter.config).logits(drafter, normed, tokens[last + 1 : -1])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -142,7 +142,7 @@ def model_card(config: DrafterConfig, repo_id: str) -> ModelCard:
     )
     vllm_head = "head-for-vllm" if config.embedding == "mask-row" else repo_id
     speculative: dict[str, Any] = {"method": "eagle3", "model": vllm_head}
-    speculative["num_speculative_tokens"] = min(7, config.depths)
+    speculative["num_speculative_tokens"] = config.depths or 7
     if config.method == "p-eagle":
         speculative["parallel_drafting"] = True
     return ModelCard.from_template(

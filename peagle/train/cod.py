@@ -9,21 +9,10 @@ x[a+d+2]. Example: N = 8, x[4:] supervised, r = 0.5, three depths. Depth 0 keeps
 1. So every chain is closed: whoever is at depth d is at every depth before it.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class Elements(NamedTuple):
-    """Training elements, sorted by depth, then anchor; both (E,) int64."""
-
-    anchor: Tensor
-    depth: Tensor
-
-    def at(self, depth: int) -> Tensor:
-        """Indices of the elements at one depth (ascending anchors)."""
-        return (self.depth == depth).nonzero()[:, 0]
+from peagle.methods.base import Elements
 
 
 def sample_elements(

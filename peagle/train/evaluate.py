@@ -1,5 +1,7 @@
 """Measuring the head that is being trained as it will be served: the engine decodes with it."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from peagle.backends.torch import TorchBackend
@@ -7,6 +9,7 @@ from peagle.data.chat import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.methods.keys import UNKNOWN_DEPTHS
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.sharding import is_sharded, whole_copy
@@ -38,13 +41,18 @@ def prompt_of(example: Example) -> list[int]:
     return example.ids[: example.supervised.index(True)]
 
 
-def acceptance(target: Target, drafter: Drafter, prompts: list[list[int]]) -> Stats:
+def measure_on(target: Target, prompts: list[list[int]]) -> Callable[[Drafter], Stats] | None:
+    """What a `Trainer` measures heads with; None without prompts."""
+    return partial(acceptance, target, prompts) if prompts else None
+
+
+def acceptance(target: Target, prompts: list[list[int]], drafter: Drafter) -> Stats:
     """Decode prompts greedily with a copy of the drafter in the target's dtype. What is sharded is
     gathered: then all processes call this together."""
     # A sharded target gathers its weights in its own forward.
     backend = TorchBackend() if is_sharded(target) else None
-    k = min(7, drafter.config.depths)
     copied = whole_copy(drafter, target.dtype)
+    k = drafter.config.depths or UNKNOWN_DEPTHS
     llm = LLM(target, copied, k=k, max_batch=MAX_BATCH, backend=backend)
     room = target.max_context - MAX_TOKENS
     fitting = [prompt for prompt in prompts if len(prompt) <= room]

@@ -3,15 +3,14 @@
 Shapes: R rows, D drafter hidden, V draft vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from peagle.train.tiles import whole_tiles
+from peagle.model.padding import pad_rows
 
 LossName = Literal["kl", "cross-entropy"]
 
@@ -20,6 +19,7 @@ class LossChunk(NamedTuple):
     """A few rows and what the target says there."""
 
     rows: Tensor  # (R,) of the hidden states
+    previous_ids: Tensor  # (R,) the token before each predicted one
     target_logits: Tensor  # (R, V)
 
 
@@ -53,7 +53,8 @@ def divergence(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> D
 
 
 class ChunkedDivergence(torch.autograd.Function):
-    """Summed divergence of `normed @ weight.T * scale`, a chunk of logits alive at a time.
+    """Summed divergence of the logits that `score` gives for `normed`, a chunk of them alive at a
+    time.
 
     The gradients of a chunk are taken while its logits exist, so that backward only scales them:
     nothing is computed twice, and no logits are kept. Returns (sum, most likely draft ids of the
@@ -63,28 +64,35 @@ class ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913 (the operands)
         ctx: Any,
-        normed: Tensor,  # (E, D)
-        weight: Tensor,  # (V, D)
-        scale: float,
+        score: Callable[[Tensor, Tensor], Tensor],  # (R, D), previous ids (R,) → logits (R, V)
         chunks: Iterable[LossChunk],
         loss: LossName,
+        normed: Tensor,  # (E, D)
+        *parameters: Tensor,  # that `score` may read
     ) -> tuple[Tensor, Tensor]:
-        total = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32))
-        total, best = total.to(weight.device), [torch.empty(0, dtype=torch.int64).to(weight.device)]
-        for_normed, for_weight = torch.zeros_like(normed), torch.zeros_like(weight)
-        kind = weight.device.type
-        work = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        head = weight.to(work)
-        for rows, target_logits in chunks:
-            part = whole_tiles(normed[rows]).to(work)
-            logits = F.linear(part, head)[: len(rows)] * scale
-            found = divergence(logits, target_logits, loss)
-            gradient = whole_tiles(found.gradient.to(work) * scale)
-            for_normed[rows] = (gradient @ head)[: len(rows)].to(normed.dtype)
-            for_weight += gradient.T @ part
+        precise = torch.promote_types(normed.dtype, torch.float32)
+        total = torch.zeros((), dtype=precise, device=normed.device)
+        best = [torch.empty(0, dtype=torch.int64, device=normed.device)]
+        for_normed = torch.zeros_like(normed)
+        for_parameters: list[Tensor | None] = [None] * len(parameters)
+        for rows, previous_ids, target_logits in chunks:
+            part = pad_rows(normed[rows]).requires_grad_()
+            with torch.enable_grad():
+                logits = score(part, pad_rows(previous_ids))
+            found = divergence(logits.detach()[: len(rows)], target_logits, loss)
+            upstream = pad_rows(found.gradient.to(logits.dtype))
+            gradients = torch.autograd.grad(
+                logits, [part, *parameters], upstream, allow_unused=True
+            )
+            for_normed[rows] = gradients[0][: len(rows)]
+            for index, gradient in enumerate(gradients[1:]):
+                if gradient is not None:
+                    known = for_parameters[index]
+                    for_parameters[index] = gradient if known is None else known.add_(gradient)
             total += found.each.sum()
-            best.append(logits.max(-1).indices)  # several times faster than argmax on a CPU
-        ctx.save_for_backward(for_normed, for_weight)
+            # Several times faster than argmax on a CPU.
+            best.append(logits.detach()[: len(rows)].max(-1).indices)
+        ctx.gradients = (for_normed, *for_parameters)
         ids = torch.cat(best)
         ctx.mark_non_differentiable(ids)
         return total, ids
@@ -92,5 +100,5 @@ class ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        for_normed, for_weight = ctx.saved_tensors
-        return for_normed * upstream, for_weight * upstream, None, None, None
+        scaled = [g if g is None else g * upstream for g in ctx.gradients]
+        return None, None, None, *scaled

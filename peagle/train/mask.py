@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec, attention
-from peagle.train.cod import Elements
 
 BLOCK = 128  # elements of a block of the BlockMask
 
@@ -97,23 +97,6 @@ class DenseAttend:
             hidden = torch.zeros_like(self.mask, dtype=q.dtype)
             self.mask = hidden.masked_fill_(~self.mask, float("-inf"))
         return attention(q, k, v, self.mask, spec)
-
-
-class StepwiseAttend:
-    """The same over several calls: EAGLE-3's training-time test calls the drafter once a depth,
-    with the next rows of the mask; keys and values of earlier calls are kept in front."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask  # (E, E)
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        first = 0
-        if layer in self._seen:
-            first = len(self._seen[layer][0])
-            k, v = (torch.cat(pair) for pair in zip(self._seen[layer], (k, v), strict=True))
-        self._seen[layer] = k, v
-        return attention(q, k, v, self.mask[first : first + len(q), : len(k)], spec)
 
 
 class FlexAttend:

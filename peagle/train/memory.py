@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
-from peagle.train.cod import Elements
 from peagle.train.partition import partition
 from peagle.train.step import Sequence, run_drafter
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from peagle.train.cod import Elements
+from peagle.methods.base import Elements
 
 
 class Segment(NamedTuple):

@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from peagle.methods.base import Elements
+from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.cod import Elements
 from peagle.train.partition import Segment
 from peagle.train.step import Trainee
 
@@ -28,7 +29,7 @@ def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
     _shard_target(target, mesh, device)
     drafter = trainee.drafter
     drafter.share_embedding(target.embedding)
-    if drafter.config.method == "p-eagle":  # EAGLE-3's layers run once a depth: as often as differs
+    if method_of(drafter.config).parallel:  # else layers run once a depth: as often as differs
         for layer in drafter.layers:
             fully_shard(layer, mesh=mesh)
         register_fsdp_forward_method(drafter.layers[0], "fuse")
@@ -80,7 +81,7 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 def whole_copy(drafter: Drafter, dtype: torch.dtype) -> Drafter:
     """A drafter of its own with the same weights, whole and in `dtype`, as the engine runs it."""
-    copied = Drafter(drafter.config)
+    copied = method_of(drafter.config).build(drafter.config)
     copied.load_state_dict({name: whole(t) for name, t in drafter.state_dict().items()})
     copied = copied.to(drafter.norm.weight.device, dtype).eval()
     if drafter.shared_embedding is not None:

@@ -4,22 +4,23 @@ Shapes: N tokens, E elements, D drafter hidden, F·E_target features.
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
+from peagle.methods.base import Elements, TrainingPass
+from peagle.methods.registry import method_of
 from peagle.model.attention import Attend, AttentionSpec, CausalAttend
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
+from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
-from peagle.train.cod import Elements
 from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
-from peagle.train.mask import DenseAttend, FlexAttend, StepwiseAttend, block_mask, visible
+from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
-from peagle.train.tiles import missing, whole_tiles
 
 LOSS_ROWS = 512  # rows of logits alive at once
 
@@ -76,26 +77,30 @@ class Trainee(nn.Module):
         in the order of that position, so that the target's logits over the whole vocabulary exist
         once a position, and only for a chunk.
         """
-        drafter, (anchor, depth) = self.drafter, segment.elements
+        drafter = self.drafter
+        anchor, depth = segment.elements
         trained = segment.own & supervised_elements(sequence, segment.elements)
         chosen = trained.nonzero()[:, 0]
+        chosen = chosen[(anchor + depth)[chosen].argsort(stable=True)]
         at = (anchor + depth + 1)[chosen]
-        order = at.argsort(stable=True)
-        chosen, at, wanted = chosen[order], at[order], [at.new_empty(0)]
+        wanted = [at.new_empty(0)]
 
         def chunks() -> Iterator[LossChunk]:
             for rows, places in zip(chosen.split(LOSS_ROWS), at.split(LOSS_ROWS), strict=True):
                 unique, index = places.unique_consecutive(return_inverse=True)
-                full = self.target.logits(whole_tiles(hidden[unique]))[: len(unique)]
+                full = self.target.logits(pad_rows(hidden[unique]))[: len(unique)]
                 wanted.append(full.max(-1).indices[index])
-                yield LossChunk(rows, full[:, drafter.target_ids][index])
+                target_logits = full[:, drafter.target_ids][index]
+                yield LossChunk(rows, sequence.ids[places], target_logits)
 
-        scale = drafter.config.logit_scale
-        total, best = ChunkedDivergence.apply(
-            normed, drafter.lm_head.weight, scale, chunks(), self.loss
-        )
+        score = partial(method_of(drafter.config).logits, drafter)
+        # Layers have made `normed`; when they are sharded, their parts are elsewhere by now.
+        named = drafter.named_parameters()
+        parameters = [p for name, p in named if not name.startswith("layers.")]
+        total, best = ChunkedDivergence.apply(score, chunks(), self.loss, normed, *parameters)
         hit = drafter.target_ids[best] == torch.cat(wanted)
-        seen, depths = depth[chosen], int(depth.max()) + 1
+        seen = depth[chosen]
+        depths = int(depth.max()) + 1
         correct = torch.bincount(seen[hit], minlength=depths)
         return StepResult(total, len(chosen), correct, torch.bincount(seen, minlength=depths))
 
@@ -114,9 +119,9 @@ class DocumentsAttend:
         split = zip(*(x[:rows].split(lengths) for x in (q, k, v)), strict=True)
         outputs = []
         for (length, attend), part in zip(self.parts, split, strict=True):
-            q, k, v = map(whole_tiles, part)
+            q, k, v = map(pad_rows, part)
             outputs.append(attend(layer, q, k, v, spec)[:length])
-        return whole_tiles(torch.cat(outputs))
+        return pad_rows(torch.cat(outputs))
 
 
 def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:
@@ -124,7 +129,7 @@ def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> Tar
     without gradient."""
     count = len(sequence.ids)
     attend = DocumentsAttend(sequence.documents)
-    out = target.forward(whole_tiles(sequence.ids), whole_tiles(sequence.positions), attend, taps)
+    out = target.forward(pad_rows(sequence.ids), pad_rows(sequence.positions), attend, taps)
     return TargetOutput(out.hidden[:count], out.features[:count])
 
 
@@ -141,10 +146,15 @@ def run_drafter(
     drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
 ) -> Tensor:
     """Normed hidden states (E, D) of all elements."""
-    features = features.to(drafter.norm.weight.dtype)
-    if drafter.config.method == "p-eagle":
-        return _parallel(drafter, sequence, features, elements)
-    return _autoregressive(drafter, sequence, features, elements)
+    given = TrainingPass(
+        sequence.ids,
+        sequence.positions,
+        features.to(drafter.norm.weight.dtype),
+        elements,
+        partial(_attend, documents=sequence.documents),
+        partial(visible, documents=sequence.documents),
+    )
+    return method_of(drafter.config).train_forward(drafter, given)
 
 
 def _attend(elements: Elements, documents: Tensor) -> Attend:
@@ -159,56 +169,11 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 
 def compile_layers(drafter: Drafter) -> None:
-    """Fuse what stands between the matrix products of P-EAGLE's layers. Lengths are dynamic: layer
-    0 is compiled once and the others, being alike, once together, whatever the lengths."""
+    """Fuse what stands between the matrix products of a head whose layers run once a pass. Lengths
+    are dynamic: layer 0 is compiled once and the others, being alike, once together, whatever the
+    lengths."""
     first, *others = drafter.layers
     first = cast(FirstLayer, first)
     first.fuse = torch.compile(first.fuse, dynamic=True)  # type: ignore[method-assign]
     for layer in others:  # `forward`, not the module: hooks of FSDP and DDP stay outside
         layer.forward = torch.compile(layer.forward, dynamic=True)
-
-
-def _parallel(drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements) -> Tensor:
-    """All elements in one forward: real inputs at depth 0, placeholders behind it."""
-    assert drafter.config.mask_token_id is not None
-    count, (anchor, depth) = len(elements.anchor), _padded(elements)
-    real = anchor[depth == 0]
-    projected = drafter.project(whole_tiles(features[real]))[: len(real)]
-    placeholders = drafter.placeholders(depth[len(real) :])
-    mask_ids = torch.full_like(anchor[len(real) :], drafter.config.mask_token_id)
-    ids = torch.cat([sequence.ids[real + 1], mask_ids])
-    attend = _attend(Elements(anchor, depth), sequence.documents)
-    positions = sequence.positions[anchor] + depth
-    out: DrafterOutput = drafter(ids, torch.cat([projected, placeholders]), positions, attend)
-    return out.normed[:count]
-
-
-def _padded(elements: Elements) -> Elements:
-    """In whole tiles: what fills the last is behind every depth, so only the padding sees it."""
-    more = missing(len(elements.anchor))
-    anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
-    behind = (elements.depth[-1:] + 1).expand(more)
-    return Elements(anchor, torch.cat([elements.depth, behind]))
-
-
-def _autoregressive(
-    drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
-) -> Tensor:
-    """EAGLE-3's training-time test: depth by depth, each fed the hidden state before it. The last
-    tile of a depth is filled with copies of its first element, which nobody sees."""
-    groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
-    filled = [torch.cat([group, group[:1].expand(missing(len(group)))]) for group in groups]
-    copies = [torch.arange(len(f)) >= len(g) for f, g in zip(filled, groups, strict=True)]
-    every, copy = torch.cat(filled), torch.cat(copies).to(features.device)
-    mask = visible(elements, sequence.documents)[every][:, every].masked_fill_(copy, False)
-    attend, outputs = StepwiseAttend(mask), list[Tensor]()
-    anchors = [elements.anchor[rows] for rows in filled]
-    feature = drafter.project(features[anchors[0]])
-    for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
-        positions = sequence.positions[anchor] + depth
-        out = drafter(sequence.ids[anchor + 1 + depth], feature, positions, attend)
-        outputs.append(out.normed[: len(group)])
-        if depth + 1 < len(groups):
-            parents = torch.searchsorted(elements.anchor[group], anchors[depth + 1])
-            feature = out.recurrent[parents]
-    return torch.cat(outputs)

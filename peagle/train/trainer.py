@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from peagle.data.captured import Captured
 from peagle.data.chat import Example
-from peagle.engine.memory import free_memory
 from peagle.errors import InputError
 from peagle.methods.checkpoint import save_drafter, with_provenance
+from peagle.methods.registry import method_of
+from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
-from peagle.train.evaluate import acceptance
 from peagle.train.loss import LossName
 from peagle.train.memory import SHARE, choose_segments, pass_cost
 from peagle.train.partition import Segment, partition
@@ -77,6 +76,36 @@ class TrainConfig:
             raise InputError(f"ratio {self.ratio}, floor {self.floor}: must lie between 0 and 1")
 
 
+class Acceptance(Protocol):
+    """How far the target follows a head's drafts."""
+
+    @property
+    def acceptance_length(self) -> float: ...
+
+    @property
+    def accepted_per_position(self) -> list[float]: ...
+
+
+# Decodes with the drafter as it is; all processes call it together (train/evaluate.py).
+Measure = Callable[[Drafter], Acceptance]
+
+
+class CapturedStates(Protocol):
+    """What the target made of the data once, and wrote to shards (data/captured.py)."""
+
+    def check_target(self, target: Target) -> None:
+        """Raises InputError when they are of another target."""
+        ...
+
+    def check_layers(self, feature_layers: tuple[int, ...]) -> None:
+        """Raises InputError when they are of other layers."""
+        ...
+
+    def output(self, documents: list[int], target: Target) -> TargetOutput:
+        """What `target` made of some documents, one after another."""
+        ...
+
+
 class Work(NamedTuple):
     """One sequence, and the passes that train it."""
 
@@ -99,16 +128,20 @@ class Trainer:
         target: Target,
         drafter: Drafter,
         data: list[Example],
-        prompts: list[list[int]] | None = None,  # held out, for acceptance length
-        captured: Captured | None = None,  # `data` begins it; then the target is not run over data
+        measure: Measure | None = None,  # None: no acceptance length while it trains
+        captured: CapturedStates | None = None,  # of `data`; then the target is not run over it
         device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
-        self.prompts, self.captured = prompts or [], captured
+        self.measure = measure
+        self.captured = captured
         target.check_layers(drafter.config.feature_layers)
         if captured is not None:
             captured.check_target(target)
             captured.check_layers(drafter.config.feature_layers)
+        if drafter.config.depths is None:
+            raise InputError("depths: name how many draft tokens the head is trained for")
+        self.depths = drafter.config.depths
         device = device or target.device
         self.accelerator = make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
@@ -118,12 +151,13 @@ class Trainer:
             )
         if config.shard and self.world == 1:
             raise InputError("shard true: needs several processes, started by torchrun")
+        method = method_of(drafter.config)
         drafter.recompute = config.recompute
-        if config.recompute and drafter.config.method == "eagle3":
-            raise InputError("recompute true: P-EAGLE only, EAGLE-3's depths share keys: leave it")
+        if config.recompute and not method.parallel:
+            raise InputError(f"recompute true: {method.title}'s depths share keys: leave it out")
         self._cost = pass_cost(drafter.to(device))
         compiled = device.type == "cuda" if config.compile is None else config.compile
-        if compiled and drafter.config.method == "p-eagle":
+        if compiled and method.parallel:
             compile_layers(drafter)
         self.trainee: Any = Trainee(drafter, target, config.loss)
         if config.shard:
@@ -179,9 +213,7 @@ class Trainer:
     def _work(self, number: int) -> Work:
         config, cpu = self.config, self.batches.sequence(number)
         generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
-        elements = sample_elements(
-            *cpu[1:], self.drafter.config.depths, config.ratio, config.floor, generator
-        )
+        elements = sample_elements(*cpu[1:], self.depths, config.ratio, config.floor, generator)
         count = int(supervised(cpu, elements).sum())
         parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
         parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
@@ -208,7 +240,7 @@ class Trainer:
 
     def _forward_backward(self, work: list[Work], count: int) -> StepResult:
         """Accumulate the gradient of the mean loss over all `count` elements."""
-        depths = self.drafter.config.depths
+        depths = self.depths
         loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
         for item in work:
             said = self._said(item)
@@ -263,17 +295,20 @@ class Trainer:
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
         }
-        if self.prompts and (progress.step % self.config.eval_every == 0 or self.finished):
-            metrics |= self._measure()
+        if self.measure is not None and (
+            progress.step % self.config.eval_every == 0 or self.finished
+        ):
+            metrics |= self._measured(self.measure)
         if self.accelerator.is_main_process:
             append_line(self.config.output / METRICS, metrics)
         if self.config.tracker is not None:
             self.accelerator.log(numbers(metrics), step=progress.step)
         return metrics
 
-    def _measure(self) -> dict[str, Any]:
-        """Acceptance on the held-out prompts; the best head so far is kept in `best/`."""
-        stats, progress = acceptance(self.target, self.drafter, self.prompts), self.progress
+    def _measured(self, measure: "Measure") -> dict[str, Any]:
+        """Acceptance as `measure` finds it; the best head so far is kept in `best/`."""
+        progress = self.progress
+        stats = measure(self.drafter)
         shares = [round(share, 4) for share in stats.accepted_per_position]
         found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
         found |= {"accepted_per_position": shares}

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from peagle.methods.registry import METHODS
 from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.config import Provenance
 from peagle.model.drafter import Drafter
@@ -20,12 +21,13 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.
     """
     vocab_size = target.embedding.shape[0]
-    mask = pick_mask_token(target.tokenizer, vocab_size) if spec.method == "p-eagle" else None
+    method = METHODS[spec.method]
+    mask = pick_mask_token(target.tokenizer, vocab_size) if method.parallel else None
     hashes = target.config_hash(), target.weights_hash(), target.template_hash()
     config = drafter_config(target, spec, mask)
     against = Provenance(target.name, *hashes, list(config.feature_layers))
     config = replace(config, provenance=against)
-    drafter = Drafter(config).to(target.device)
+    drafter = method.build(config).to(target.device)
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)

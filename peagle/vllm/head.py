@@ -6,7 +6,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from peagle.catalog import choose_head, known_entry
 from peagle.errors import InputError, first_line
-from peagle.methods.checkpoint import find_head, load_drafter, read_config, save_drafter
+from peagle.methods.checkpoint import read_config, save_drafter
+from peagle.methods.load import find_head, load_drafter
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
@@ -36,7 +37,7 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
     check_sizes(name, config, sizes)
     entry = None if head else known_entry(target)
     known = entry.heads.get(config.method) if entry else None
-    return Head(folder, config, k or (known.k if known else min(MOST, config.depths)))
+    return Head(folder, config, k or (known.k if known else config.depths or MOST))
 
 
 def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:

@@ -11,7 +11,9 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.methods.checkpoint import save_drafter
-from peagle.methods.validate import Differs, Skipped
+from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.registry import method_of
+from peagle.methods.validate import Problem, Skipped
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
@@ -32,14 +34,14 @@ def compare_with_vllm(
     """What both said, when it is the same. Raises Differs, or Skipped without an interpreter."""
     if python is None:
         raise Skipped("no interpreter named with --vllm-python")
-    llm = LLM(target, drafter, k=min(7, drafter.config.depths), max_batch=1)
+    llm = LLM(target, drafter, k=drafter.config.depths or UNKNOWN_DEPTHS, max_batch=1)
     [ours] = llm.generate([prompt], SamplingParams(max_tokens=MAX_TOKENS))
     theirs, counted = _ask(python, drafter, target, prompt, llm.k)
     alike = _alike(target, prompt, ours.token_ids, theirs)
     lengths = f"{ours.stats.acceptance_length:.2f} / {counted.acceptance_length:.2f}"
     apart = abs(sum(ours.stats.accepted) - sum(counted.accepted))
     if ours.token_ids == theirs and apart > max(2, APART * sum(ours.stats.accepted)):
-        raise Differs(
+        raise Problem(
             f"{alike}, but acceptance lengths are {lengths}",
             "vLLM drafts otherwise: compare the layer ids, mask token and flags it logs",
         )
@@ -60,7 +62,7 @@ def _alike(target: Target, prompt: list[int], ours: list[int], theirs: list[int]
     gap, undecided = float(best.values[0] - best.values[1]), set(best.indices.tolist())
     if gap < TIE[target.dtype] and {*ours[at : at + 1], *theirs[at : at + 1]} == undecided:
         return f"the same {at} tokens up to a tie of the target (gap {gap:.1e})"
-    raise Differs(
+    raise Problem(
         f"vLLM says {theirs[at : at + 1]} as token {at}, not {ours[at : at + 1]} (gap {gap:.1e})",
         "the target itself differs in vLLM: compare its dtype, RoPE and end tokens",
     )
@@ -72,7 +74,7 @@ def _ask(
     """vLLM's token ids and counters, from a process of its own."""
     path, revision = locate(target.name)
     speculative = {"method": "eagle3", "num_speculative_tokens": k}
-    if drafter.config.method == "p-eagle":
+    if method_of(drafter.config).parallel:
         speculative["parallel_drafting"] = True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -103,10 +105,10 @@ def _ask(
                 timeout=SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise Differs(f"vLLM gave no answer in {SECONDS} s", "run it by itself") from error
+            raise Problem(f"vLLM gave no answer in {SECONDS} s", "run it by itself") from error
         if run.returncode:
             last = (run.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Differs(f"vLLM failed: {last}", "run it by itself with the exported head")
+            raise Problem(f"vLLM failed: {last}", "run it by itself with the exported head")
         answer = json.loads(response.read_text())
     rounds, accepted = answer["rounds"], answer["accepted"]
     return answer["token_ids"], Stats(rounds, rounds * k, accepted)

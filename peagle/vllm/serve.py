@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from transformers import PretrainedConfig
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import LAYER_IDS, read_config
+from peagle.methods.checkpoint import read_config
+from peagle.methods.keys import LAYER_IDS
 from peagle.model.config import DrafterConfig
 from peagle.model.layers import head_size
 from peagle.vllm.process import Installed

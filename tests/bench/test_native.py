@@ -12,7 +12,6 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Stats
-from peagle.model.config import Method
 
 QUESTIONS = [["the cat"], ["what a day! what a day!"], ["then the other cat ran"], ["a"]]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -20,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(params=METHODS)
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    method: Method = request.param
+    method: str = request.param
     target = make_target()
     yield LLM(target, make_drafter(target, method), k=3, max_batch=3, deterministic=True)
 

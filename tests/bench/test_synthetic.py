@@ -21,7 +21,6 @@ from peagle.bench.synthetic import (
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.model.config import Method
 
 PARAMETERS = {  # in thousand millions, as their model cards say
     "openai/gpt-oss-20b": 20.9,
@@ -74,7 +73,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_stand_as_often_as_given(small: str, method: Method) -> None:
+def test_drafts_stand_as_often_as_given(small: str, method: str) -> None:
     target = random_target(small, dtype=torch.float32)
     llm = LLM(target, random_drafter(target, method, 128), k=5, max_batch=8, kv_tokens=4096)
     params = SamplingParams(max_tokens=100, ignore_eos=True)

@@ -10,8 +10,6 @@ import pytest
 from runner import save_target, write_lines
 from safetensors.torch import load_file, save_file
 
-from peagle.model.config import Method
-
 SAY = ("--prompt", "hi", "--max-tokens", 4)
 
 
@@ -78,14 +76,14 @@ def test_corrupt_target(refused, tmp_path: Path) -> None:
     assert f"target {folder}: " in refused("generate", folder, *SAY)
 
 
-def test_head_for_another_target(refused, other_target: Path, heads: dict[Method, Path]) -> None:
+def test_head_for_another_target(refused, other_target: Path, heads: dict[str, Path]) -> None:
     line = refused("generate", other_target, *SAY, "--head", heads["p-eagle"])
     assert "was trained for another target" in line
     assert "weights hash" in line
     assert "--force" in line
 
 
-def test_method_of_the_head(refused, target: Path, heads: dict[Method, Path]) -> None:
+def test_method_of_the_head(refused, target: Path, heads: dict[str, Path]) -> None:
     head = ("--head", heads["eagle3"])
     line = refused("generate", target, *SAY, *head, "--method", "p-eagle")
     assert f"head {heads['eagle3']} is a eagle3 head, not p-eagle" in line
@@ -118,7 +116,7 @@ def no_head_config(file: Path) -> None:
     ],
 )
 def test_damaged_head(
-    refused, target: Path, heads: dict[Method, Path], tmp_path: Path, spoil: Callable, said: str
+    refused, target: Path, heads: dict[str, Path], tmp_path: Path, spoil: Callable, said: str
 ) -> None:
     head = tmp_path / "head"
     shutil.copytree(heads["p-eagle"], head)
@@ -166,7 +164,7 @@ def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, said: str)
 
 
 def test_train_init_from_the_other_method(
-    refused, target: Path, answers: Path, heads: dict[Method, Path], tmp_path: Path
+    refused, target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
     where = ("--data", answers, "--output", tmp_path)
     line = refused("train", target, *where, "--init-from", heads["eagle3"])

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from peagle.bench import sandbox
 from peagle.cli.main import app
 from peagle.errors import InputError
-from peagle.model.config import Method
 
 ROW = {  # every row has these
     "method", "k", "head", "concurrency", "temperature", "repeats", "requests", "output_tokens",
@@ -40,7 +39,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(
     target: Path,
-    heads: dict[Method, Path],
+    heads: dict[str, Path],
     questions: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:

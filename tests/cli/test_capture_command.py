@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from peagle.cli.main import app
 from peagle.data.captured import Captured
-from peagle.model.config import Method
 
 VLLM = ("--engine", "vllm", "--vllm-python")
 STEPS = (*SMALL, "--steps", 3)
@@ -47,7 +46,7 @@ def test_a_capture_can_be_trained_on(
 
 
 def test_init_from_a_head(
-    target: Path, folder: Path, heads: dict[Method, Path], tmp_path: Path
+    target: Path, folder: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
     start = ("--init-from", heads["p-eagle"], "--depths", 4, "--steps", 2)
     invoke("train", target, "--data", folder, "--output", tmp_path, *start)

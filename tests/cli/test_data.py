@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from peagle.cli.data import _mix, _pairs
 from peagle.cli.main import app
 from peagle.errors import InputError
-from peagle.model.config import Method
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
 USER = ("--temperature", 1.2, "--prompt-tokens", 48, "--max-tokens", 8)
@@ -30,7 +29,7 @@ def prompts(tmp_path: Path) -> Path:
     )
 
 
-def test_answers_can_be_trained_on(target: Path, heads: dict[Method, Path], tmp_path: Path) -> None:
+def test_answers_can_be_trained_on(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
     prompts = write_lines(
         tmp_path / "prompts.jsonl",
         {"turns": ["the cat", "the hat"]},

@@ -10,11 +10,10 @@ from runner import invoke
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
-from peagle.model.config import Method
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_a_healthy_head(target: Path, heads: dict[Method, Path], method: Method) -> None:
+def test_a_healthy_head(target: Path, heads: dict[str, Path], method: str) -> None:
     shown = invoke("doctor", heads[method], target).stdout
     rows = [line.split("│")[1:3] for line in shown.splitlines() if "│" in line]
     states = {name.strip(): state.strip() for name, state in rows if name.strip()}
@@ -25,7 +24,7 @@ def test_a_healthy_head(target: Path, heads: dict[Method, Path], method: Method)
 
 
 def test_a_damaged_head_is_named_and_exits_1(
-    target: Path, heads: dict[Method, Path], tmp_path: Path
+    target: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
     head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
     raw = json.loads((head / "config.json").read_text())
@@ -41,7 +40,7 @@ def test_a_damaged_head_is_named_and_exits_1(
     assert {"name", "state", "found", "fix"} == set(report["checks"][0])
 
 
-def test_force_accepts_another_target(other_target: Path, heads: dict[Method, Path]) -> None:
+def test_force_accepts_another_target(other_target: Path, heads: dict[str, Path]) -> None:
     done = CliRunner().invoke(app, ["doctor", str(heads["p-eagle"]), str(other_target)])
     assert done.exit_code == 1
     assert "provenance: trained for" in done.stdout and "use --force" in done.stdout
@@ -49,7 +48,7 @@ def test_force_accepts_another_target(other_target: Path, heads: dict[Method, Pa
     assert "forced" in shown and "nothing differs" in shown
 
 
-def test_prompt_is_the_users(target: Path, heads: dict[Method, Path]) -> None:
+def test_prompt_is_the_users(target: Path, heads: dict[str, Path]) -> None:
     invoke("doctor", heads["p-eagle"], target, "--prompt", "the cat sat on the mat")
 
 
@@ -63,7 +62,7 @@ def test_prompt_is_the_users(target: Path, heads: dict[Method, Path]) -> None:
         (None, ("--dtype", "int3"), "dtype 'int3'"),
     ],
 )
-def test_refusals(refused, target: Path, heads: dict[Method, Path], head, options, said) -> None:
+def test_refusals(refused, target: Path, heads: dict[str, Path], head, options, said) -> None:
     assert said in refused("doctor", head or heads["p-eagle"], target, *options)
 
 

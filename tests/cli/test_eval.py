@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from runner import invoke, printed, write_lines
 
-from peagle.model.config import Method
-
 FIELDS = {
     "dataset", "k", "temperature", "acceptance_length", "accepted_per_position", "rounds",
     "output_tokens", "skipped_turns",
@@ -19,7 +17,7 @@ def questions(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "questions.jsonl", *turns)
 
 
-def test_json_has_a_row_a_k(target: Path, heads: dict[Method, Path], questions: Path) -> None:
+def test_json_has_a_row_a_k(target: Path, heads: dict[str, Path], questions: Path) -> None:
     options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 20)
     report = printed("eval", target, *options, "--k", "2,4", "--temperature", 0)
     assert set(report) == {"rows", "verdict"}
@@ -39,7 +37,7 @@ def test_json_has_a_row_a_k(target: Path, heads: dict[Method, Path], questions: 
 
 
 def test_limit_takes_the_first_records(
-    target: Path, heads: dict[Method, Path], questions: Path
+    target: Path, heads: dict[str, Path], questions: Path
 ) -> None:
     options = ("--head", heads["eagle3"], "--dataset", questions, "--max-tokens", 5, "--k", 2)
     tokens = [
@@ -52,7 +50,7 @@ def test_limit_takes_the_first_records(
 
 
 def test_without_timing_there_is_no_verdict(
-    target: Path, heads: dict[Method, Path], questions: Path
+    target: Path, heads: dict[str, Path], questions: Path
 ) -> None:
     options = ("--head", heads["eagle3"], "--dataset", questions, "--max-tokens", 5, "--k", 2)
     assert printed("eval", target, *options, "--no-timing")["verdict"] is None
@@ -62,7 +60,7 @@ def test_without_timing_there_is_no_verdict(
 
 
 def test_table_and_warning_for_a_k_above_the_heads(
-    target: Path, heads: dict[Method, Path], questions: Path
+    target: Path, heads: dict[str, Path], questions: Path
 ) -> None:
     options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 4)
     result = invoke("eval", target, *options, "--k", "2,9")

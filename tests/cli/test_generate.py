@@ -16,7 +16,6 @@ from peagle.data.chat import Message, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
-from peagle.model.config import Method
 
 FIELDS = {
     "text", "token_ids", "output_tokens", "rounds", "acceptance_length", "accepted_per_position",
@@ -27,7 +26,7 @@ ASK = ("--prompt", "the cat sat", "--max-tokens", 40, "--dtype", "float32")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_json_has_the_tokens_of_plain_decoding(
-    target: Path, heads: dict[Method, Path], method: Method
+    target: Path, heads: dict[str, Path], method: str
 ) -> None:
     plain = printed("generate", target, *ASK, "--no-speculation")
     drafted = printed("generate", target, *ASK, "--head", heads[method], "--k", 4)
@@ -45,7 +44,7 @@ def test_json_has_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_quantized_target_decodes_the_same_with_a_head(
-    target: Path, heads: dict[Method, Path], method: Method
+    target: Path, heads: dict[str, Path], method: str
 ) -> None:
     ask = (*ASK, "--quantize", "int8")
     plain = printed("generate", target, *ask, "--no-speculation")
@@ -59,7 +58,7 @@ def test_head_is_not_loaded_for_method_none(target: Path, tmp_path: Path) -> Non
     assert printed("generate", target, *ASK, *named)["rounds"] == 0
 
 
-def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[Method, Path]) -> None:
+def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[str, Path]) -> None:
     head = ("--head", heads["p-eagle"])
     text = printed("generate", target, *ASK, *head)["text"]
     shown = invoke("generate", target, *ASK, *head).stdout
@@ -70,7 +69,7 @@ def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[Method, Pat
     assert last.endswith(" tok/s\n")
 
 
-def test_accepted_tokens_are_green_on_a_terminal(target: Path, heads: dict[Method, Path]) -> None:
+def test_accepted_tokens_are_green_on_a_terminal(target: Path, heads: dict[str, Path]) -> None:
     green = "\x1b[32m"
     drafted = invoke("generate", target, *ASK, "--head", heads["p-eagle"], "--k", 4, color=True)
     assert green in drafted.stdout
@@ -85,14 +84,14 @@ def test_what_the_model_says_is_not_markup(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == said + "\n"
 
 
-def test_seed_repeats_and_temperature_matters(target: Path, heads: dict[Method, Path]) -> None:
+def test_seed_repeats_and_temperature_matters(target: Path, heads: dict[str, Path]) -> None:
     hot = ("--head", heads["p-eagle"], "--temperature", 1.5, "--top-p", 0.95, "--top-k", 50)
     draw = lambda seed: printed("generate", target, *ASK, *hot, "--seed", seed)["token_ids"]  # noqa: E731
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
 
 
-def test_json_schema_and_regex(target: Path, heads: dict[Method, Path], tmp_path: Path) -> None:
+def test_json_schema_and_regex(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
     schema = {"type": "array", "items": {"enum": ["cat", 7]}, "minItems": 3, "maxItems": 3}
     file = tmp_path / "schema.json"
     file.write_text(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}}))
@@ -104,7 +103,7 @@ def test_json_schema_and_regex(target: Path, heads: dict[Method, Path], tmp_path
     assert re.fullmatch("[xyz]{5}", said["text"])
 
 
-def test_stop_penalties_and_logprobs(target: Path, heads: dict[Method, Path]) -> None:
+def test_stop_penalties_and_logprobs(target: Path, heads: dict[str, Path]) -> None:
     head = ("--head", heads["p-eagle"])
     plain = printed("generate", target, *ASK, *head)
     stops = ("--stop", "\x01never", "--stop", plain["text"][5:7])
@@ -131,7 +130,7 @@ def test_raw_skips_the_chat_template(target: Path) -> None:
     assert printed("generate", target, *ASK)["token_ids"] != expected
 
 
-def test_k_above_what_was_trained_is_a_warning(target: Path, heads: dict[Method, Path]) -> None:
+def test_k_above_what_was_trained_is_a_warning(target: Path, heads: dict[str, Path]) -> None:
     result = invoke("generate", target, *ASK, "--head", heads["p-eagle"], "--k", 6, "--json")
     assert result.stderr.splitlines() == [
         "warning: K = 6, but the head was trained for 4 draft tokens: "
@@ -141,7 +140,7 @@ def test_k_above_what_was_trained_is_a_warning(target: Path, heads: dict[Method,
     assert fine.stderr == ""
 
 
-def test_chat_remembers_the_conversation(target: Path, heads: dict[Method, Path]) -> None:
+def test_chat_remembers_the_conversation(target: Path, heads: dict[str, Path]) -> None:
     llm, history, expected = LLM(str(target)), list[Message](), []
     for said in ("the cat", "and the hat"):
         history.append({"role": "user", "content": said})

@@ -9,8 +9,6 @@ import pytest
 from hub_server import TOKEN, HubServer
 from runner import PEAGLE
 
-from peagle.model.config import Method
-
 
 @pytest.fixture
 def hub() -> Iterator[HubServer]:
@@ -29,7 +27,7 @@ def push(hub: HubServer, home: Path, *args: object) -> subprocess.CompletedProce
     )
 
 
-def test_push(hub: HubServer, heads: dict[Method, Path], tmp_path: Path) -> None:
+def test_push(hub: HubServer, heads: dict[str, Path], tmp_path: Path) -> None:
     done = push(hub, tmp_path, heads["p-eagle"], "me/tiny", "--private", "--message", "First")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{hub.url}/me/tiny/commit/")
@@ -40,7 +38,7 @@ def test_push(hub: HubServer, heads: dict[Method, Path], tmp_path: Path) -> None
     assert set(commit["large"]) == {"model.safetensors"}
 
 
-def test_no_token(refused, heads: dict[Method, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_token(refused, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle.tools.hub.get_token", lambda: None)
     assert "no Hugging Face token" in refused("push", heads["p-eagle"], "me/tiny")
 

@@ -5,8 +5,8 @@ from oracle import Oracle
 from tiny import METHODS, make_target, own_answers
 
 from heads import trained_head
-from peagle.engine.draft import Draft, NewSlots, Proposer
-from peagle.model.config import Method
+from peagle.engine.draft import Draft, Proposer
+from peagle.methods.base import NewSlots
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -17,7 +17,7 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="session")
-def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[Method, Drafter]:
+def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drafter]:
     data = own_answers(target, 64)
     return {
         method: trained_head(target, method, data, tmp_path_factory.mktemp(method))
@@ -30,8 +30,8 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Oracle:
     """Stands in for the drafter: proposes the true continuation with errors at a known rate."""
     made = Oracle()
 
-    def propose(proposer: Proposer, slots: list[NewSlots]) -> list[Draft]:
-        return made.propose(proposer, slots)
+    def propose(proposer: Proposer, slots: list[NewSlots], matchers: object) -> list[Draft]:
+        return made.propose(proposer, slots, matchers)
 
     monkeypatch.setattr(Proposer, "propose", propose)
     return made

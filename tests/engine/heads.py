@@ -4,7 +4,6 @@ from pathlib import Path
 
 from peagle.data.chat import Example
 from peagle.methods.spec import HeadSpec
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.trainer import TrainConfig, Trainer
@@ -13,7 +12,7 @@ from peagle.train.warm_start import new_drafter
 
 def trained_head(
     target: Target,
-    method: Method,
+    method: str,
     data: list[Example],
     folder: Path,
     *,

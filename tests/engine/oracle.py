@@ -8,7 +8,8 @@ import torch
 from transformers import GenerationConfig
 
 from peagle.backends.batch import slots_of
-from peagle.engine.draft import Draft, NewSlots, Proposer
+from peagle.engine.draft import Draft, Proposer
+from peagle.methods.base import NewSlots
 from peagle.model.target import Target
 
 
@@ -24,7 +25,7 @@ class Oracle:
     _rows: dict[int, int] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(3))
 
-    def propose(self, proposer: Proposer, slots: list[NewSlots]) -> list[Draft]:
+    def propose(self, proposer: Proposer, slots: list[NewSlots], _: object) -> list[Draft]:
         for new in slots:
             at = torch.tensor(slots_of(new.blocks, new.start, len(new.ids)))
             assert proposer.features.read(at).any(-1).all(), "the target has run every slot"

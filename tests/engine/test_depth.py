@@ -18,7 +18,7 @@ from peagle.engine.depth import (
     Curve,
     measure,
 )
-from peagle.model.config import Method
+from peagle.methods.registry import METHODS
 
 FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
 STEEP = {1: 0.010, 8: 0.080, 64: 0.640}  # all rows cost the same
@@ -27,9 +27,9 @@ READY = Ask(behind=1, left=100)  # a request in the middle of its answer
 
 
 def chooser(
-    method: Method = "p-eagle", verify: dict[int, float] = FLAT, draft: dict[int, float] = CHEAP
+    method: str = "p-eagle", verify: dict[int, float] = FLAT, draft: dict[int, float] = CHEAP
 ) -> AdaptiveDepth:
-    return AdaptiveDepth(method, 7, Curve(verify), Curve(draft))
+    return AdaptiveDepth(METHODS[method].passes, 7, Curve(verify), Curve(draft))
 
 
 def decode(depths: AdaptiveDepth, sure: list[float], batch: int = 1) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def decode(depths: AdaptiveDepth, sure: list[float], batch: int = 1) -> tuple[in
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_what_is_accepted_is_drafted(method: Method) -> None:
+def test_what_is_accepted_is_drafted(method: str) -> None:
     assert decode(chooser(method), [0.95] * 7) == (7, 7)
     depth, kept = decode(chooser(method), [0.6] * 7)
     assert 1 <= kept <= depth

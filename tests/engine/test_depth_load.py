@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 
 from peagle.engine.depth import PROMPT, AdaptiveDepth, Ask, Curve, measure
+from peagle.methods.p_eagle import PEagle
 
 K, CHUNK, PROMPT_TOKENS = 7, 512, 125
 # Seconds as found for SmolLM2-135M and its P-EAGLE head on two cores of a Xeon.
@@ -69,7 +70,7 @@ def serve(concurrency: int, requests: int, answer: int, seed: int, *, drafts: bo
     """Undisturbed seconds of all requests, the engine's rounds as they are."""
     chance, clock = random.Random(seed), disturbed(random.Random(seed + 1000))
     depths = AdaptiveDepth(
-        "p-eagle",
+        PEagle().passes,
         K,
         measure(lambda rows: clock(VERIFY(rows)), concurrency * (K + 1)),
         measure(lambda rows: clock(DRAFT(rows)), concurrency * (K + 1), PROMPT),

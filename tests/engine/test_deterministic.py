@@ -10,7 +10,6 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.model.config import Method
 from peagle.model.target import Target
 
 PREFIX, ROWS = 510, 12  # verification crosses a key block of torch's kernel
@@ -52,7 +51,7 @@ def test_rows_are_the_same_one_by_one_and_together(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_those_of_each_request_alone(dtype: torch.dtype, method: Method) -> None:
+def test_tokens_are_those_of_each_request_alone(dtype: torch.dtype, method: str) -> None:
     """Any batch, any K, any chunks, blocks found again or not: the very same ids."""
     target = wide_target(dtype)
     drafter = make_drafter(target, method).to(dtype)

@@ -14,9 +14,11 @@ from peagle.backends import torch as reference
 from peagle.backends.batch import Batch, Span
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.backends.torch import TorchAttend, TorchBackend, View
-from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.draft import Chooser, Proposer
 from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Sampler
+from peagle.methods.base import NewSlots
+from peagle.methods.registry import method_of
 from peagle.model.attention import AttentionSpec, HeadShape
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -103,14 +105,15 @@ def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
     features = FeatureCache(8, config.feature_width, target.dtype, GPU)
     features.write(batch.slot_mapping, out.features)
     drafters_cache = KVCache(8, drafter.kv_shapes, target.dtype, GPU)
-    proposer = Proposer(drafter, backend.drafter(drafter), drafters_cache, features)
+    proposer = Proposer(method_of(config), backend.drafter(drafter), drafters_cache, features)
     slots = [
         NewSlots([*span.blocks, 7], span.start, list(span.ids), depth)
         for span, depth in zip(spans, (3, 2, 1), strict=False)
     ]
-    run = proposer._in_parallel if proposer.parallel else proposer._one_by_one
-    drafts = run(slots, features.read(batch.slot_mapping), [None] * len(slots))
-    assert all(draft.tokens.device == draft.probs.device == GPU for draft in drafts)
+    chooser = Chooser(proposer.drafter, [None] * len(slots))
+    kept = features.read(batch.slot_mapping)
+    proposer.method.propose(proposer.model, drafters_cache, slots, kept, chooser)
+    assert all(part.device == GPU for part in chooser.tokens + chooser.probs)
 
 
 def test_sampling() -> None:

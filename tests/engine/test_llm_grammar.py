@@ -15,13 +15,12 @@ from oracle import end_at
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
-from peagle.engine.draft import NewSlots
+from peagle.engine.draft import Proposer
 from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -58,7 +57,7 @@ def wide() -> Target:
 
 
 @pytest.fixture(scope="module")
-def wide_drafters(wide: Target) -> dict[Method, Drafter]:
+def wide_drafters(wide: Target) -> dict[str, Drafter]:
     return {method: make_drafter(wide, method, draft_vocab=len(KNOWN)) for method in METHODS}
 
 
@@ -69,7 +68,7 @@ def schema(model: type[BaseModel], **options: object) -> str:
 @pytest.mark.parametrize("temperature", [0, 1.2])
 @pytest.mark.parametrize("method", [*METHODS, "none"])
 def test_json_always_parses_and_validates(
-    wide: Target, wide_drafters: dict[Method, Drafter], method: str, temperature: float
+    wide: Target, wide_drafters: dict[str, Drafter], method: str, temperature: float
 ) -> None:
     llm = LLM(wide, wide_drafters.get(method), max_batch=8)
     params = [
@@ -94,7 +93,7 @@ def test_json_always_parses_and_validates(
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_greedy_is_what_it_is_without_drafts(
-    wide: Target, wide_drafters: dict[Method, Drafter], method: Method, k: int
+    wide: Target, wide_drafters: dict[str, Drafter], method: str, k: int
 ) -> None:
     params = [
         SamplingParams(max_tokens=60, json_schema=schema(MODELS[0])),
@@ -133,7 +132,7 @@ def exact_law(target: Target, prompt: list[int], params: SamplingParams) -> np.n
 
 
 @pytest.mark.parametrize(("method", "temperature"), [("p-eagle", 0.8), ("eagle3", 1.5)])
-def test_law_under_a_grammar(method: Method, temperature: float) -> None:
+def test_law_under_a_grammar(method: str, temperature: float) -> None:
     """That of the target among what is allowed, drafts accepted or not."""
     target, draws = make_target(seed=7, layers=1, spread=0.3), 3000
     params = SamplingParams(temperature=temperature, regex="[XYZ][ABC][PQ]", max_tokens=4)
@@ -174,7 +173,7 @@ def drafted_by_hand(
 
 
 def test_drafts_are_the_likeliest_that_are_allowed(
-    wide: Target, wide_drafters: dict[Method, Drafter], monkeypatch: pytest.MonkeyPatch
+    wide: Target, wide_drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-EAGLE's K slots in order; what a request without a grammar beside it drafts is the same."""
     drafter, seen, kinds = wide_drafters["p-eagle"], list[torch.Tensor](), Counter[str]()
@@ -209,7 +208,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
-    wide: Target, wide_drafters: dict[Method, Drafter], method: Method
+    wide: Target, wide_drafters: dict[str, Drafter], method: str
 ) -> None:
     llm = LLM(wide, wide_drafters[method], k=5, max_batch=4)
     params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[6:12]]
@@ -229,7 +228,7 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_forced_tokens_are_drafted_though_the_head_does_not_know_them(
-    wide: Target, wide_drafters: dict[Method, Drafter], method: Method
+    wide: Target, wide_drafters: dict[str, Drafter], method: str
 ) -> None:
     """All of a round's drafts stand when nothing else may be said."""
     params = SamplingParams(max_tokens=40, regex="!#%!#%!#%!#%")
@@ -242,12 +241,13 @@ def test_forced_tokens_are_drafted_though_the_head_does_not_know_them(
 
 
 def test_drafts_that_ignore_the_grammar_are_hardly_accepted(
-    wide: Target, wide_drafters: dict[Method, Drafter]
+    wide: Target, wide_drafters: dict[str, Drafter]
 ) -> None:
     def lengths(through: bool) -> float:
         with pytest.MonkeyPatch.context() as patch:
             if not through:
-                patch.setattr("peagle.engine.engine.NewSlots", lambda *new: NewSlots(*new[:4]))
+                propose = Proposer.propose
+                patch.setattr(Proposer, "propose", lambda self, slots, _: propose(self, slots))
             llm = LLM(wide, wide_drafters["p-eagle"], k=4, max_batch=8)
             texts = [SamplingParams(max_tokens=60, json_schema=schema(m)) for m in MODELS]
             done = llm.generate(random_prompts(20), texts)

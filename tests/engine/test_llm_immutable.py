@@ -9,7 +9,6 @@ from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -22,9 +21,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_nothing_can_be_assigned(
-    target: Target, drafters: dict[Method, Drafter], name: str
-) -> None:
+def test_nothing_can_be_assigned(target: Target, drafters: dict[str, Drafter], name: str) -> None:
     llm = LLM(target, drafters["p-eagle"], k=3, max_batch=2, kv_tokens=320)
     before = dict(vars(llm))
     for value in (None, 5, before.get(name)):
@@ -70,7 +67,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("change", "changed"), CHANGES)
 def test_use_changes_what_it_is_told_to(
     target: Target,
-    drafters: dict[Method, Drafter],
+    drafters: dict[str, Drafter],
     change: dict[str, Any],
     changed: dict[str, Any],
 ) -> None:
@@ -95,7 +92,7 @@ def test_use_changes_what_it_is_told_to(
     assert again == said
 
 
-def test_use_keeps_the_mode(target: Target, drafters: dict[Method, Drafter]) -> None:
+def test_use_keeps_the_mode(target: Target, drafters: dict[str, Drafter]) -> None:
     """An LLM is made ready once: those over it run the same model, deterministic or not."""
     exact, fast = LLM(target, deterministic=True), LLM(target)
     for llm in (exact, fast):
@@ -113,7 +110,7 @@ def test_a_default_batch_follows_the_head_and_the_cache(target: Target) -> None:
 
 @pytest.mark.parametrize("name", ["k", "max_batch", "kv_tokens"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_bad_values(target: Target, drafters: dict[Method, Drafter], name: str, value: int) -> None:
+def test_bad_values(target: Target, drafters: dict[str, Drafter], name: str, value: int) -> None:
     llm, head = LLM(target), drafters["p-eagle"]
     for make in (lambda **bad: LLM(target, head, **bad), lambda **bad: llm.use(head, **bad)):
         with pytest.raises(InputError) as caught:

@@ -12,7 +12,6 @@ from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Completion
 from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -41,7 +40,7 @@ def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("k", "max_batch"), [(1, 6), (3, 2), (4, 6)])
 def test_greedy_is_what_it_is_without_drafts(
-    target: Target, drafters: dict[Method, Drafter], method: Method, k: int, max_batch: int
+    target: Target, drafters: dict[str, Drafter], method: str, k: int, max_batch: int
 ) -> None:
     done = LLM(target, drafters[method], k=k, max_batch=max_batch).generate(PROMPTS, SPECIAL)
     assert outcome(done) == outcome(LLM(target, max_batch=3).generate(PROMPTS, SPECIAL))
@@ -60,7 +59,7 @@ def test_greedy_is_the_argmax_of_the_definition(target: Target) -> None:
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("method", [*METHODS, "none"])
 def test_logprobs_are_the_targets_own(
-    target: Target, drafters: dict[Method, Drafter], method: str, temperature: float
+    target: Target, drafters: dict[str, Drafter], method: str, temperature: float
 ) -> None:
     params = SamplingParams(
         max_tokens=25, temperature=temperature, seed=2, logprobs=3, repetition_penalty=1.2
@@ -106,7 +105,7 @@ def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) ->
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_seed_repeats_with_everything(
-    target: Target, drafters: dict[Method, Drafter], method: Method
+    target: Target, drafters: dict[str, Drafter], method: str
 ) -> None:
     llm = LLM(target, drafters[method], k=3, max_batch=6)
     hot = [replace(params, temperature=0.9, seed=7, top_p=0.95) for params in SPECIAL]
@@ -115,7 +114,7 @@ def test_a_seed_repeats_with_everything(
 
 
 @pytest.mark.parametrize("at", [0, 2, 5, 9])
-def test_stop_token_ids(target: Target, drafters: dict[Method, Drafter], at: int) -> None:
+def test_stop_token_ids(target: Target, drafters: dict[str, Drafter], at: int) -> None:
     """The answer ends with the first of them, which has no text, though the end is ignored."""
     unstopped = LLM(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0]
     token = unstopped.token_ids[at]

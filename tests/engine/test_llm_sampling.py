@@ -13,7 +13,6 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
 from peagle.model.attention import CausalAttend
-from peagle.model.config import Method
 from peagle.model.target import Target
 
 VOCAB, PROMPT, DRAWS = 7, [3], 4000
@@ -42,7 +41,7 @@ def exact_joint(target: Target, params: SamplingParams) -> np.ndarray:
     return joint
 
 
-def sample(target: Target, method: Method, params: SamplingParams) -> list[Completion]:
+def sample(target: Target, method: str, params: SamplingParams) -> list[Completion]:
     """The second and third tokens are both judged drafts (K = 2)."""
     drafter = make_drafter(target, method, seed=3, layers=1, draft_vocab=VOCAB)
     llm = LLM(target, drafter, k=2, max_batch=500)
@@ -66,7 +65,7 @@ PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_pena
         ("eagle3", SamplingParams(temperature=0.8, logit_bias={1: 1, 5: -1}, **PENALTIES)),
     ],
 )
-def test_joint_law(small: Target, method: Method, params: SamplingParams) -> None:
+def test_joint_law(small: Target, method: str, params: SamplingParams) -> None:
     done = sample(small, method, params)
     counts = count(done)
     assert p_value(counts, exact_joint(small, params)) > 0.001

@@ -7,7 +7,6 @@ from tiny import METHODS, make_drafter, make_target, make_tokenizer, random_prom
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -22,7 +21,7 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def drafters(target: Target) -> dict[Method, Drafter]:
+def drafters(target: Target) -> dict[str, Drafter]:
     return {method: make_drafter(target, method) for method in METHODS}
 
 
@@ -61,7 +60,7 @@ def both(
 @pytest.mark.parametrize("at", [0, 1, 3, 5, 6, 7, 11])  # before, in and behind accepted runs
 def test_eos_inside_an_accepted_run(
     target: Target,
-    drafters: dict[Method, Drafter],
+    drafters: dict[str, Drafter],
     oracle: Oracle,
     futures: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -82,7 +81,7 @@ def test_eos_inside_an_accepted_run(
 
 def test_ignore_eos(
     target: Target,
-    drafters: dict[Method, Drafter],
+    drafters: dict[str, Drafter],
     futures: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +106,7 @@ def test_tokenizer_eos_ends_too(
 @pytest.mark.parametrize(("begin", "width"), [(0, 1), (3, 1), (5, 3), (9, 5), (2, 9)])
 def test_stop_string_inside_an_accepted_run(
     target: Target,
-    drafters: dict[Method, Drafter],
+    drafters: dict[str, Drafter],
     futures: list[list[int]],
     begin: int,
     width: int,
@@ -148,7 +147,7 @@ def test_held_back_text_is_given_at_the_end(target: Target, futures: list[list[i
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
 def test_streamed_chunks_are_the_text(
     target: Target,
-    drafters: dict[Method, Drafter],
+    drafters: dict[str, Drafter],
     oracle: Oracle,
     futures: list[list[int]],
     stop: tuple[str, ...],
@@ -180,7 +179,7 @@ def test_chunks_come_as_they_are_decided(target: Target) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_seed_repeats(target: Target, drafters: dict[Method, Drafter], method: Method) -> None:
+def test_a_seed_repeats(target: Target, drafters: dict[str, Drafter], method: str) -> None:
     llm = LLM(target, drafters[method], k=3, max_batch=2)
 
     def say(seed: int | None) -> list[list[int]]:

@@ -13,7 +13,6 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputWarning
 from peagle.model.attention import ROW_TILE
-from peagle.model.config import Method
 from peagle.model.target import Target
 
 PROMPTS = [*random_prompts(3), list(range(5, 75))]  # the last: a product for many rows
@@ -47,7 +46,7 @@ def test_accepted_drafts_change_nothing(kind: str, batch: int, oracle: Oracle) -
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_that_guess_change_nothing_bit_for_bit(kind: str, method: Method) -> None:
+def test_heads_that_guess_change_nothing_bit_for_bit(kind: str, method: str) -> None:
     target = quantized(kind, torch.bfloat16)
     drafter = make_drafter(target, method).bfloat16()
     plain = greedy(LLM(target, max_batch=1, deterministic=True))

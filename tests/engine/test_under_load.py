@@ -8,13 +8,13 @@ import torch
 from tiny import METHODS
 
 from peagle.engine.depth import PROBE, PROBING, RECENT, Curve
-from peagle.engine.draft import Draft, NewSlots, Proposer
+from peagle.engine.draft import Draft, Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.errors import InputError
-from peagle.model.config import Method
+from peagle.methods.base import NewSlots
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -54,7 +54,7 @@ def free_blocks(engine: Engine) -> bool:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_under_load(
-    target: Target, drafters: dict[Method, Drafter], alone: list[list[int]], seed: int
+    target: Target, drafters: dict[str, Drafter], alone: list[list[int]], seed: int
 ) -> None:
     method, k = METHODS[seed % 2], (None, 3, 9)[seed]
     llm = LLM(target, drafters[method], k=k, deterministic=True, max_batch=6, kv_tokens=210)
@@ -88,7 +88,7 @@ def test_under_load(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
-    target: Target, drafters: dict[Method, Drafter], method: Method
+    target: Target, drafters: dict[str, Drafter], method: str
 ) -> None:
     """The head's keys are found with the target's: acceptance is the same to the token."""
     llm, prompt = LLM(target, drafters[method], k=3), [*SHARED, 9, 17]
@@ -102,7 +102,7 @@ def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
 
 
 def test_prompts_are_found_where_nothing_is_drafted(
-    target: Target, drafters: dict[Method, Drafter], monkeypatch: pytest.MonkeyPatch
+    target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = LLM(target, drafters["p-eagle"], k=3)
     monkeypatch.setattr(llm.engine, "_depths", lambda requests: [0] * len(requests))
@@ -117,9 +117,9 @@ def proposed(monkeypatch: pytest.MonkeyPatch) -> list[list[NewSlots]]:
     """What the drafter is given, round by round."""
     seen, propose = list[list[NewSlots]](), Proposer.propose
 
-    def noted(proposer: Proposer, slots: list[NewSlots]) -> list[Draft]:
+    def noted(proposer: Proposer, slots: list[NewSlots], matchers: list[None]) -> list[Draft]:
         seen.append(slots)
-        return propose(proposer, slots)
+        return propose(proposer, slots, matchers)
 
     monkeypatch.setattr(Proposer, "propose", noted)
     return seen
@@ -156,7 +156,7 @@ def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_that_was_not_used_catches_up(
-    target: Target, drafters: dict[Method, Drafter], method: Method
+    target: Target, drafters: dict[str, Drafter], method: str
 ) -> None:
     """Behind a stretch without drafts, drafts are those of a head that has run all along: be it its
     own stretch, or another request's whose blocks were found."""
@@ -174,8 +174,8 @@ def test_a_head_that_was_not_used_catches_up(
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_catches_up_within_the_budget_of_rounds(
     target: Target,
-    drafters: dict[Method, Drafter],
-    method: Method,
+    drafters: dict[str, Drafter],
+    method: str,
     proposed: list[list[NewSlots]],
 ) -> None:
     """And runs what requests share once."""
@@ -194,7 +194,7 @@ def test_a_head_catches_up_within_the_budget_of_rounds(
 
 
 def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
-    target: Target, drafters: dict[Method, Drafter], proposed: list[list[NewSlots]]
+    target: Target, drafters: dict[str, Drafter], proposed: list[list[NewSlots]]
 ) -> None:
     llm = LLM(target, drafters["p-eagle"])
     depths = llm.engine.depths
@@ -208,7 +208,7 @@ def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
     assert 2 <= len(proposed) <= 3 and all(len(slots) == 1 for slots in proposed)
 
 
-def test_one_that_fails_fails_alone(target: Target, drafters: dict[Method, Drafter]) -> None:
+def test_one_that_fails_fails_alone(target: Target, drafters: dict[str, Drafter]) -> None:
     """NaN in one request's logits: the others, and those that take its blocks, are as before."""
     prompts = [[70, 71], [72, 73, 74], [75, 76]]
     params = SamplingParams(max_tokens=12)

@@ -22,8 +22,10 @@ from tiny_heads import (
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import Dialect, load_drafter, read_config, read_tensors, save_drafter
-from peagle.model.config import DrafterConfig, Embedding, Method
+from peagle.methods.base import Dialect
+from peagle.methods.checkpoint import read_config, read_tensors, save_drafter
+from peagle.methods.load import load_drafter
+from peagle.model.config import DrafterConfig, Embedding
 from peagle.model.drafter import Drafter
 
 DIALECTS: tuple[Dialect, ...] = ("native", "vllm", "speculators")
@@ -68,7 +70,7 @@ def same_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(("method", "embedding"), KINDS)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_round_trip(
-    kind: str, method: Method, embedding: Embedding, dialect: Dialect, target: Any, tmp_path: Path
+    kind: str, method: str, embedding: Embedding, dialect: Dialect, target: Any, tmp_path: Path
 ) -> None:
     provenance = provenance_of(target)
     config = head_config(method, embedding, kind=kind, depths=5, provenance=provenance)
@@ -148,7 +150,7 @@ def test_files_stay_under_16_mb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_what_vllm_reads(method: Method, target: Any, tmp_path: Path) -> None:
+def test_what_vllm_reads(method: str, target: Any, tmp_path: Path) -> None:
     save_drafter(make_head(head_config(method)), tmp_path / "head", "vllm")
     raw = raw_config(tmp_path / "head")
     assert raw["architectures"] == ["LlamaForCausalLMEagle3"] and raw["model_type"] == "llama"
@@ -195,7 +197,7 @@ def test_native_stores_the_mask_row_alone(target: Any, tmp_path: Path) -> None:
 
 def test_speculators_peagle_with_fc_norm_is_refused(tmp_path: Path) -> None:
     head = make_head(head_config(fc_norm=True))
-    with pytest.raises(InputError, match="vLLM drops fc_norm.*--to vllm"):
+    with pytest.raises(InputError, match="vLLM drops fc_norm.*'vllm' instead"):
         save_drafter(head, tmp_path / "head", "speculators")
     assert list(tmp_path.iterdir()) == []
 
@@ -245,7 +247,7 @@ def test_mask_id_under_each_of_vllms_keys(where: dict[str, Any], tmp_path: Path)
 
 def test_without_a_mask_id_it_is_an_eagle3_head(tmp_path: Path) -> None:
     save_drafter(make_head(head_config()), tmp_path / "head")
-    change_config(tmp_path / "head", ptd_token_id=None)
+    change_config(tmp_path / "head", ptd_token_id=None, peagle=None)
     assert read_config(tmp_path / "head").method == "eagle3"
 
 
@@ -267,7 +269,7 @@ def test_norm_before_fc_inside_eagle_config(tmp_path: Path) -> None:
     ],
 )
 def test_absent_norm_before_residual(
-    method: Method, dialect: Dialect, default: bool, tmp_path: Path
+    method: str, dialect: Dialect, default: bool, tmp_path: Path
 ) -> None:
     save_drafter(make_head(head_config(method)), tmp_path / "head", dialect)
     assert read_config(tmp_path / "head").norm_before_residual is False
@@ -288,7 +290,7 @@ def test_layer_ids_in_either_place_or_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_a_head_of_others_shares_the_targets_table(
-    method: Method, target: Any, tmp_path: Path
+    method: str, target: Any, tmp_path: Path
 ) -> None:
     """SpecForge and SafeAILab write no embedding, no `peagle` block and old names for RoPE."""
     head = make_head(head_config(method, "shared"))

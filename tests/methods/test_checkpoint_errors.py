@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import load_drafter, save_drafter
-from peagle.model.config import Method
+from peagle.methods.checkpoint import save_drafter
+from peagle.methods.load import load_drafter
 from peagle.model.target import Target
 
 
@@ -51,7 +51,7 @@ def test_unreachable_hub_id(target: Target, monkeypatch: pytest.MonkeyPatch) -> 
     def offline(*_: Any, revision: str | None, **__: Any) -> str:
         raise OSError(f"no route to revision {revision}\nand more")
 
-    monkeypatch.setattr("peagle.methods.checkpoint.snapshot_download", offline)
+    monkeypatch.setattr("peagle.methods.load.snapshot_download", offline)
     refused(
         "owner/name@v2", target, "neither a folder nor a reachable hub.*no route to revision v2"
     )
@@ -105,26 +105,33 @@ def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
     refused(head, target, r"feature layers \[2, 2, 1\] must be strictly ascending")
 
 
-@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "mask_hidden", "d2t"])
-def test_missing_tensor(name: str, target: Target, head: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("layers.1.mlp.up_proj.weight", "tensors: missing tensor 'layers.1.mlp.up_proj.weight'"),
+        ("mask_hidden", "mask token: mask_hidden is missing"),
+        ("d2t", "draft vocabulary: d2t is missing, and only 9 of 67 tokens are drafted"),
+    ],
+)
+def test_missing_tensor(name: str, why: str, target: Target, head: Path) -> None:
     change_tensors(head, lambda tensors: tensors.pop(name))
-    refused(head, target, f"head .*missing tensor '{name}'")
+    refused(head, target, f"head .* does not fit tiny-0: {why}; download or export")
 
 
 def test_missing_mask_row(target: Target, tmp_path: Path) -> None:
     config = head_config(embedding="mask-row")
     save_drafter(make_head(config, target=target), tmp_path / "row")
     change_tensors(tmp_path / "row", lambda tensors: tensors.pop("mask_embedding"))
-    refused(tmp_path / "row", target, "missing tensor 'mask_embedding'")
+    refused(tmp_path / "row", target, "says 'mask-row', the files hold neither table nor row")
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_our_own_head_without_its_table(method: Method, target: Target, tmp_path: Path) -> None:
+def test_our_own_head_without_its_table(method: str, target: Target, tmp_path: Path) -> None:
     """It said that it has one: the target's would draft, but worse, and nobody would know why."""
     config = head_config(method, provenance=provenance_of(target))
     save_drafter(make_head(config), tmp_path / "own")
     change_tensors(tmp_path / "own", lambda tensors: tensors.pop("embed_tokens.weight"))
-    refused(tmp_path / "own", target, "missing tensor 'embed_tokens.weight'")
+    refused(tmp_path / "own", target, "says 'full', the files hold neither table nor row")
 
 
 def test_unknown_tensor(target: Target, head: Path) -> None:
@@ -133,8 +140,8 @@ def test_unknown_tensor(target: Target, head: Path) -> None:
 
 
 def test_wrong_shape_names_both(target: Target, head: Path) -> None:
-    change_tensors(head, lambda tensors: tensors.update({"fc.weight": torch.zeros(3, 4)}))
-    refused(head, target, r"tensor 'fc.weight' has shape \[3, 4\], expected \[32, 96\]")
+    change_tensors(head, lambda tensors: tensors.update({"norm.weight": torch.zeros(3)}))
+    refused(head, target, r"tensor 'norm.weight' has shape \[3\], expected \[32\]")
 
 
 def test_corrupt_safetensors(target: Target, head: Path) -> None:
@@ -154,9 +161,13 @@ def test_pickles_are_not_loaded(target: Target, head: Path) -> None:
 
 def test_head_for_another_target(head: Path) -> None:
     """Another architecture, other weights, another chat template: named in this order."""
-    refused(head, tiny_target(num_hidden_layers=5), "another target .*tiny-0.*config hash.*--force")
-    refused(head, tiny_target(seed=1), "another target .*tiny-0.*weights hash.*--force")
-    refused(head, tiny_target(), "another target .*tiny-0.*chat template hash.*--chat-template")
+    refused(
+        head,
+        tiny_target(num_hidden_layers=5),
+        "trained for tiny-0: config hash .*`force`.*--init-from",
+    )
+    refused(head, tiny_target(seed=1), "trained for tiny-0: weights hash .*`force`")
+    refused(head, tiny_target(), "trained with chat template .*`chat_template`.*`force`")
 
 
 def test_force_accepts_a_fine_tune(head: Path) -> None:
@@ -170,5 +181,9 @@ def test_the_same_target_needs_no_force(target: Target, head: Path) -> None:
 
 def test_force_does_not_accept_another_size(head: Path) -> None:
     wide = tiny_target(hidden_size=HIDDEN + 8)
-    refused(head, wide, "target hidden size is 32, that of tiny-0 is 40$", force=True)
-    refused(head, tiny_target(vocab_size=70), "vocabulary is 67, that of tiny-0 is 70$", force=True)
+    why = (
+        "does not fit tiny-0: sizes: target_hidden_size is 32, the target's is 40; .*name that one$"
+    )
+    refused(head, wide, why, force=True)
+    why = "vocab_size is 67, the target's is 70"
+    refused(head, tiny_target(vocab_size=70), why, force=True)

@@ -12,12 +12,11 @@ from peagle.model.config import default_feature_layers
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"feature_layers": ()}, "strictly ascending.*--feature-layers"),
+        ({"feature_layers": ()}, "strictly ascending.*`feature_layers`"),
         ({"feature_layers": (2, 2, 3)}, "strictly ascending"),
         ({"feature_layers": (3, 2, 1)}, "strictly ascending"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
-        ({"mask_token_id": None}, "needs mask_token_id"),
-        ({"method": "eagle3", "embedding": "mask-row"}, "'full' or 'shared'"),
+        ({"mask_token_id": None, "embedding": "mask-row"}, "needs a mask token.*'full' or"),
         ({"embedding": "mask-row", "target_hidden_size": 20}, "size 32 cannot share.*size 20"),
     ],
 )

@@ -69,7 +69,7 @@ def test_pad_is_not_picked_whatever_its_name() -> None:
 
 def test_nothing_is_free() -> None:
     tokenizer = words_tokenizer(eos_token="<eos>", pad_token="<pad>")
-    with pytest.raises(InputError, match="add one to it, .* or train --method eagle3"):
+    with pytest.raises(InputError, match="add one to it, .* or choose a `method` that needs none"):
         pick_mask_token(tokenizer, len(tokenizer))
 
 

@@ -17,14 +17,16 @@ from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
 from peagle.errors import InputError
-from peagle.methods.checkpoint import LAYER_IDS, save_drafter
-from peagle.model.config import Embedding, Method, Provenance
+from peagle.methods.checkpoint import save_drafter
+from peagle.methods.keys import LAYER_IDS
+from peagle.methods.validate import CHECKS
+from peagle.model.config import Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import ATTENTION, Target
 from peagle.tools import doctor
-from peagle.tools.doctor import ON_DISK, Check, examine, verdict
+from peagle.tools.doctor import Check, examine, verdict
 
-KINDS: list[tuple[Method, Embedding]] = [
+KINDS: list[tuple[str, Embedding]] = [
     ("p-eagle", "mask-row"),
     ("p-eagle", "full"),
     ("p-eagle", "shared"),
@@ -43,7 +45,7 @@ def target() -> Target:
     return make_target(layers=7)
 
 
-def make_head(target: Target, method: Method, embedding: Embedding, **flags: bool) -> Drafter:
+def make_head(target: Target, method: str, embedding: Embedding, **flags: bool) -> Drafter:
     """As training leaves it: a table near the target's, a mask row of its own, provenance."""
     random = make_drafter(target, method, **flags)
     hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
@@ -65,7 +67,7 @@ def wrong(checks: list[Check]) -> list[str]:
 @pytest.mark.parametrize("dialect", ["native", "vllm", "speculators"])
 @pytest.mark.parametrize(("method", "embedding"), KINDS)
 def test_healthy_heads_pass(
-    target: Target, method: Method, embedding: Embedding, dialect: Any, tmp_path: Path
+    target: Target, method: str, embedding: Embedding, dialect: Any, tmp_path: Path
 ) -> None:
     save_drafter(make_head(target, method, embedding), tmp_path / "head", dialect)
     checks = examine(tmp_path / "head", target)
@@ -81,7 +83,7 @@ def test_healthy_heads_pass(
     "flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
 )
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_healthy_flags_pass(target: Target, method: Method, flag: str, tmp_path: Path) -> None:
+def test_healthy_flags_pass(target: Target, method: str, flag: str, tmp_path: Path) -> None:
     head = make_head(target, method, "shared", **{flag: True})
     save_drafter(head, tmp_path / "head")
     assert wrong(examine(tmp_path / "head", target)) == []
@@ -161,6 +163,12 @@ def truncated(head: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
 
 
+def two_layers(head: Path) -> None:
+    """In all but the list whose length vLLM counts."""
+    forgotten([2, 6], None)(head)
+    put("fc.weight", lambda weight: weight[:, :64])(head)
+
+
 ROW, HIDDEN = "mask_embedding", "mask_hidden"
 SAYS = "the files hold mask_embedding"
 DAMAGES: list[tuple[str, str, Damage]] = [
@@ -179,7 +187,7 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("feature layers", "[0, 3, 6]; the head was trained with", change(**{LAYER_IDS: [0, 3, 6]})),
     ("feature layers", "in eagle_config [0, 2, 5]", change(**{NESTED: [0, 2, 5]})),
     ("feature layers", "in eagle_config only: vLLM would tap", change(**{LAYER_IDS: None})),
-    ("feature layers", "vLLM would count 3", forgotten([2, 6], None)),
+    ("feature layers", "vLLM would count 3", two_layers),
     ("feature layers", "not strictly ascending", forgotten([2, 0, 6], [2, 0, 6])),
     ("feature layers", "the target has layers 0 to 6", forgotten([0, 2, 7], [0, 2, 7])),
     ("feature layers", "fc reads 96 features, [0, 2] are 2 layers", forgotten([0, 2], [0, 2])),
@@ -204,12 +212,18 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("draft vocabulary", "d2t is missing", drop("d2t")),
     ("draft vocabulary", "t2d marks 95 tokens",
      put("t2d", lambda t: t & (torch.arange(128) != 50))),
-    ("loading", "missing tensor 'norm.weight'", drop("norm.weight")),
-    ("loading", "'layers.1.mlp.up_proj.weight' has shape",
+    ("tensors", "missing tensor 'norm.weight'", drop("norm.weight")),
+    ("tensors", "'layers.1.mlp.up_proj.weight' has shape",
      put("layers.1.mlp.up_proj.weight", lambda w: w[1:])),
-    ("loading", "unknown tensor 'extra'", tensors(lambda t: t.update(extra=torch.zeros(1)))),
+    ("tensors", "unknown tensor 'extra'", tensors(lambda t: t.update(extra=torch.zeros(1)))),
+    ("keys", "final_logit_softcapping 30.0: it changes what", change(final_logit_softcapping=30.0)),
+    ("keys", "attn_sinks 'on'", change(eagle_config__attn_sinks="on")),
+    ("keys", "use_sliding_window is true", change(use_sliding_window=True)),
+    ("keys", "use_aux_hidden_state is false", change(eagle_config__use_aux_hidden_state=False)),
+    ("tensors", "missing tensor 'input_norm.weight'",
+     change(norm_before_fc=True, eagle_config__norm_before_fc=True)),
     ("loading", "'fc.weight' holds NaN", put("fc.weight", lambda w: w / 0)),
-    ("loading", "heads have llama or qwen3 layers", change(model_type="gemma")),
+    ("tensors", "heads have llama or qwen3 layers", change(model_type="gemma")),
 ]  # fmt: skip
 TABLES: list[tuple[str, str, Damage]] = [
     ("mask token", "row of token 3: never trained", put(TABLE, with_mask_row)),
@@ -227,8 +241,8 @@ def assert_named(head: Path, target: Target, name: str, said: str) -> None:
     assert first.name == name and said in first.found, checks
     assert verdict(checks) == f"{name}: {first.found}. Fix: {first.fix}"
     assert first.fix
-    assert [check.name for check in checks][1:8] == list(ON_DISK)
-    assert len(checks) == len(ON_DISK) + 5, "what cannot be checked is said to be skipped"
+    assert [check.name for check in checks][1 : 1 + len(CHECKS)] == list(CHECKS)
+    assert len(checks) == len(CHECKS) + 5, "what cannot be checked is said to be skipped"
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +286,7 @@ def test_another_target_is_named_and_forced(target: Target, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_features_of_another_layer_are_named(
-    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_target(layers=8)
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
@@ -299,7 +313,7 @@ def draft_at(places: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_drafting_unlike_training_is_named(
-    target: Target, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
     draft_at(lambda right: right * 2, monkeypatch)

@@ -8,7 +8,6 @@ from tiny import METHODS, make_target
 
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
-from peagle.model.config import Method
 from peagle.tools import plan as plans
 from peagle.tools.plan import ADAMW, GIB, HELD, Plan, measured_rate, outline, plan
 from peagle.train.state import append_line
@@ -33,14 +32,14 @@ def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_runtime", lambda: 100_000_000)
 
 
-def make(folder: Path, method: Method = "p-eagle", room: float = GIB, **changes: object) -> Plan:
+def make(folder: Path, method: str = "p-eagle", room: float = GIB, **changes: object) -> Plan:
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=TAPS)
     options = {"tokens": 10_000, "context": 200, "segments": None, "device": "cpu"} | changes
     return plan(outline(str(folder)), spec, room=room, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_parts(folder: Path, method: Method) -> None:
+def test_parts(folder: Path, method: str) -> None:
     target, made = make_target(), make(folder, method)
     assert made.memory["target"] == sum(p.numel() * 4 for p in target.model.parameters())
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=TAPS)

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import make_target, own_answers
 
 from peagle.methods.spec import HeadSpec
+from peagle.train.evaluate import measure_on
 from peagle.train.state import checkpoints
 from peagle.train.trainer import TrainConfig, Trainer
 from peagle.train.warm_start import new_drafter
@@ -30,7 +31,13 @@ def main() -> None:
     torch.manual_seed(0)
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=(1, 2, 3))
     drafter = new_drafter(target, [e.ids for e in data], spec)
-    trainer = Trainer(TrainConfig(folder, **settings), target, drafter, data, [[9, 8, 7], [50]])
+    trainer = Trainer(
+        TrainConfig(folder, **settings),
+        target,
+        drafter,
+        data,
+        measure_on(target, [[9, 8, 7], [50]]),
+    )
     trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
     if checkpoints(folder):
         trainer.resume()

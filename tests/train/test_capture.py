@@ -20,7 +20,7 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
-from peagle.train.evaluate import hold_out
+from peagle.train.evaluate import hold_out, measure_on
 from peagle.train.step import run_target
 from peagle.train.trainer import TrainConfig, Trainer
 from peagle.train.warm_start import new_drafter
@@ -239,7 +239,7 @@ def losses(
     drafter = new_drafter(target, [e.ids for e in data], spec)
     kept, found = hold_out(data, 2), list[float]()
     config = TrainConfig(folder, **({"steps": 6, "lr": 3e-3, "eval_every": 3} | more))
-    trainer = Trainer(config, target, drafter, kept.train, kept.prompts, source)
+    trainer = Trainer(config, target, drafter, kept.train, measure_on(target, kept.prompts), source)
     trainer.run(lambda metrics: found.append(metrics["loss"]))
     return found, trainer
 

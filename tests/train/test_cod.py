@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle.train.cod import Elements, sample_elements
+from peagle.methods.base import Elements
+from peagle.train.cod import sample_elements
 
 
 def generator(seed: int) -> torch.Generator:

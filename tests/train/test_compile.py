@@ -11,10 +11,11 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as flex
 
+from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train import step
-from peagle.train.cod import Elements, sample_elements
+from peagle.train.cod import sample_elements
 from peagle.train.mask import FlexAttend, block_mask
 from peagle.train.partition import partition
 from peagle.train.sharding import whole_copy

@@ -8,21 +8,20 @@ from peagle.data.chat import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.model.config import Method
 from peagle.train.evaluate import MAX_TOKENS, acceptance, hold_out, prompt_of
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_equals_the_engine_and_leaves_the_drafter_alone(method: Method) -> None:
+def test_equals_the_engine_and_leaves_the_drafter_alone(method: str) -> None:
     target = make_target()
     drafter = make_drafter(target, method).train()
     before = {name: t.clone() for name, t in drafter.state_dict().items()}
     prompts = [prompt_of(e) for e in own_answers(target, 6)]
-    found = acceptance(target, drafter, [*prompts, [7] * 250])
+    found = acceptance(target, [*prompts, [7] * 250], drafter)
     assert drafter.training and drafter.norm.weight.dtype == torch.float32
     assert all(torch.equal(t, before[name]) for name, t in drafter.state_dict().items())
     total = Stats()
-    llm = LLM(target, drafter.eval(), k=min(7, drafter.config.depths))
+    llm = LLM(target, drafter.eval(), k=7)
     for answer in llm.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS)):
         total += answer.stats
     assert (found.rounds, found.accepted) == (total.rounds, total.accepted)

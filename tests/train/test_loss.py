@@ -83,8 +83,11 @@ def test_chunks_equal_the_whole(loss: str, chunk: int) -> None:
     else:
         whole = F.nll_loss(q, target.argmax(-1), reduction="sum")
     expected = torch.autograd.grad(whole * 3, (normed, weight))
-    parts = [LossChunk(*pair) for pair in zip(rows.split(chunk), target.split(chunk), strict=True)]
-    total, best = ChunkedDivergence.apply(normed, weight, 0.7, parts, loss)
+    split = zip(rows.split(chunk), target.split(chunk), strict=True)
+    parts = [LossChunk(some, some, wanted) for some, wanted in split]
+    total, best = ChunkedDivergence.apply(
+        lambda part, previous: part @ weight.T * 0.7, parts, loss, normed, weight
+    )
     found = torch.autograd.grad(total * 3, (normed, weight))
     torch.testing.assert_close(total, whole)
     assert torch.equal(best, logits.argmax(-1))

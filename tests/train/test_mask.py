@@ -6,9 +6,11 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from peagle.methods.base import Elements
+from peagle.methods.eagle3 import StepwiseAttend
 from peagle.model.attention import AttentionSpec
-from peagle.train.cod import Elements, sample_elements
-from peagle.train.mask import BLOCK, DenseAttend, FlexAttend, StepwiseAttend, block_mask, visible
+from peagle.train.cod import sample_elements
+from peagle.train.mask import BLOCK, DenseAttend, FlexAttend, block_mask, visible
 
 CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
 

@@ -13,8 +13,6 @@ from processes import RUN, run
 from safetensors.torch import load_file
 from torch import Tensor
 
-from peagle.model.config import Method
-
 
 def weights(folder: Path) -> dict[str, Tensor]:
     newest = max((folder / "checkpoints").iterdir())
@@ -37,9 +35,7 @@ def torchrun(folder: Path, processes: int, **settings: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "launch"), [("p-eagle", torchrun), ("eagle3", run)])
-def test_two_processes_equal_one(
-    tmp_path: Path, method: Method, launch: Callable[..., None]
-) -> None:
+def test_two_processes_equal_one(tmp_path: Path, method: str, launch: Callable[..., None]) -> None:
     """Same global batch, partitioned differently often a process: same losses, same weights."""
     settings = {"method": method, "steps": 5, "batch": 4, "pack": 60, "segments": 3, "bf16": False}
     run(tmp_path / "1", **settings)

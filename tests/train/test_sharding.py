@@ -15,8 +15,7 @@ from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import load_drafter
-from peagle.model.config import Method
+from peagle.methods.load import load_drafter
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.step import Sequence, Trainee, run_target
 from peagle.train.trainer import TrainConfig, Trainer
@@ -68,7 +67,7 @@ def halfway(run: Path, copy: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "compiled"), [("p-eagle", True), ("eagle3", False)])
-def test_sharded_equals_one_process(tmp_path: Path, method: Method, compiled: bool) -> None:
+def test_sharded_equals_one_process(tmp_path: Path, method: str, compiled: bool) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     launch(one, 1, method=method)
     launch(two, 2, method=method, shard=True, compile=compiled)
@@ -98,7 +97,7 @@ def test_a_killed_run_resumes_exactly_and_in_any_number_of_processes(tmp_path: P
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_idle_pass_leaves_zero_gradients_everywhere(method: Method) -> None:
+def test_an_idle_pass_leaves_zero_gradients_everywhere(method: str) -> None:
     """FSDP sums the gradients that are there: none may be missing in a pass that trains nothing."""
     target = make_target()
     drafter = make_drafter(target, method).train()
@@ -114,7 +113,7 @@ def test_an_idle_pass_leaves_zero_gradients_everywhere(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_copy_is_the_same_drafter(method: Method) -> None:
+def test_a_copy_is_the_same_drafter(method: str) -> None:
     target = make_target()
     drafter = make_drafter(target, method).train()
     copied = whole_copy(drafter, torch.float32)

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from peagle.backends.batch import BLOCK, slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.backends.torch import TorchBackend
-from peagle.engine.draft import NewSlots, Proposer
+from peagle.engine.draft import Proposer
+from peagle.methods.base import Elements, NewSlots
+from peagle.methods.registry import method_of
 from peagle.model import attention as attention_module
 from peagle.model.attention import CausalAttend
-from peagle.model.config import Method
 from peagle.model.drafter import Drafter
+from peagle.model.padding import missing_rows
 from peagle.model.target import Target
 from peagle.train import step as step_module
-from peagle.train.cod import Elements, sample_elements
+from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
-from peagle.train.tiles import missing
 
 TOKENS, DEPTHS = 26, 5
 
@@ -75,7 +76,7 @@ def drafting_logits(drafter: Drafter, target: Target, anchor: int) -> list[Tenso
 @pytest.mark.parametrize("flags", [{}, {"norm_output": True, "norm_before_fc": True}])
 @torch.no_grad()
 def test_training_equals_drafting(
-    target: Target, method: Method, ratio: float, flags: dict[str, bool]
+    target: Target, method: str, ratio: float, flags: dict[str, bool]
 ) -> None:
     drafter = make_drafter(target, method, **flags)
     trained = training_logits(drafter, target, ratio)
@@ -89,14 +90,14 @@ def test_training_equals_drafting(
 
 @pytest.mark.parametrize("method", METHODS)
 @torch.no_grad()
-def test_rows_recur(target: Target, method: Method) -> None:
+def test_rows_recur(target: Target, method: str) -> None:
     """Kernels are made, and kept, for every number of rows: whole tiles only, whatever is drawn."""
     drafter, sequence, rows = make_drafter(target, method), make_sequence(), list[int]()
     drafter.norm.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     elements = all_elements(sequence, 0.7)
     features = features_of(target, drafter, sequence.ids.tolist())
     normed = run_drafter(drafter, sequence, features, elements)
-    assert rows and all(missing(count) == 0 for count in rows)
+    assert rows and all(missing_rows(count) == 0 for count in rows)
     assert len(normed) == len(elements.anchor)
 
 
@@ -117,7 +118,7 @@ def test_rows_of_the_target_recur(target: Target) -> None:
         documents = (torch.arange(TOKENS) >= 10).long()
         out = run_target(own, packed(documents, documents > 0), (0, 1))
     assert len(attended) == 2 * len(own.layers) and len(rows) == 1
-    assert all(missing(count) == 0 for count in rows + attended)
+    assert all(missing_rows(count) == 0 for count in rows + attended)
     assert len(out.hidden) == len(out.features) == TOKENS
 
 
@@ -131,7 +132,7 @@ def test_training_equals_the_engine(target: Target) -> None:
     cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
     kept = FeatureCache(len(blocks), drafter.config.feature_width, target.dtype, target.device)
     kept.write(torch.tensor(slots_of(blocks, 0, TOKENS)), features)
-    proposer = Proposer(drafter, TorchBackend().drafter(drafter), cache, kept)
+    proposer = Proposer(method_of(drafter.config), TorchBackend().drafter(drafter), cache, kept)
     for anchor in range(7, TOKENS - DEPTHS - 2):
         start = 0 if anchor == 7 else anchor
         ids = sequence.ids[start + 1 : anchor + 2].tolist()
@@ -234,7 +235,7 @@ def test_nothing_supervised_gives_zero(target: Target) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_whole_head_is_trained(target: Target, method: Method) -> None:
+def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     """Every parameter gets a gradient, and the target none."""
     drafter, sequence = make_drafter(target, method), make_sequence()
     trainee = Trainee(drafter, target, "kl", bf16=False)

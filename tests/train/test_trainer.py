@@ -13,11 +13,11 @@ from torch import Tensor
 
 from peagle.data.chat import Example
 from peagle.errors import InputError
-from peagle.methods.checkpoint import load_drafter
+from peagle.methods.load import load_drafter
 from peagle.methods.spec import HeadSpec
-from peagle.model.config import Method
 from peagle.model.target import Target
 from peagle.train import state as state_module
+from peagle.train.evaluate import measure_on
 from peagle.train.trainer import TrainConfig, Trainer, learning_rate
 from peagle.train.warm_start import new_drafter
 
@@ -38,7 +38,7 @@ def make_trainer(
     folder: Path,
     target: Target,
     data: list[Example],
-    method: Method,
+    method: str,
     prompts: list[list[int]] | None = None,
     **settings: Any,
 ) -> Trainer:
@@ -46,7 +46,8 @@ def make_trainer(
     torch.manual_seed(0)
     config = TrainConfig(folder, **({"steps": 12} | settings))
     spec = HeadSpec(method, feature_layers=(1, 2, 3), **SIZES)
-    return Trainer(config, target, new_drafter(target, [e.ids for e in data], spec), data, prompts)
+    drafter = new_drafter(target, [e.ids for e in data], spec)
+    return Trainer(config, target, drafter, data, measure_on(target, prompts or []))
 
 
 def everything(trainer: Trainer) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Any:
     ("method", "loss"), [("p-eagle", "kl"), ("p-eagle", "cross-entropy"), ("eagle3", "kl")]
 )
 def test_training_learns(
-    tmp_path: Path, target: Target, data: list[Example], method: Method, loss: Any
+    tmp_path: Path, target: Target, data: list[Example], method: str, loss: Any
 ) -> None:
     losses = list[float]()
     trainer = make_trainer(tmp_path, target, data, method, steps=60, lr=3e-3, loss=loss)
@@ -85,7 +86,7 @@ PACKED = {"batch": 2, "pack": 60, "segments": 3, "eval_every": 4}
     ("method", "more"), [("p-eagle", {}), ("p-eagle", PACKED), ("eagle3", PACKED)]
 )
 def test_resume_is_exact(
-    tmp_path: Path, target: Target, data: list[Example], method: Method, more: dict[str, Any]
+    tmp_path: Path, target: Target, data: list[Example], method: str, more: dict[str, Any]
 ) -> None:
     prompts = [[9, 8, 7], [50]]
     straight = make_trainer(tmp_path / "straight", target, data, method, prompts, **more)

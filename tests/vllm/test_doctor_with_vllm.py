@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peagle.catalog import head_path
-from peagle.methods.checkpoint import load_drafter
+from peagle.methods.load import load_drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.tools.doctor import examine

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from peagle.vllm.serve import Kind, kinds, one_group
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "model"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from families import FAMILIES  # noqa: E402
 
 MIXED = ["sliding_attention", "full_attention"] * 12

@@ -21,7 +21,8 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.checkpoint import load_drafter, save_drafter
+from peagle.methods.checkpoint import save_drafter
+from peagle.methods.load import load_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
 

@@ -21,27 +21,17 @@ class GenericDrafter:
     """A drafter by its own code, but for its largest products and its attention."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.model = copy(drafter)  # of the same parameters
-        self.model._modules = dict(drafter._modules)
-        self.model._modules["fc"] = CpuLinear.of(drafter.fc)
-        self.model._modules["lm_head"] = CpuLinear.of(drafter.lm_head)
-
-    @torch.no_grad()
-    def project(self, features: Tensor) -> Tensor:
-        """(T, F·E) → (T, D)"""
-        return self.model.project(features)
+        self.drafter = copy(drafter)  # of the same parameters
+        self.drafter._modules = dict(drafter._modules)
+        self.drafter._modules["fc"] = CpuLinear.of(drafter.fc)
+        self.drafter._modules["lm_head"] = CpuLinear.of(drafter.lm_head)
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
         """As `DrafterModel.forward`."""
         attend = CpuAttend(batch, cache)
-        out: DrafterOutput = self.model(batch.ids, features, batch.positions, attend)
+        out: DrafterOutput = self.drafter(batch.ids, features, batch.positions, attend)
         return out
-
-    @torch.no_grad()
-    def logits(self, normed: Tensor) -> Tensor:
-        """(R, D) → (R, V)"""
-        return self.model.logits(normed)
 
 
 class NativeDrafter(GenericDrafter):
@@ -56,8 +46,8 @@ class NativeDrafter(GenericDrafter):
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
         """As `DrafterModel.forward`."""
-        tables = self.model.rotary(features, batch.positions[None])
-        embedding = self.model.embed(batch.ids)
+        tables = self.drafter.rotary(features, batch.positions[None])
+        embedding = self.drafter.embed(batch.ids)
         found = self.decoder.run(features, tables, batch, cache, embedding=embedding)
-        recurrent = found.normed if self.model.config.norm_output else found.out
+        recurrent = found.normed if self.drafter.config.norm_output else found.out
         return DrafterOutput(found.normed, recurrent)

@@ -43,25 +43,17 @@ class CudaDrafter:
     """A drafter run by its own code, by CUDA graphs where possible."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.model = drafter
+        self.drafter = drafter
         self.runner = Runner(exact=False)  # no output depends on a draft's bits
-
-    @torch.no_grad()
-    def project(self, features: Tensor) -> Tensor:  # (T, F·E) → (T, D)
-        return self.model.project(features)
 
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
         """See `DrafterModel`. Raises NotImplementedError for draft trees."""
         return DrafterOutput(*self.runner.run(self._forward, batch, cache, rows=[features]))
 
-    @torch.no_grad()
-    def logits(self, normed: Tensor) -> Tensor:  # (R, D) → (R, V)
-        return self.model.logits(normed)
-
     def _forward(
         self, ids: Tensor, positions: Tensor, attend: Attend, features: Tensor
     ) -> DrafterOutput:
-        out: DrafterOutput = self.model(ids, features, positions, attend)
+        out: DrafterOutput = self.drafter(ids, features, positions, attend)
         return out
 
 

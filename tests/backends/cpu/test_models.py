@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from families import FAMILIES, PLAIN, TAPS, build  # noqa: E402
 from tiny_heads import head_config  # noqa: E402
 
@@ -154,9 +154,9 @@ def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
     for model in (fast, TorchBackend().drafter(drafter)):
         cache, outs = KVCache(16, drafter.kv_shapes, dtype, torch.device("cpu")), []
         for batch in rounds():
-            projected = model.project(features[: len(batch)])
+            projected = model.drafter.project(features[: len(batch)])
             out = model.forward(batch, projected, cache)
-            outs += [projected, out.normed, out.recurrent, model.logits(out.normed)]
+            outs += [projected, out.normed, out.recurrent, model.drafter.logits(out.normed)]
         found.append(outs + [part for pair in cache.layers for part in pair])
     close(*found, BOUNDS[dtype])
 

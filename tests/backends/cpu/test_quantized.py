@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from families import FAMILIES, PLAIN, build, random_ids
 
 from peagle.backends.cpu.matrix import GROUP, CpuLinear

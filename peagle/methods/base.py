@@ -1,0 +1,108 @@
+"""What a drafting method is: it builds a head, drafts with it, trains it and writes its keys.
+
+Shapes: B requests, T slots, E elements, R rows, N tokens, D drafter hidden, F·E_t target features,
+V draft vocabulary.
+
+To add one, see docs/adding-a-method.md.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from peagle.backends.base import DrafterModel
+from peagle.backends.kv_cache import KVCache
+from peagle.model.attention import Attend
+from peagle.model.config import DrafterConfig
+from peagle.model.drafter import Drafter
+
+Dialect = Literal["native", "vllm", "speculators"]
+
+
+class NewSlots(NamedTuple):
+    """Newly verified slots of one request; the last one predicts the next token."""
+
+    blocks: Sequence[int]  # of KV cache, room for the drafted slots included
+    start: int
+    ids: list[int]  # the token of each slot
+    depth: int  # tokens to draft; 0: the slots are only run
+
+
+class Choose(Protocol):
+    """Chooses the draft tokens of one depth or of several."""
+
+    def __call__(self, owners: list[list[int]], logits: Tensor) -> Tensor:
+        """Of each depth the requests that draft there, and draft logits (R, V) of all of them in
+        this order. Returns their target ids (R,)."""
+        ...
+
+
+class Elements(NamedTuple):
+    """Training elements, sorted by depth, then anchor; both (E,) int64. Element (a, d) is the slot
+    d places after the one with token x[a+1] and feature h[a]; it predicts x[a+d+2]."""
+
+    anchor: Tensor
+    depth: Tensor
+
+    def at(self, depth: int) -> Tensor:
+        """Indices of the elements at one depth (ascending anchors)."""
+        return (self.depth == depth).nonzero()[:, 0]
+
+
+class TrainingPass(NamedTuple):
+    """What a training forward reads."""
+
+    ids: Tensor  # (N,) tokens of the sequence
+    positions: Tensor  # (N,) of each token in its document
+    features: Tensor  # (N, F·E_t) of the target
+    elements: Elements
+    attend: Callable[[Elements], Attend]  # over elements run in one forward
+    visible: Callable[[Elements], Tensor]  # (E, E) bool: which elements each one sees
+
+
+class Method(Protocol):
+    """A way to draft. `name` is what configs and the command line call it."""
+
+    name: str
+    title: str
+    parallel: bool  # all draft tokens come from one forward, over mask tokens
+    layers: int  # of a new head, where nobody says how many
+
+    def build(self, config: DrafterConfig) -> Drafter:
+        """A head without weights. Raises InputError for a config that is not of this method."""
+        ...
+
+    def propose(
+        self,
+        model: DrafterModel,
+        cache: KVCache,
+        slots: Sequence[NewSlots],  # of B requests
+        features: Tensor,  # (T, F·E_t) of their T slots
+        choose: Choose,
+    ) -> None:
+        """Run the slots and draft from them: `choose` is called with the logits of each depth, in
+        order. Keys of drafted slots need not be kept."""
+        ...
+
+    def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
+        """Rows of each forward of `propose`, over `new` verified slots and, of every further depth,
+        the requests that draft there."""
+        ...
+
+    def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
+        """Normed hidden states (E, D) of all elements."""
+        ...
+
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
+        """Draft logits (R, V) of rows (R, D), given the token (R,) before the predicted one."""
+        ...
+
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        """Whether a head of another tool, by its config.json, is of this method."""
+        ...
+
+    def export(self, config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
+        """Keys of config.json that other tools know the method by. Raises InputError where the
+        dialect would be misread."""
+        ...

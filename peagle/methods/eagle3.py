@@ -1,0 +1,129 @@
+"""EAGLE-3: a forward for each draft token, fed the token and the hidden state before it.
+
+Shapes: B requests, T slots, E elements, R rows, D drafter hidden, V draft vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.backends.base import DrafterModel
+from peagle.backends.batch import Batch, Span
+from peagle.backends.kv_cache import KVCache
+from peagle.errors import InputError
+from peagle.methods.base import Choose, Dialect, NewSlots, TrainingPass
+from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
+from peagle.model.attention import AttentionSpec, attention
+from peagle.model.config import DrafterConfig
+from peagle.model.drafter import Drafter
+from peagle.model.padding import missing_rows
+
+
+class Eagle3:
+    """See `Method`."""
+
+    name = "eagle3"
+    title = "EAGLE-3"
+    parallel = False
+    layers = 1
+
+    def build(self, config: DrafterConfig) -> Drafter:
+        if config.embedding == "mask-row":
+            raise InputError(f"an {self.name} head has no mask token: embedding 'full' or 'shared'")
+        return Drafter(config)
+
+    def propose(
+        self,
+        model: DrafterModel,
+        cache: KVCache,
+        slots: Sequence[NewSlots],
+        features: Tensor,
+        choose: Choose,
+    ) -> None:
+        """Real slots give the first token; each further slot is fed the token and state before it.
+        After the end of a draft that a grammar cut short it is fed tokens nobody reads."""
+        drafter = model.drafter
+        batch = Batch.of([Span(new.blocks, new.start, new.ids) for new in slots])
+        out = model.forward(batch, drafter.project(features), cache)
+        owners = [i for i, new in enumerate(slots) if new.depth]
+        rows = (batch.query_lens.cumsum(0) - 1)[owners].to(features.device)
+        tokens = torch.tensor([slots[i].ids[-1] for i in owners], device=features.device)
+        depth = 0
+        while owners:
+            logits = self.logits(drafter, out.normed[rows], tokens)
+            tokens = choose([owners], logits)
+            depth += 1
+            still = [at for at, i in enumerate(owners) if slots[i].depth > depth]
+            if not still:
+                break
+            recurrent = out.recurrent[rows][still]
+            owners = [owners[at] for at in still]
+            tokens = tokens[still]
+            spans = [_next_slot(slots[i], depth) for i in owners]
+            out = model.forward(Batch.of(spans, tokens), recurrent, cache)
+            rows = torch.arange(len(owners), device=features.device)
+
+    def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
+        return [new, *deeper]
+
+    def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
+        """Training-time test: depth by depth, each fed the hidden state before it. The last tile of
+        a depth is filled with copies of its first element, which nobody sees."""
+        elements = given.elements
+        groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
+        filled = [torch.cat([g, g[:1].expand(missing_rows(len(g)))]) for g in groups]
+        copies = [torch.arange(len(f)) >= len(g) for f, g in zip(filled, groups, strict=True)]
+        every = torch.cat(filled)
+        copy = torch.cat(copies).to(every.device)
+        mask = given.visible(elements)[every][:, every].masked_fill_(copy, False)
+        attend = StepwiseAttend(mask)
+        outputs = list[Tensor]()
+        anchors = [elements.anchor[rows] for rows in filled]
+        feature = drafter.project(given.features[anchors[0]])
+        for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
+            positions = given.positions[anchor] + depth
+            out = drafter(given.ids[anchor + 1 + depth], feature, positions, attend)
+            outputs.append(out.normed[: len(group)])
+            if depth + 1 < len(groups):
+                parents = torch.searchsorted(elements.anchor[group], anchors[depth + 1])
+                feature = out.recurrent[parents]
+        return torch.cat(outputs)
+
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
+        return drafter.logits(normed)
+
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        if SPECULATORS in raw:
+            return bool(raw[SPECULATORS] == "eagle3")
+        return not mask_ids(raw)
+
+    def export(self, config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
+        if dialect != "speculators":
+            return {}
+        return speculators_keys(config, "eagle3", "Eagle3Speculator")
+
+
+def _next_slot(new: NewSlots, depth: int) -> Span:
+    """The slot of a request that is fed its draft token number `depth`, counted from 1."""
+    return Span(new.blocks, new.start + len(new.ids) - 1 + depth, [0])
+
+
+class StepwiseAttend:
+    """Attend of a drafter that is called once a depth, with the next rows of the mask (E, E); keys
+    and values of earlier calls are kept in front."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        self._seen = dict[int, tuple[Tensor, Tensor]]()  # by layer
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        first = 0
+        if layer in self._seen:
+            keys, values = self._seen[layer]
+            first = len(keys)
+            k = torch.cat([keys, k])
+            v = torch.cat([values, v])
+        self._seen[layer] = k, v
+        return attention(q, k, v, self.mask[first : first + len(q), : len(k)], spec)

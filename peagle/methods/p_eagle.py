@@ -1,0 +1,130 @@
+"""P-EAGLE: one forward drafts all tokens, over mask tokens and one learned hidden state.
+
+Shapes: B requests, T slots, E elements, R rows, D drafter hidden, V draft vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.backends.base import DrafterModel
+from peagle.backends.batch import Batch, Span
+from peagle.backends.kv_cache import KVCache
+from peagle.errors import InputError
+from peagle.methods.base import Choose, Dialect, Elements, NewSlots, TrainingPass
+from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
+from peagle.model.config import DrafterConfig
+from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.padding import missing_rows, pad_rows
+
+
+class PEagle:
+    """See `Method`. A method whose logits depend on the token before sets `conditional`."""
+
+    name = "p-eagle"
+    title = "P-EAGLE"
+    parallel = True
+    layers = 4
+    conditional = False  # logits depend on `previous_ids`: then depths are chosen one by one
+
+    def build(self, config: DrafterConfig) -> Drafter:
+        if config.mask_token_id is None:
+            raise InputError(f"a {self.name} head needs mask_token_id (ptd_token_id) in its config")
+        return Drafter(config)
+
+    def propose(
+        self,
+        model: DrafterModel,
+        cache: KVCache,
+        slots: Sequence[NewSlots],
+        features: Tensor,
+        choose: Choose,
+    ) -> None:
+        """Real slots, then depth − 1 placeholders of each request, in one forward."""
+        drafter = model.drafter
+        mask_id = drafter.config.mask_token_id
+        assert mask_id is not None
+        # The placeholders' features are projected in the same product.
+        masks = drafter.mask_features
+        reals, fillers = drafter.project(torch.cat([features, masks])).split(
+            [len(features), len(masks)]
+        )
+        parts = list[Tensor]()
+        spans = list[Span]()
+        first = list[int]()  # the row of each request that predicts its next token
+        rows = 0
+        for new, real in zip(slots, reals.split([len(new.ids) for new in slots]), strict=True):
+            more = max(0, new.depth - 1)
+            parts += [real, fillers[[min(i, len(fillers) - 1) for i in range(more)]]]
+            spans.append(Span(new.blocks, new.start, [*new.ids, *[mask_id] * more]))
+            first.append(rows + len(new.ids) - 1)
+            rows += len(new.ids) + more
+        normed = model.forward(Batch.of(spans), torch.cat(parts), cache).normed
+        deepest = max(new.depth for new in slots)
+        owners = [[i for i, new in enumerate(slots) if new.depth > d] for d in range(deepest)]
+        at = [[first[i] + depth for i in some] for depth, some in enumerate(owners)]
+        if self.conditional:
+            self._one_by_one(drafter, slots, owners, [normed[rows] for rows in at], choose)
+        elif owners:
+            choose(owners, drafter.logits(normed[[row for rows in at for row in rows]]))
+
+    def _one_by_one(
+        self,
+        drafter: Drafter,
+        slots: Sequence[NewSlots],
+        owners: list[list[int]],
+        normed: list[Tensor],  # of each depth, (len(owners), D)
+        choose: Choose,
+    ) -> None:
+        """Choose the tokens of each depth given those before them."""
+        previous = torch.tensor([new.ids[-1] for new in slots])
+        for some, states in zip(owners, normed, strict=True):
+            before = previous[some].to(states.device)
+            previous[some] = choose([some], self.logits(drafter, states, before)).cpu()
+
+    def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
+        return [new + sum(deeper)]
+
+    def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
+        """All elements in one forward: real inputs at depth 0, placeholders at the others."""
+        mask_id = drafter.config.mask_token_id
+        assert mask_id is not None
+        count = len(given.elements.anchor)
+        anchor, depth = padded = _padded(given.elements)
+        real = anchor[depth == 0]
+        projected = drafter.project(pad_rows(given.features[real]))[: len(real)]
+        placeholders = drafter.placeholders(depth[len(real) :])
+        mask_ids = torch.full_like(anchor[len(real) :], mask_id)
+        ids = torch.cat([given.ids[real + 1], mask_ids])
+        features = torch.cat([projected, placeholders])
+        positions = given.positions[anchor] + depth
+        out: DrafterOutput = drafter(ids, features, positions, given.attend(padded))
+        return out.normed[:count]
+
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
+        return drafter.logits(normed)
+
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        if SPECULATORS in raw:
+            return bool(raw[SPECULATORS] == "peagle")
+        return bool(mask_ids(raw))
+
+    def export(self, config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
+        if dialect != "speculators":
+            return {"ptd_token_id": config.mask_token_id, "parallel_drafting": True}
+        if config.fc_norm:
+            raise InputError(
+                "vLLM drops fc_norm for speculators' peagle heads: export to 'vllm' instead"
+            )
+        keys = speculators_keys(config, "peagle", "PEagleSpeculator")
+        return keys | {"mask_token_id": config.mask_token_id}
+
+
+def _padded(elements: Elements) -> Elements:
+    """In whole tiles: what fills the last is after every depth, so only the padding sees it."""
+    more = missing_rows(len(elements.anchor))
+    anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
+    after = (elements.depth[-1:] + 1).expand(more)
+    return Elements(anchor, torch.cat([elements.depth, after]))

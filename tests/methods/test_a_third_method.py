@@ -1,0 +1,170 @@
+"""The seam: a method that peagle does not know drafts, trains, and is written and read.
+
+It is P-EAGLE whose logits depend on the token before: a table of bigrams is added to them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import make_target, own_answers, random_prompts
+from torch import Tensor, nn
+
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
+from peagle.methods.checkpoint import save_drafter
+from peagle.methods.load import load_drafter
+from peagle.methods.p_eagle import PEagle
+from peagle.methods.registry import METHODS
+from peagle.methods.spec import HeadSpec
+from peagle.model.config import DrafterConfig
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.tools.doctor import examine
+from peagle.train.cod import sample_elements
+from peagle.train.evaluate import measure_on
+from peagle.train.partition import Segment
+from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.warm_start import new_drafter
+
+DEPTHS = 4
+
+
+class BigramDrafter(Drafter):
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.bigram = nn.Parameter(torch.zeros(config.transformer.vocab_size, len(self.d2t)))
+
+
+class Bigram(PEagle):
+    name = "bigram"
+    title = "P-EAGLE with bigrams"
+    layers = 1
+    conditional = True
+
+    def build(self, config: DrafterConfig) -> Drafter:
+        return BigramDrafter(config)
+
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
+        assert isinstance(drafter, BigramDrafter)
+        return drafter.logits(normed) + drafter.bigram[previous_ids]
+
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        return super().claims(raw) and (raw.get("peagle") or {}).get("method") == self.name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def method() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, "bigram", Bigram())
+        yield
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target(layers=7)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder."""
+    folder = tmp_path_factory.mktemp("run")
+    data = own_answers(target, 24)
+    spec = HeadSpec("bigram", depths=DEPTHS, draft_vocab=112)
+    drafter = new_drafter(target, [example.ids for example in data], spec)
+    prompts = [example.ids[:4] for example in data[:4]]
+    config = TrainConfig(folder, steps=40, lr=3e-3, eval_every=40)
+    rows = list[dict[str, Any]]()
+    Trainer(config, target, drafter, data, measure_on(target, prompts)).run(rows.append)
+    losses = [row["loss"] for row in rows]
+    assert sum(losses[-8:]) < sum(losses[:8])
+    assert rows[-1]["acceptance_length"] >= 1
+    return folder
+
+
+def test_trained_heads_draft_and_are_verified(target: Target, trained: Path) -> None:
+    drafter = load_drafter(trained / "head", target)
+    assert isinstance(drafter, BigramDrafter) and drafter.config.method == "bigram"
+    assert drafter.bigram.any(), "the loss reaches what `logits` adds"
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = random_prompts(6)
+    alone = LLM(target).generate(prompts, params)
+    with_head = LLM(target, drafter, k=DEPTHS).generate(prompts, params)
+    assert [a.token_ids for a in with_head] == [a.token_ids for a in alone]
+    assert sum(answer.stats.drafted for answer in with_head) > 0
+
+
+def test_each_token_is_drafted_given_the_one_before(target: Target, trained: Path) -> None:
+    """A table that leaves one successor of each token drafts a chain of successors."""
+    drafter = load_drafter(trained / "head", target)
+    assert isinstance(drafter, BigramDrafter)
+    ids = drafter.target_ids.tolist()
+    with torch.no_grad():
+        drafter.bigram.zero_()
+        for token in range(len(drafter.bigram)):
+            drafter.bigram[token, (token * 7 + 3) % len(ids)] = 1e4
+    llm = LLM(target, drafter, k=DEPTHS)
+    request = llm.requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
+    llm.prepare(request)
+    llm.engine.add(request)
+    llm.engine.step()
+    token, chain = request.tokens[-1], list[int]()
+    for _ in range(DEPTHS):
+        token = ids[(token * 7 + 3) % len(ids)]
+        chain.append(token)
+    assert request.draft == chain
+
+
+def test_what_is_written_is_read_and_healthy(target: Target, trained: Path, tmp_path: Path) -> None:
+    drafter = load_drafter(trained / "head", target)
+    save_drafter(drafter, tmp_path / "again", dtype=None)
+    read = load_drafter(tmp_path / "again", target)
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(read.state_dict()[name], tensor), name
+    checks = examine(tmp_path / "again", target)
+    assert [check for check in checks if check.state == "wrong"] == []
+    assert f"{DEPTHS} of {DEPTHS} argmaxes agree" in checks[-2].found
+
+
+def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
+    """Value and gradients equal those of the whole logits, in float64."""
+    spec = HeadSpec("bigram", depths=DEPTHS, draft_vocab=112)
+    answers = [example.ids for example in own_answers(target, 8)]
+    drafter = new_drafter(target, answers, spec).double()
+    assert isinstance(drafter, BigramDrafter)
+    with torch.no_grad():
+        drafter.bigram.copy_(torch.randn_like(drafter.bigram))
+    ids = torch.tensor(answers[0])
+    sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
+    generator = torch.Generator().manual_seed(0)
+    elements = sample_elements(*sequence[1:], DEPTHS, 0.8, 0.1, generator)
+    said = run_target(target, sequence, drafter.config.feature_layers)
+    trainee = Trainee(drafter, target, "kl", bf16=False)
+    every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
+    result = trainee(sequence, said, every)
+    found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
+
+    normed = run_drafter(drafter, sequence, said.features, elements)
+    place = elements.anchor + elements.depth + 1
+    inside = place + 1 < len(ids)
+    inside &= sequence.supervised[(place + 1).clamp(max=len(ids) - 1)]
+    place = place[inside]
+    logits = Bigram().logits(drafter, normed[inside], ids[place])
+    wanted = target.logits(said.hidden[place])[:, drafter.target_ids].double()
+    log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
+    whole = (log_p.exp() * (log_p - log_q)).sum()
+    expected = torch.autograd.grad(whole, [drafter.bigram, drafter.fc.weight])
+    torch.testing.assert_close(result.loss, whole, rtol=1e-6, atol=1e-6)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_an_unknown_method_is_named(target: Target, trained: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(METHODS, "bigram")
+        with pytest.raises(InputError, match="'bigram': known are p-eagle, eagle3"):
+            load_drafter(trained / "head", target)
