@@ -18,7 +18,8 @@ import yaml
 from peagle import catalog_fields as check
 from peagle.errors import InputError, InputWarning, first_line
 
-METHODS = ("p-eagle", "eagle3")
+METHODS = ("p-eagle", "eagle3")  # the best first
+PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
 CHOICES = (*METHODS, "none")  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
 HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
+from peagle.catalog import flag_options
 from peagle.deploy.spec import DeployFailed, Spec, new_key
 from peagle.errors import InputError, first_line
 from peagle.paths import cache_dir
@@ -39,14 +40,14 @@ def command(spec: Spec, port: int) -> list[str]:
     """The engine's command line here. Raises InputError when the engine is not installed."""
     if spec.engine == "vllm":
         look(Path(os.environ.get("PEAGLE_VLLM_PYTHON", sys.executable)))
-        where = ["--host", HOST, "--port", str(port)]
-        line = [sys.executable, "-m", "peagle", "serve", spec.name, "--engine", "vllm", *where]
-        flags = spec.vllm_flags()
-        return [*line, *spec.head_options(), *(["--", *flags] if flags else [])]
-    line = spec.command(HOST, port)
-    if shutil.which("nvidia-smi") is None and "--device" in line:
-        at = line.index("--device")
-        del line[at : at + 2]
+        line = ["peagle", "serve", spec.name, "--engine", "vllm"]
+        line += ["--host", HOST, "--port", str(port), *spec.head_options()]
+        if spec.flags:
+            line += ["--", *flag_options(spec.flags)]
+    else:
+        if shutil.which("nvidia-smi") is None:
+            spec = replace(spec, gpus=0)
+        line = spec.command(HOST, port)
     return [sys.executable, "-m", *line]
 
 
@@ -97,7 +98,7 @@ def free_port(port: int) -> int:
         try:
             sock.bind((HOST, port))
         except OSError as error:
-            raise InputError(f"--port {port}: {error.strerror}; 0 is any that is free") from error
+            raise InputError(f"port {port}: {error.strerror}; 0 is any that is free") from error
         return int(sock.getsockname()[1])
 
 
