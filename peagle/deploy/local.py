@@ -60,30 +60,29 @@ def start(spec: Spec, line: Sequence[str], port: int, wait_seconds: float) -> Ru
     before = find(spec.name)
     if before is not None:
         return before
-    key, folder = new_key(), _folder(spec.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **spec.env, spec.key_variable: key}
+    key = new_key()
+    _folder(spec.name).mkdir(parents=True, exist_ok=True)
     with _log(spec.name).open("wb") as log:
         process = subprocess.Popen(
             list(line),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C after this is not its own
+            env={**os.environ, **spec.env, spec.key_variable: key},
+            start_new_session=True,  # a later Ctrl-C does not end it
         )
-    running = Running(
-        spec.name, process.pid, psutil.Process(process.pid).create_time(),
-        f"http://{HOST}:{port}", key,
-    )  # fmt: skip
-    _write(running)
+    started = psutil.Process(process.pid).create_time()
+    running = Running(spec.name, process.pid, started, f"http://{HOST}:{port}", key)
+    state = _state(spec.name)
+    state.touch(mode=0o600)  # the key is in it
+    state.write_text(json.dumps(asdict(running)))
     try:
         _wait_until_healthy(process, running, wait_seconds)
         _ask(running)
     except BaseException as error:
         _end(running)
         process.wait()
-        _state(spec.name).unlink(missing_ok=True)
+        state.unlink(missing_ok=True)
         if not isinstance(error, DeployFailed):
             raise
         last = "\n".join(logs(spec.name, 20))
@@ -149,14 +148,6 @@ def _log(name: str) -> Path:
     return _folder(name) / "log"
 
 
-def _write(running: Running) -> None:
-    """For this user's eyes: the key is in it."""
-    with open(
-        _state(running.name), "w", opener=lambda path, flags: os.open(path, flags, 0o600)
-    ) as f:
-        json.dump(asdict(running), f)
-
-
 def _alive(running: Running) -> bool:
     try:
         process = psutil.Process(running.pid)
@@ -173,8 +164,8 @@ def _end(running: Running) -> None:
     process = psutil.Process(running.pid)
     family = [process, *process.children(recursive=True)]
     process.terminate()
-    _, left = psutil.wait_procs(family, timeout=STOP_SECONDS)
-    for each in left:
+    _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+    for each in alive:
         each.kill()
 
 
