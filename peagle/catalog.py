@@ -18,7 +18,8 @@ import yaml
 from peagle import catalog_fields as check
 from peagle.errors import InputError, InputWarning, first_line
 
-METHODS = ("p-eagle", "eagle3")
+METHODS = ("p-eagle", "eagle3")  # the best first
+PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
 CHOICES = (*METHODS, "none")  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
 HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
@@ -149,6 +150,13 @@ def flag_options(flags: check.Flags) -> list[str]:
         else:
             options += [f"--{flag}", str(value)]
     return options
+
+
+def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
+    """vLLM's --speculative-config for a head in the folder or hub repository `model`, which drafts
+    `k` tokens a round; `parallel`: all of them in one forward."""
+    config = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
+    return config | {"parallel_drafting": True} if parallel else config
 
 
 def choose_head(target: str, head: str | None, method: str | None, k: int | None) -> str | None:

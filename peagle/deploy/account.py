@@ -21,17 +21,15 @@ class Account:
     max_replicas: int | None = None  # None: always `replicas`
 
     def __post_init__(self) -> None:
-        arn = re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", self.role)
-        if not arn and self.role != PLACEHOLDERS["role"]:
+        is_arn = re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", self.role)
+        if not is_arn and self.role != PLACEHOLDERS["role"]:
             why = "is no ARN of a role (arn:aws:iam::ACCOUNT:role/NAME)"
-            raise InputError(f"--role {self.role!r}: {why}")
-        sagemakers = self.instance_type.startswith("ml.")
-        if not sagemakers and self.instance_type != PLACEHOLDERS["instance_type"]:
-            raise InputError(
-                f"--instance-type {self.instance_type!r}: SageMaker's begin with 'ml.'"
-            )
+            raise InputError(f"role {self.role!r}: {why}")
+        is_type = self.instance_type.startswith("ml.")
+        if not is_type and self.instance_type != PLACEHOLDERS["instance_type"]:
+            raise InputError(f"instance_type {self.instance_type!r}: SageMaker's begin with 'ml.'")
         if self.replicas < 1:
-            raise InputError(f"--replicas {self.replicas}: must be at least 1")
+            raise InputError(f"replicas {self.replicas}: must be at least 1")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
-            why = f"must be at least --replicas ({self.replicas})"
-            raise InputError(f"--max-replicas {self.max_replicas}: {why}")
+            why = f"must be at least `replicas` ({self.replicas})"
+            raise InputError(f"max_replicas {self.max_replicas}: {why}")

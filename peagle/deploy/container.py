@@ -33,20 +33,16 @@ from typing import Any
 from peagle.deploy.spec import ENGINES
 from peagle.errors import InputError, first_line
 
-PREFIX, RULES = "SM_VLLM_", ("aws", "plain")
+PREFIX = "SM_VLLM_"
+RULES = ("aws", "plain")
 MODEL_FOLDER = Path("/opt/ml/model")
 ONE_VALUE = ("allowed-origins", "allowed-methods", "allowed-headers", "middleware")
-# vLLM's flags that `peagle serve` has, too, by its own names.
-SERVE = {
-    "host": "--host",
-    "port": "--port",
-    "api-key": "--api-key",
-    "served-model-name": "--served-model-name",
-    "dtype": "--dtype",
-    "max-num-seqs": "--max-batch",
-    "chat-template": "--chat-template",
-}
+# vLLM's flags that `peagle serve` has, too: with vLLM the others follow --.
+SERVE = ("host", "port", "api-key", "served-model-name")
+SERVE_NATIVE = (*SERVE, "dtype", "max-num-seqs", "chat-template")
+RENAMED = {"max-num-seqs": "max-batch"}
 HEAD = {"model": "--head", "num_speculative_tokens": "--k"}
+HEAD_SAYS_ITSELF = ("method", "parallel_drafting")
 ROUTE = ["--middleware", "peagle.server.route.Route"]
 
 Flags = dict[str, list[str]]  # by name, with their values; none: a bare flag
@@ -55,39 +51,43 @@ Flags = dict[str, list[str]]  # by name, with their values; none: a bare flag
 def flags(environ: Mapping[str, str], rules: str) -> Flags:
     """vLLM's flags, in the order of the variables' names."""
     found: Flags = {}
-    for key in sorted(key for key in environ if key.startswith(PREFIX)):
-        name, value = key.removeprefix(PREFIX).lower().replace("_", "-"), environ[key]
-        values = _as_aws(name, value) if rules == "aws" else [value] if value else []
-        if values is not None:
-            found[name] = values
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX):
+            name = variable.removeprefix(PREFIX).lower().replace("_", "-")
+            values = _values(name, environ[variable], rules)
+            if values is not None:
+                found[name] = values
     return found
 
 
-def _as_aws(name: str, value: str) -> list[str] | None:
+def _values(name: str, value: str, rules: str) -> list[str] | None:
     """The values of a flag; None for no flag."""
+    if rules == "plain":
+        return [value] if value else []
     text = value.strip()
     if text.lower() in ("", "true"):
         return []
     if text.lower() == "false":
         return None
-    if name not in ONE_VALUE and (parts := _json_parts(text)) is not None:
-        return parts or None
-    return [value]
+    parts = None if name in ONE_VALUE else _json_parts(text)
+    if parts is None:
+        return [value]
+    return parts or None
 
 
 def _json_parts(text: str) -> list[str] | None:
     """Elements of an array, or several objects, as texts; None for anything else."""
+    decoder, objects, rest = json.JSONDecoder(), list[Any](), text
     try:
         if text.startswith("["):
             return [_text(element) for element in json.loads(text)]
-        objects, at, decoder = list[Any](), 0, json.JSONDecoder()
-        while text.startswith("{", at):
-            found, end = decoder.raw_decode(text, at)
+        while rest.startswith("{"):
+            found, end = decoder.raw_decode(rest)
             objects.append(found)
-            at = end + len(text[end:]) - len(text[end:].lstrip())
+            rest = rest[end:].lstrip()
     except ValueError:
         return None
-    several = len(objects) > 1 and at == len(text)
+    several = len(objects) > 1 and not rest
     return [_text(each) for each in objects] if several else None
 
 
@@ -98,25 +98,29 @@ def _text(element: Any) -> str:
 
 
 def command(environ: Mapping[str, str], folder: Path = MODEL_FOLDER) -> list[str]:
-    """The command line of `peagle serve`, behind the word peagle. Raises InputError that names the
+    """The command line of `peagle serve`, after the word peagle. Raises InputError that names the
     variable."""
-    rules, engine = environ.get("PEAGLE_SM_RULES", "aws"), environ.get("PEAGLE_ENGINE", "native")
-    for variable, value, known in (
-        ("PEAGLE_SM_RULES", rules, RULES),
-        ("PEAGLE_ENGINE", engine, ENGINES),
-    ):
-        if value not in known:
-            raise InputError(f"{variable}={value}: choose {' or '.join(known)}")
-    found = flags(environ, rules)
+    rules = _choice(environ, "PEAGLE_SM_RULES", RULES)
+    engine = _choice(environ, "PEAGLE_ENGINE", ENGINES)
     port = environ.get("SAGEMAKER_BIND_TO_PORT", "8080")
-    found = {"host": ["0.0.0.0"], "port": [port], **found}
+    found = {"host": ["0.0.0.0"], "port": [port], **flags(environ, rules)}
     model = _model(found.pop("model", []), environ, folder)
     found.setdefault("served-model-name", [model])
     # Only SageMaker reaches the container: it has no key to bring, and its own name for it.
     line = ["serve", model, "--engine", engine, "--allow-no-key"]
-    if engine == "vllm":
-        return [*line, *_vllm(found, environ)]
-    return [*line, "--allowed-hosts", "*", *_native(found)]
+    if engine == "native":
+        return [*line, "--allowed-hosts", "*", *_native(found)]
+    # vLLM finds this package only where it is installed beside it.
+    route = [] if "PEAGLE_VLLM_PYTHON" in environ else ROUTE
+    return [*line, *_vllm(found), *route]
+
+
+def _choice(environ: Mapping[str, str], variable: str, choices: tuple[str, ...]) -> str:
+    """The value of a variable; without it the first choice."""
+    value = environ.get(variable, choices[0])
+    if value not in choices:
+        raise InputError(f"{variable}={value}: choose {' or '.join(choices)}")
+    return value
 
 
 def _model(named: list[str], environ: Mapping[str, str], folder: Path) -> str:
@@ -129,29 +133,37 @@ def _model(named: list[str], environ: Mapping[str, str], folder: Path) -> str:
     raise InputError(f"no model: set {PREFIX}MODEL or HF_MODEL_ID, or mount one at {folder}")
 
 
-def _variable(name: str) -> str:
-    return PREFIX + name.upper().replace("-", "_")
-
-
 def _native(found: Flags) -> list[str]:
-    """Our own options."""
+    """Options of `peagle serve` with our engine."""
     options = ["--device", "cuda"] if shutil.which("nvidia-smi") else []
     for name, values in found.items():
         if name == "speculative-config":
             options += _head(values)
-        elif name not in SERVE:
-            known = ", ".join(map(_variable, ("model", *SERVE, "speculative-config")))
+        elif name in SERVE_NATIVE:
+            options += _option(name, values)
+        else:
+            known = ", ".join(map(_variable, ("model", *SERVE_NATIVE, "speculative-config")))
             why = f"our engine has no such option (it has {known})"
             raise InputError(f"{_variable(name)}: {why}; PEAGLE_ENGINE=vllm takes all of vLLM's")
-        else:
-            options += _one(name, values)
     return options
 
 
-def _one(name: str, values: list[str]) -> list[str]:
+def _vllm(found: Flags) -> list[str]:
+    """Options of `peagle serve` with vLLM, and vLLM's own after --."""
+    before, after = list[str](), list[str]()
+    for name, values in found.items():
+        several_names = name == "served-model-name" and len(values) > 1
+        if name in SERVE and not several_names:
+            before += _option(name, values)
+        else:
+            after += [f"--{name}", *values]
+    return [*before, "--", *after]
+
+
+def _option(name: str, values: list[str]) -> list[str]:
     if len(values) != 1:
         raise InputError(f"{_variable(name)}: takes one value, not {len(values)}")
-    return [SERVE[name], *values]
+    return [f"--{RENAMED.get(name, name)}", *values]
 
 
 def _head(values: list[str]) -> list[str]:
@@ -161,23 +173,17 @@ def _head(values: list[str]) -> list[str]:
         given = dict(json.loads("".join(values)))
     except (ValueError, TypeError) as error:
         raise InputError(f"{where}: is no JSON object ({first_line(error)})") from error
-    for key in given:
-        if key not in (*HEAD, "method", "parallel_drafting"):
+    options = []
+    for key, value in given.items():
+        if key in HEAD:
+            options += [HEAD[key], str(value)]
+        elif key not in HEAD_SAYS_ITSELF:
             raise InputError(f"{where}: {key}: our engine has no such setting, leave it out")
-    return [word for key in HEAD if key in given for word in (HEAD[key], str(given[key]))]
+    return options
 
 
-def _vllm(found: Flags, environ: Mapping[str, str]) -> list[str]:
-    """Those that `peagle serve` must know, and the others behind --."""
-    known = ["host", "port", "api-key"]
-    if len(found["served-model-name"]) == 1:  # several are vLLM's alone
-        known.append("served-model-name")
-    before = [name for name in known if name in found]
-    ours = [word for name in before for word in _one(name, found.pop(name))]
-    behind = [word for name, values in found.items() for word in (f"--{name}", *values)]
-    # vLLM finds this package only where it is installed beside it.
-    route = ROUTE if "PEAGLE_VLLM_PYTHON" not in environ else []
-    return [*ours, "--", *behind, *route]
+def _variable(name: str) -> str:
+    return PREFIX + name.upper().replace("-", "_")
 
 
 def main(arguments: Iterable[str] = ()) -> None:

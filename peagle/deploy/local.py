@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
+from peagle.catalog import flag_options
 from peagle.deploy.spec import DeployFailed, Spec, new_key
 from peagle.errors import InputError, first_line
 from peagle.paths import cache_dir
@@ -39,14 +40,14 @@ def command(spec: Spec, port: int) -> list[str]:
     """The engine's command line here. Raises InputError when the engine is not installed."""
     if spec.engine == "vllm":
         look(Path(os.environ.get("PEAGLE_VLLM_PYTHON", sys.executable)))
-        where = ["--host", HOST, "--port", str(port)]
-        line = [sys.executable, "-m", "peagle", "serve", spec.name, "--engine", "vllm", *where]
-        flags = spec.vllm_flags()
-        return [*line, *spec.head_options(), *(["--", *flags] if flags else [])]
-    line = spec.command(HOST, port)
-    if shutil.which("nvidia-smi") is None and "--device" in line:
-        at = line.index("--device")
-        del line[at : at + 2]
+        line = ["peagle", "serve", spec.name, "--engine", "vllm"]
+        line += ["--host", HOST, "--port", str(port), *spec.head_options()]
+        if spec.flags:
+            line += ["--", *flag_options(spec.flags)]
+    else:
+        if shutil.which("nvidia-smi") is None:
+            spec = replace(spec, gpus=0)
+        line = spec.command(HOST, port)
     return [sys.executable, "-m", *line]
 
 
@@ -59,30 +60,29 @@ def start(spec: Spec, line: Sequence[str], port: int, wait_seconds: float) -> Ru
     before = find(spec.name)
     if before is not None:
         return before
-    key, folder = new_key(), _folder(spec.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **spec.env, spec.key_variable: key}
+    key = new_key()
+    _folder(spec.name).mkdir(parents=True, exist_ok=True)
     with _log(spec.name).open("wb") as log:
         process = subprocess.Popen(
             list(line),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C after this is not its own
+            env={**os.environ, **spec.env, spec.key_variable: key},
+            start_new_session=True,  # a later Ctrl-C does not end it
         )
-    running = Running(
-        spec.name, process.pid, psutil.Process(process.pid).create_time(),
-        f"http://{HOST}:{port}", key,
-    )  # fmt: skip
-    _write(running)
+    started = psutil.Process(process.pid).create_time()
+    running = Running(spec.name, process.pid, started, f"http://{HOST}:{port}", key)
+    state = _state(spec.name)
+    state.touch(mode=0o600)  # the key is in it
+    state.write_text(json.dumps(asdict(running)))
     try:
         _wait_until_healthy(process, running, wait_seconds)
         _ask(running)
     except BaseException as error:
         _end(running)
         process.wait()
-        _state(spec.name).unlink(missing_ok=True)
+        state.unlink(missing_ok=True)
         if not isinstance(error, DeployFailed):
             raise
         last = "\n".join(logs(spec.name, 20))
@@ -97,7 +97,7 @@ def free_port(port: int) -> int:
         try:
             sock.bind((HOST, port))
         except OSError as error:
-            raise InputError(f"--port {port}: {error.strerror}; 0 is any that is free") from error
+            raise InputError(f"port {port}: {error.strerror}; 0 is any that is free") from error
         return int(sock.getsockname()[1])
 
 
@@ -148,14 +148,6 @@ def _log(name: str) -> Path:
     return _folder(name) / "log"
 
 
-def _write(running: Running) -> None:
-    """For this user's eyes: the key is in it."""
-    with open(
-        _state(running.name), "w", opener=lambda path, flags: os.open(path, flags, 0o600)
-    ) as f:
-        json.dump(asdict(running), f)
-
-
 def _alive(running: Running) -> bool:
     try:
         process = psutil.Process(running.pid)
@@ -172,8 +164,8 @@ def _end(running: Running) -> None:
     process = psutil.Process(running.pid)
     family = [process, *process.children(recursive=True)]
     process.terminate()
-    _, left = psutil.wait_procs(family, timeout=STOP_SECONDS)
-    for each in left:
+    _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+    for each in alive:
         each.kill()
 
 

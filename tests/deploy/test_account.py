@@ -18,19 +18,19 @@ def test_placeholders_pass_and_what_is_like_them_does_not() -> None:
     assert Account(**PLACEHOLDERS).role == "ROLE_ARN"
     for name in ("role", "instance_type"):
         for wrong in ("", PLACEHOLDERS[name].lower()):
-            with pytest.raises(InputError, match=f"--{name.replace('_', '-')} '{wrong}'"):
+            with pytest.raises(InputError, match=f"{name} '{wrong}'"):
                 Account(**{**PLACEHOLDERS, name: wrong})
 
 
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"role": "me"}, "--role 'me': is no ARN of a role"),
-        ({"instance_type": "p5"}, "--instance-type 'p5': SageMaker's begin with 'ml.'"),
-        ({"replicas": 0}, "--replicas 0: must be at least 1"),
+        ({"role": "me"}, "role 'me': is no ARN of a role"),
+        ({"instance_type": "p5"}, "instance_type 'p5': SageMaker's begin with 'ml.'"),
+        ({"replicas": 0}, "replicas 0: must be at least 1"),
         (
             {"replicas": 3, "max_replicas": 2},
-            r"--max-replicas 2: must be at least --replicas \(3\)",
+            r"max_replicas 2: must be at least `replicas` \(3\)",
         ),
     ],
 )

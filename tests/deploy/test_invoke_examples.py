@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
@@ -47,12 +48,13 @@ def test_bodies_are_questions_to_the_model(heading: str, model: str) -> None:
 
 def test_kubernetes_names_and_ports() -> None:
     shown, cluster = part("Kubernetes"), Cluster("llm")
-    found = {each["kind"]: each for each in kubernetes.manifests(spec(), cluster)}
+    manifests = yaml.safe_load_all(kubernetes.dry_run(spec(), cluster))
+    found = {each["kind"]: each for each in manifests}
     service = found["Service"]["metadata"]["name"]
     [port] = found["Service"]["spec"]["ports"]
     assert f"kubectl -n llm port-forward service/{service} 8000:{port['port']}\n" in shown
     assert "http://127.0.0.1:8000/v1/chat/completions" in shown
-    key = kubernetes._key(spec(), cluster)
+    key = yaml.safe_load(kubernetes.secret(spec(), cluster))
     assert f"get secret {key['metadata']['name']} " in shown
     assert f'{{{{index .data "{next(iter(key["stringData"]))}" | base64decode}}}}' in shown
     assert f"http://{service}.llm.svc/v1" in shown

@@ -33,15 +33,16 @@ def container(manifests: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", load_catalog())
 def test_manifests_fit_the_published_schemas(name: str) -> None:
-    key = kubernetes._key(spec(name), Cluster())
-    for manifest in (key, *kubernetes.manifests(spec(name), Cluster(image="owner/image:1"))):
+    secret = yaml.safe_load(kubernetes.secret(spec(name), Cluster()))
+    others = kubernetes.dry_run(spec(name), Cluster(image="owner/image:1"))
+    for manifest in (secret, *yaml.safe_load_all(others)):
         for version in VERSIONS:
             validate(manifest, version, strict=True)
 
 
 def test_the_schemas_are_strict() -> None:
     """What the test above would find."""
-    [volume, *_] = kubernetes.manifests(spec(), Cluster())
+    volume = applied(kubernetes.dry_run(spec(), Cluster()))["PersistentVolumeClaim"]
     volume["spec"]["accessMode"] = volume["spec"].pop("accessModes")
     with pytest.raises(Exception, match="accessMode"):
         validate(volume, VERSIONS[0], strict=True)
@@ -83,11 +84,22 @@ def test_the_container() -> None:
 
 
 def test_our_engine_on_a_cpu_needs_an_image() -> None:
-    with pytest.raises(InputError, match="--image is missing"):
-        kubernetes.manifests(spec("smollm2-135m"), Cluster())
+    with pytest.raises(InputError, match="`image` is missing"):
+        kubernetes.dry_run(spec("smollm2-135m"), Cluster())
     only = container(applied(kubernetes.dry_run(spec("smollm2-135m"), Cluster(image="mine:1"))))
     assert only["image"] == "mine:1" and "nvidia.com/gpu" not in only["resources"]["limits"]
     assert only["env"][0]["name"] == "PEAGLE_API_KEY"
+
+
+def test_values_are_quoted_for_yaml() -> None:
+    odd = {"A": "1", "B": "it's: {x} # y", "C": "two\nlines"}
+    mine = make_spec("mine", entry(vllm_env=odd), None, remote=True)
+    found = applied(kubernetes.dry_run(mine, Cluster("on", image="a: b")))
+    assert found["Service"]["metadata"]["namespace"] == "on"
+    assert container(found)["image"] == "a: b"
+    assert container(found)["command"] == mine.command("0.0.0.0", kubernetes.PORT)
+    environment = {each["name"]: each.get("value") for each in container(found)["env"]}
+    assert odd.items() <= environment.items()
 
 
 def test_one_replica_needs_no_shared_volume() -> None:
@@ -100,7 +112,7 @@ def test_one_replica_needs_no_shared_volume() -> None:
 
 
 def test_replicas_are_checked() -> None:
-    with pytest.raises(InputError, match=r"--replicas 3: must be between 1 and --max-replicas \(2"):
+    with pytest.raises(InputError, match=r"replicas 3: must be between 1 and `max_replicas` \(2"):
         Cluster(replicas=3, max_replicas=2)
 
 
@@ -138,6 +150,7 @@ def test_delete_takes_what_carries_the_label_and_nothing_else(kubectl: Kubectl) 
     [(arguments, _)] = kubectl.calls
     selector = "app.kubernetes.io/name=peagle,app.kubernetes.io/instance=peagle-mine"
     assert arguments[-4:] == ["delete", "deployment,service,hpa,secret,pvc", "-l", selector]
-    for manifest in kubernetes.manifests(make_spec("mine", entry(), None, remote=True), Cluster()):
+    mine = make_spec("mine", entry(), None, remote=True)
+    for manifest in applied(kubernetes.dry_run(mine, Cluster())).values():
         labels = manifest["metadata"]["labels"]
         assert {"app.kubernetes.io/instance": "peagle-mine"}.items() <= labels.items()

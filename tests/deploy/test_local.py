@@ -115,7 +115,7 @@ def test_ports() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"--port {port}: Address already in use; 0 is any"):
+        with pytest.raises(InputError, match=f"port {port}: Address already in use; 0 is any"):
             local.free_port(port)
 
 

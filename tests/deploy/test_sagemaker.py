@@ -130,7 +130,9 @@ def test_requests_fit_the_published_service_models() -> None:
         report = ParamValidator().validate(each.parameters, shape)
         assert not report.has_errors(), report.generate_report()
     shapes = Session().get_service_model("sagemaker")
-    assert sagemaker.GPU_AMI in shapes.shape_for("ProductionVariantInferenceAmiVersion").enum
+    [variant] = wanted[1].parameters["ProductionVariants"]
+    known = shapes.shape_for("ProductionVariantInferenceAmiVersion").enum
+    assert variant["InferenceAmiVersion"] in known
 
 
 def test_the_environment_of_the_container() -> None:
@@ -307,7 +309,7 @@ def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatc
         (make_spec("mine", entry(), "native", remote=True), named),
         (make_spec("mine", entry(), "native", remote=True, drafting=pinned), [*named, "--k", "2"]),
     ):
-        with pytest.raises(InputError, match="--image is missing: no image of peagle is published"):
+        with pytest.raises(InputError, match="`image` is missing: no image of peagle is published"):
             sagemaker.requests(spec, account())
         model, config, *_ = sagemaker.requests(spec, account(image="mine:1"))
         container = model.parameters["PrimaryContainer"]

@@ -69,7 +69,7 @@ def test_a_profile_adds_its_flags() -> None:
     ("name", "known"), [("gpt-oss-20b", "choose benchmark"), ("qwen3-8b", "it has none")]
 )
 def test_an_unknown_profile(name: str, known: str) -> None:
-    with pytest.raises(InputError, match=f"--profile 'fast': {name} has no such profile: {known}"):
+    with pytest.raises(InputError, match=f"profile 'fast': {name} has no such profile: {known}"):
         with_profile(name, find_entry(name), "fast")
 
 
@@ -119,8 +119,8 @@ def test_our_engine_is_told_the_head() -> None:
 @pytest.mark.parametrize(
     ("name", "engine", "why"),
     [
-        ("qwen3-8b", "vlm", "--engine 'vlm': choose native or vllm"),
-        ("smollm2-135m", "vllm", "smollm2-135m is a GGUF file in a wheel: use --engine native"),
+        ("qwen3-8b", "vlm", "engine 'vlm': choose native or vllm"),
+        ("smollm2-135m", "vllm", "smollm2-135m is a GGUF file in a wheel: use `engine` native"),
     ],
 )
 def test_refusals(name: str, engine: str, why: str) -> None:
@@ -129,7 +129,7 @@ def test_refusals(name: str, engine: str, why: str) -> None:
 
 
 def test_several_gpus_are_vllms() -> None:
-    with pytest.raises(InputError, match="mine takes 2 GPUs: use --engine vllm"):
+    with pytest.raises(InputError, match="mine takes 2 GPUs: use `engine` vllm"):
         make_spec("mine", entry(gpus=2), "native", remote=True)
 
 
