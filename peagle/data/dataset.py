@@ -10,15 +10,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import (
-    Example,
-    Message,
-    Style,
-    encode_documents,
-    system_turn,
-    to_messages,
-    to_style,
-)
+from peagle.data.chat import Message, Style, encode_documents, system_turn, to_messages, to_style
+from peagle.data.example import Example
 from peagle.errors import InputError
 
 SYSTEM_ROLES = ("system", "developer")

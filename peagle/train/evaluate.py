@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from peagle.backends.torch import TorchBackend
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats

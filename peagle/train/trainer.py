@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peagle.data.captured import Captured
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.engine.memory import free_memory
 from peagle.errors import InputError
 from peagle.methods.checkpoint import save_drafter, with_provenance
