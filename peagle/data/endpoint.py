@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx2 as httpx
 
 from peagle.data.chat import Message, to_messages
-from peagle.data.talk import Talk, drop_oldest
+from peagle.data.conversation import Talk, drop_oldest
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
 

@@ -7,11 +7,11 @@ from typing import Any, BinaryIO, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Message, prompt_ids
+from peagle.data.conversation import Talk, drop_oldest
 from peagle.data.dataset import Conversation
 from peagle.data.endpoint import Servers, ask_servers
-from peagle.data.lines import append, open_to_append, read_back
-from peagle.data.spoken import to_message
-from peagle.data.talk import Talk, drop_oldest
+from peagle.data.jsonl import append, open_to_append, read_back
+from peagle.data.response_parser import to_message
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion

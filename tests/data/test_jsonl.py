@@ -6,7 +6,7 @@ import pytest
 from tiny import make_target
 
 from peagle.data.dataset import Conversation
-from peagle.data.lines import append, open_to_append, read_back
+from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.regenerate import regenerate
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
