@@ -15,7 +15,8 @@ from peagle.bench.side_by_side import device_name
 from peagle.catalog import head_path
 from peagle.cli.common import progress_bar
 from peagle.data.captured import Captured
-from peagle.data.chat import Example, prompt_ids
+from peagle.data.chat import prompt_ids
+from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion

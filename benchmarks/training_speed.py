@@ -22,8 +22,8 @@ from common import RESULTS, TARGET, captured, environment, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
 from peagle.data.captured import Captured
-from peagle.data.chat import Example
 from peagle.data.dataset import read_examples
+from peagle.data.example import Example
 from peagle.methods.spec import HeadSpec
 from peagle.model.loader import load_target
 from peagle.model.target import Target

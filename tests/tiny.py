@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend

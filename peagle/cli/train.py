@@ -23,7 +23,7 @@ from peagle.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from peagle.data.captured import Captured
-    from peagle.data.chat import Example
+    from peagle.data.example import Example
     from peagle.methods.spec import HeadSpec
     from peagle.model.drafter import Drafter
     from peagle.model.target import Target

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.data.shard import OpenShard, Shard
 from peagle.errors import InputError, first_line
 from peagle.model.target import Target, TargetOutput

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from peagle.data.example import Example
 from peagle.errors import InputError, first_line
 from peagle.model.template import check_template
 
@@ -16,13 +17,6 @@ ROLES = ("user", "assistant", "system", "developer", "tool")
 KEPT = ("tool_call_id", "name")  # templates read these too
 THOUGHT = ("thinking", "reasoning_content")  # what was thought before; each template reads one
 Message = dict[str, Any]
-
-
-class Example(NamedTuple):
-    """One training document."""
-
-    ids: list[int]
-    supervised: list[bool]  # tokens the target said itself
 
 
 class Style(NamedTuple):

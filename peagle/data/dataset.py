@@ -6,30 +6,17 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import (
-    Example,
-    Message,
-    Style,
-    encode_documents,
-    system_turn,
-    to_messages,
-    to_style,
-)
+from peagle.data.chat import Message, Style, encode_documents, system_turn, to_messages, to_style
+from peagle.data.conversation import Conversation
+from peagle.data.example import Example
 from peagle.errors import InputError
 
 SYSTEM_ROLES = ("system", "developer")
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
-
-
-class Conversation(NamedTuple):
-    """Something to answer: `asks[i]` are the messages that lead to the i-th answer."""
-
-    asks: list[list[Message]]
-    style: Style = Style()
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

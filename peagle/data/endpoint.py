@@ -1,29 +1,30 @@
 """Answers from OpenAI-compatible chat endpoints, several requests at a time.
 
-A worker is a thread that asks one endpoint. A request that fails goes back to the queue, where any
-worker may take it, and the worker pauses, longer each time; when it has failed once more than there
-are pauses, in a row, it stops. The run ends when every record is answered or no worker is left.
+A worker asks one endpoint. A record whose request failed goes back to the queue, where any worker
+may take it, and the worker pauses, longer after each failure in a row. After one failure more than
+there are pauses the worker stops. The run ends when every record is finished or no worker is left.
 """
 
+import asyncio
 import json
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import PriorityQueue, Queue
 from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from peagle.data.chat import Message, to_messages
-from peagle.data.talk import Talk, drop_oldest
+from peagle.data.chat import THOUGHT, Message, Style, to_messages
+from peagle.data.conversation import PendingRecord, drop_oldest
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
+LONGEST_PAUSE = 300.0  # seconds, whatever `retry-after` says
 TRIES = 4  # of one record, where the server answered with an error or not in time
 TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
-UNAVAILABLE = (429, 502, 503)  # the server has no fault to find with the request
-WRONG_SETTINGS = (401, 403, 404, 405)  # every request would fail
+UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
+NO_MODEL_LIST = (404, 405)
+WRONG_SETTINGS = (401, 403, *NO_MODEL_LIST)  # every request would fail
 
 
 class Endpoint(NamedTuple):
@@ -43,31 +44,12 @@ class Servers(NamedTuple):
 
 
 class RequestError(Exception):
-    """An attempt that failed; the text says how."""
+    """A failed request: why, its HTTP status (0: none came), and the seconds to wait at least."""
 
     def __init__(self, why: str, *, status: int = 0, wait: float = 0.0) -> None:
         super().__init__(why)
-        self.status, self.wait = status, wait  # HTTP status, 0: none came; seconds to wait at least
-
-
-@dataclass(slots=True)
-class _Work:
-    """What workers share."""
-
-    params: SamplingParams
-    tasks: PriorityQueue[tuple[int, Talk | None]] = field(default_factory=PriorityQueue)
-    results: "Queue[Talk | _GivenUp | _Stopped | Exception]" = field(default_factory=Queue)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
-class _GivenUp(NamedTuple):
-    talk: Talk
-    why: str
-
-
-class _Stopped(NamedTuple):
-    endpoint: Endpoint
-    why: str
+        self.status = status
+        self.wait = wait
 
 
 def connect(
@@ -78,182 +60,167 @@ def connect(
     workers: int = 8,
     api_key: str | None = None,
 ) -> Servers:
-    """Look at every endpoint: does it answer, and which model does it serve? `model` None takes
-    the only one, or the one named `prefer`.
+    """Check that every endpoint answers, and find the model it serves. `model` None takes the only
+    one, or the one named `prefer`.
 
     Raises InputError when none can be used, or the model must be named.
     """
-    endpoints, problems = [], list[str]()
-    with _client(api_key) as client:
-        for url in urls:
-            base = url.rstrip("/").removesuffix("/chat/completions")
-            try:
-                served = _served(client, base)
-            except RequestError as error:
-                if error.status in WRONG_SETTINGS[2:] and model is not None:
-                    served = []  # it has no list of models, which is no reason to refuse
-                else:
-                    problems.append(f"--url {url}: {error}")
-                    continue
-            endpoints.append(Endpoint(base, model or _choose(url, served, prefer)))
+    endpoints: list[Endpoint] = []
+    problems: list[str] = []
+    for url in urls:
+        base = url.rstrip("/").removesuffix("/chat/completions")
+        try:
+            served = asyncio.run(_models(base, api_key))
+        except RequestError as error:
+            if model is None or error.status not in NO_MODEL_LIST:
+                problems.append(f"url {url}: {error}")
+                continue
+            served = []
+        endpoints.append(Endpoint(base, model or _choose(url, served, prefer)))
     if not endpoints:
         raise InputError("; ".join(problems))
     return Servers(endpoints, workers, api_key, tuple(problems))
 
 
 def ask_servers(
-    servers: Servers, todo: Sequence[Talk], params: SamplingParams, problems: list[str]
-) -> Iterator[list[Talk]]:
-    """Records as they are finished. What goes wrong with a record or an endpoint is added to
-    `problems`. Raises InputError when no worker is left and records are."""
-    problems += servers.problems
-    work = _Work(params)
-    for talk in todo:
-        work.tasks.put((talk.record, talk))
-    with _client(servers.api_key) as client:
-        where = [endpoint for _ in range(servers.workers) for endpoint in servers.endpoints]
-        for endpoint in where:
-            arguments = (client, endpoint, work)
-            threading.Thread(target=_worker, args=arguments, daemon=True).start()
-        try:
-            yield from _collect(work, len(todo), len(where), problems)
-        finally:
-            work.stop.set()
-            for worker, _ in enumerate(where):
-                work.tasks.put((-1 - worker, None))
+    servers: Servers,
+    todo: Sequence[PendingRecord],
+    params: SamplingParams,
+    write: Callable[[list[PendingRecord]], None],
+) -> list[str]:
+    """Answer records, and `write` each when it is finished. Returns what went wrong with records
+    and endpoints. Raises InputError when no worker is left and records are."""
+    run = _Run(params, write, list(servers.problems))
+    if todo:
+        asyncio.run(run.answer_all(servers, todo))
+    return list(dict.fromkeys(run.problems))
 
 
-def _collect(work: _Work, records: int, workers: int, problems: list[str]) -> Iterator[list[Talk]]:
-    answered = 0
-    while records:
-        result = work.results.get()
-        if isinstance(result, Exception):
-            raise result
-        if isinstance(result, _Stopped):
-            workers -= 1
-            _note(problems, f"{result.endpoint.url} was given up: {result.why}")
-            if not workers:
-                left = f"{records} records are left, {answered} were answered and are kept"
-                raise InputError(f"{problems[-1]} ({left}): run again to continue")
-            continue
-        records -= 1
-        if isinstance(result, _GivenUp):
-            _note(problems, f"record {result.talk.record + 1}: {result.why}")
-        else:
-            answered += 1
-            yield [result]
+@dataclass(slots=True)
+class _Run:
+    """The records that are left, and the workers that take them."""
 
+    params: SamplingParams
+    write: Callable[[list[PendingRecord]], None]
+    problems: list[str]
+    waiting: asyncio.Queue[PendingRecord] = field(default_factory=asyncio.Queue)
 
-def _note(problems: list[str], problem: str) -> None:
-    if problem not in problems:
-        problems.append(problem)
+    async def answer_all(self, servers: Servers, todo: Sequence[PendingRecord]) -> None:
+        """Return when every record is answered or given up."""
+        for record in todo:
+            self.waiting.put_nowait(record)
+        async with _client(servers.api_key) as client:
+            endpoints = servers.endpoints * servers.workers
+            workers = asyncio.gather(*(self._work(client, endpoint) for endpoint in endpoints))
+            finished = asyncio.ensure_future(self.waiting.join())
+            await asyncio.wait((workers, finished), return_when=asyncio.FIRST_COMPLETED)
+            if workers.done():
+                workers.result()  # raises what is no RequestError
+            workers.cancel()
+        if left := self.waiting.qsize():
+            answered = sum(not record.open for record in todo)
+            state = f"{left} records are left, {answered} were answered and are kept"
+            raise InputError(f"{self.problems[-1]} ({state}): run again to continue")
 
-
-def _worker(client: httpx.Client, endpoint: Endpoint, work: _Work) -> None:
-    failures = 0
-    try:
+    async def _work(self, client: httpx.AsyncClient, endpoint: Endpoint) -> None:
+        failures = 0  # in a row
         while True:
-            _, talk = work.tasks.get()  # the first record, or nothing: the end
-            if talk is None or work.stop.is_set():
-                return
+            record = await self.waiting.get()
             try:
-                while talk.open:
-                    _answer(client, endpoint, talk, work.params)
+                while record.open:
+                    await _answer(client, endpoint, record, self.params)
             except RequestError as error:
-                failures += 1
-                _hand_back(talk, error, work)
-                if error.status in WRONG_SETTINGS or failures > len(PAUSES):
-                    work.results.put(_Stopped(endpoint, str(error)))
+                self._retry_or_give_up(record, error)
+                if error.status in WRONG_SETTINGS or failures == len(PAUSES):
+                    self.problems.append(f"{endpoint.url} was given up: {error}")
                     return
-                work.stop.wait(max(PAUSES[failures - 1], error.wait))
+                await asyncio.sleep(max(PAUSES[failures], error.wait))
+                failures += 1
             else:
                 failures = 0
-                work.results.put(talk)
-    except Exception as error:  # a bug must not leave the run waiting for this worker
-        work.results.put(error)
+                self.write([record])
+                self.waiting.task_done()
+
+    def _retry_or_give_up(self, record: PendingRecord, error: RequestError) -> None:
+        """Queue a record again unless its own request seems to be at fault."""
+        at_fault = error.status not in (0, *UNAVAILABLE, *WRONG_SETTINGS)
+        record.tries += at_fault
+        if at_fault and (error.status < 500 or record.tries >= TRIES):
+            self.problems.append(f"record {record.number + 1}: {error}")
+        else:
+            self.waiting.put_nowait(record)
+        self.waiting.task_done()
 
 
-def _hand_back(talk: Talk, error: RequestError, work: _Work) -> None:
-    """Back to the queue; given up when this request is at fault, or seems to be."""
-    at_fault = error.status not in (0, *UNAVAILABLE, *WRONG_SETTINGS)
-    talk.tries += at_fault
-    refused = at_fault and error.status < 500
-    if refused or talk.tries >= TRIES:
-        work.results.put(_GivenUp(talk, str(error)))
-    else:
-        work.tasks.put((talk.record, talk))
-
-
-def _answer(client: httpx.Client, endpoint: Endpoint, talk: Talk, params: SamplingParams) -> None:
-    """One turn. A conversation that the server finds too long for its context is asked for a
-    shorter answer, then without its oldest turns."""
-    messages, limits = talk.asked(), [params.max_tokens, None]
-    while True:
-        for max_tokens in limits:
-            body = _body(endpoint, messages, talk, params, max_tokens)
+async def _answer(
+    client: httpx.AsyncClient, endpoint: Endpoint, record: PendingRecord, params: SamplingParams
+) -> None:
+    """Answer one turn. A conversation that the server finds too long for its context is asked for
+    a shorter answer, then without its oldest turns."""
+    messages = record.asked()
+    while messages:
+        body = _body(endpoint.model, messages, record.conversation.style, params)
+        for limit in ({"max_tokens": params.max_tokens}, {}):
             try:
-                talk.say(messages, _ask(client, endpoint, body), {})
-                return
+                answer = await _ask(client, endpoint, body | limit)
             except RequestError as error:
                 if error.status not in (400, 413) or "context" not in str(error).lower():
                     raise
-        shorter = drop_oldest(messages)
-        if shorter is None:
-            talk.skip()
-            return
-        messages = shorter
+            else:
+                record.add_answer(messages, answer)
+                return
+        messages = drop_oldest(messages)
+    record.skip()
 
 
 def _body(
-    endpoint: Endpoint,
-    messages: list[Message],
-    talk: Talk,
-    params: SamplingParams,
-    max_tokens: int | None,
+    model: str, messages: list[Message], style: Style, params: SamplingParams
 ) -> dict[str, Any]:
-    tools, args = talk.conversation.style
     last = max(index for index, message in enumerate(messages) if message["role"] == "user")
     body = {
-        "model": endpoint.model,
-        "messages": [_on_the_wire(m, index < last) for index, m in enumerate(messages)],
+        "model": model,
+        "messages": [_to_api(m, index < last) for index, m in enumerate(messages)],
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "max_tokens": max_tokens,
         "seed": params.seed,
-        "tools": tools,
-        "chat_template_kwargs": dict(args) or None,
+        "tools": style.tools,
+        "chat_template_kwargs": dict(style.args) or None,
     }
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _on_the_wire(message: Message, past: bool) -> Message:
-    """As the API has messages: the arguments of a tool call are JSON in a text, and what was
-    thought before earlier answers is not repeated (some endpoints refuse it)."""
-    hidden = ("reasoning_content", "thinking") if past else ()
-    sent = {key: value for key, value in message.items() if key not in hidden}
+def _to_api(message: Message, past: bool) -> Message:
+    """The message as the API has it: arguments of a tool call are JSON in a text, and the thoughts
+    before earlier answers are not repeated (some endpoints refuse them)."""
+    sent = {key: value for key, value in message.items() if not (past and key in THOUGHT)}
     if "tool_calls" in sent:
-        sent["tool_calls"] = [
-            {**call, "function": {**said, "arguments": json.dumps(said["arguments"])}}
-            for call in sent["tool_calls"]
-            if (said := call["function"])
-        ]
+        sent["tool_calls"] = [_call_to_api(call) for call in sent["tool_calls"]]
     return sent
 
 
-def _ask(client: httpx.Client, endpoint: Endpoint, body: dict[str, Any]) -> Message:
-    answer = _json(client, "POST", f"{endpoint.url}/chat/completions", body)
+def _call_to_api(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = json.dumps(call["function"]["arguments"])
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, body: dict[str, Any]) -> Message:
+    answer = await _request(client, "POST", f"{endpoint.url}/chat/completions", body)
     try:
-        said = answer["choices"][0]["message"]
-        message = {"role": "assistant", "content": said.get("content") or ""}
-        message["tool_calls"] = said.get("tool_calls")
-        message["reasoning_content"] = said.get("reasoning_content") or said.get("reasoning")
+        given = answer["choices"][0]["message"]
+        message = {
+            "role": "assistant",
+            "content": given.get("content") or "",
+            "tool_calls": given.get("tool_calls"),
+            "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),
+        }
         return to_messages({"messages": [message]})[0]
     except (KeyError, IndexError, TypeError, AttributeError, InputError) as error:
         raise RequestError("the answer is not a chat completion", status=500) from error
 
 
-def _served(client: httpx.Client, base: str) -> list[str]:
-    answer = _json(client, "GET", f"{base}/models")
+async def _models(base: str, api_key: str | None) -> list[str]:
+    async with _client(api_key) as client:
+        answer = await _request(client, "GET", f"{base}/models")
     try:
         return [entry["id"] for entry in answer["data"]]
     except (KeyError, TypeError) as error:
@@ -264,27 +231,29 @@ def _choose(url: str, served: list[str], prefer: str) -> str:
     if prefer in served:
         return prefer
     if len(served) != 1:
-        raise InputError(f"--url {url} serves {', '.join(served)}: choose one with --model")
+        raise InputError(f"url {url} serves {', '.join(served)}: choose one with `model`")
     return served[0]
 
 
-def _json(client: httpx.Client, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+async def _request(
+    client: httpx.AsyncClient, method: str, url: str, body: dict[str, Any] | None = None
+) -> Any:
     try:
-        response = client.request(method, url, json=body)
+        response = await client.request(method, url, json=body)
         if response.is_success:
             return response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        late = isinstance(error, httpx.ReadTimeout)
-        raise RequestError(f"no answer ({first_line(error)})", status=504 * late) from error
-    said = " ".join(response.text.split())[:300]
+        status = 504 if isinstance(error, httpx.ReadTimeout) else 0
+        raise RequestError(f"no answer ({first_line(error)})", status=status) from error
+    text = " ".join(response.text.split())[:300]
     wait = response.headers.get("retry-after", "")
     raise RequestError(
-        f"HTTP {response.status_code} {response.reason_phrase}: {said}",
+        f"HTTP {response.status_code} {response.reason_phrase}: {text}",
         status=response.status_code,
-        wait=min(float(wait), 300.0) if wait.isdigit() else 0.0,
+        wait=min(float(wait), LONGEST_PAUSE) if wait.isdigit() else 0.0,
     )
 
 
-def _client(api_key: str | None) -> httpx.Client:
+def _client(api_key: str | None) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.Client(headers=headers, timeout=TIMEOUT, limits=httpx.Limits())
+    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT, limits=httpx.Limits())

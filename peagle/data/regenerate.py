@@ -1,17 +1,16 @@
 """The target answers prompts itself: what a drafter must learn to predict."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Message, prompt_ids
-from peagle.data.dataset import Conversation
+from peagle.data.conversation import Conversation, PendingRecord, drop_oldest
 from peagle.data.endpoint import Servers, ask_servers
-from peagle.data.lines import append, open_to_append, read_back
-from peagle.data.spoken import to_message
-from peagle.data.talk import Talk, drop_oldest
+from peagle.data.jsonl import append, open_to_append, read_back
+from peagle.data.response_parser import to_message
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
@@ -39,12 +38,12 @@ class Report(NamedTuple):
 
 
 def native(llm: LLM) -> Engine:
-    """Our own engine as what answers."""
+    """Answer with our own engine."""
     return Engine(llm.tokenizer, llm.target.max_context, llm.max_batch * 4, llm.generate)
 
 
 def through_vllm(target: str, tokenizer: PreTrainedTokenizerBase) -> Engine:
-    """vLLM in this process as what answers. Raises InputError where vLLM cannot be imported."""
+    """Answer with vLLM in this process. Raises InputError where vLLM cannot be imported."""
     engine = open_vllm(target)
     return Engine(tokenizer, engine.max_context, 1024, engine.generate)
 
@@ -66,65 +65,85 @@ def regenerate(
     anything else or is being written by another process, or no endpoint is left to ask.
     """
     problems: list[str] = []
+    wanted = conversations[:limit]
     with open_to_append(output) as file:
-        finished = _answered(file, conversations)
-        wanted = conversations[:limit]
-        todo = [Talk(i, asks) for i, asks in enumerate(wanted) if i not in finished]
+        finished = _finished_records(file, conversations)
+        todo = [PendingRecord(i, asks) for i, asks in enumerate(wanted) if i not in finished]
+        left = len(todo)
+
+        def write(records: list[PendingRecord]) -> None:
+            nonlocal left
+            append(file, [line for record in records for line in record.lines])
+            left -= len(records)
+            on_record(len(wanted) - left, len(wanted))
+
+        write([])
         if isinstance(source, Servers):
-            answered = ask_servers(source, todo, params, problems)
+            problems = ask_servers(source, todo, params, write)
         else:
             engine = native(source) if isinstance(source, LLM) else source
-            answered = _answer(engine, todo, params)
-        done = len(wanted) - len(todo)
-        on_record(done, len(wanted))
-        for talks in answered:
-            append(file, [line for talk in talks for line in talk.lines])
-            done += len(talks)
-            on_record(done, len(wanted))
+            _answer_in_groups(engine, todo, params, write)
     return Report(
-        sum(talk.answers for talk in todo if not talk.open),
-        sum(talk.truncated for talk in todo),
-        sum(talk.skipped for talk in todo),
-        sum(talk.open for talk in todo),
+        sum(record.answers for record in todo if not record.open),
+        sum(record.truncated for record in todo),
+        sum(record.skipped for record in todo),
+        sum(record.open for record in todo),
         problems,
     )
 
 
-def _answer(engine: Engine, todo: list[Talk], params: SamplingParams) -> Iterator[list[Talk]]:
-    """Groups of records, each turn of all of them answered together."""
+def _answer_in_groups(
+    engine: Engine,
+    todo: list[PendingRecord],
+    params: SamplingParams,
+    write: Callable[[list[PendingRecord]], None],
+) -> None:
     for start in range(0, len(todo), engine.group):
         group = todo[start : start + engine.group]
-        while turn := [talk for talk in group if talk.open]:
-            asked = [(talk, *_fit(engine, talk, params)) for talk in turn]
-            for talk, _, ids in asked:
-                if len(ids) >= engine.max_context:
-                    talk.skip()
-            asked = [each for each in asked if each[0].open]
-            answers = engine.generate([ids for _, _, ids in asked], params) if asked else []
-            for (talk, messages, ids), answer in zip(asked, answers, strict=True):
-                said = to_message(engine.tokenizer, ids, answer.token_ids, answer.text)
-                tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
-                talk.say(messages, said, tokens)
-        yield group
+        while records := [record for record in group if record.open]:
+            _answer_turn(engine, records, params)
+        write(group)
 
 
-def _fit(engine: Engine, talk: Talk, params: SamplingParams) -> tuple[list[Message], list[int]]:
+def _answer_turn(engine: Engine, records: list[PendingRecord], params: SamplingParams) -> None:
+    """Answer the next turn of all records together."""
+    asked: list[tuple[PendingRecord, list[Message]]] = []
+    prompts: list[list[int]] = []
+    for record in records:
+        messages, ids = _fit(engine, record, params)
+        if len(ids) < engine.max_context:
+            asked.append((record, messages))
+            prompts.append(ids)
+        else:
+            record.skip()
+    if not asked:
+        return
+    answers = engine.generate(prompts, params)
+    for (record, messages), ids, answer in zip(asked, prompts, answers, strict=True):
+        message = to_message(engine.tokenizer, ids, answer.token_ids, answer.text)
+        tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
+        record.add_answer(messages, message, tokens)
+
+
+def _fit(
+    engine: Engine, record: PendingRecord, params: SamplingParams
+) -> tuple[list[Message], list[int]]:
     """The conversation and its ids, without the oldest turns while they leave less room than the
     answer may need, or a quarter of the context."""
     room = min(params.max_tokens, engine.max_context // 4)
-    messages = talk.asked()
+    messages = record.asked()
     while True:
         try:
-            ids = prompt_ids(engine.tokenizer, messages, talk.conversation.style)
+            ids = prompt_ids(engine.tokenizer, messages, record.conversation.style)
         except InputError as error:
-            raise InputError(f"record {talk.record + 1} of the prompts: {error}") from error
-        shorter = drop_oldest(messages) if len(ids) + room > engine.max_context else None
-        if shorter is None:
+            raise InputError(f"record {record.number + 1} of the prompts: {error}") from error
+        shorter = drop_oldest(messages)
+        if len(ids) + room <= engine.max_context or not shorter:
             return messages, ids
         messages = shorter
 
 
-def _answered(file: BinaryIO, conversations: Sequence[Conversation]) -> set[int]:
+def _finished_records(file: BinaryIO, conversations: Sequence[Conversation]) -> set[int]:
     """Records a former run finished, in any order. A kill may cut off the last one's later turns:
     what is left of that record is removed from the file, and it is answered again."""
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.model.target import TargetOutput
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Example
 from peagle.data.dataset import read_records, teaches, to_examples
+from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.model.template import check_template
 

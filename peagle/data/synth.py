@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Message, Style, prompt_ids, render, system_turn
-from peagle.data.lines import append, open_to_append, read_back
-from peagle.data.novelty import Kept
-from peagle.data.spoken import to_message
+from peagle.data.dedup import Kept
+from peagle.data.jsonl import append, open_to_append, read_back
+from peagle.data.response_parser import to_message
 from peagle.data.starters import STARTERS
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.spoken import HARMONY, answer_template
+from peagle.data.response_parser import HARMONY, answer_template
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
 from peagle.server.jobs import Said

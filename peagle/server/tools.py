@@ -1,7 +1,7 @@
 """What a target says in its parts: text, tool calls, and what it thought before.
 
-Where it is known how the model marks them (`peagle.data.spoken`) the whole answer is parsed; else
-calls are looked for as Hermes and Qwen write them: <tool_call>{"name": …}</tool_call>.
+Where it is known how the model marks them (`peagle.data.response_parser`) the whole answer is
+parsed; else calls are looked for as Hermes and Qwen write them: <tool_call>{"name": …}</tool_call>.
 """
 
 import json
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.spoken import answer_template, to_message
+from peagle.data.response_parser import answer_template, to_message
 from peagle.errors import InputError, shortened
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import torch
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.train.step import Sequence
 
 

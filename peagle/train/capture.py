@@ -25,7 +25,7 @@ from peagle.data.captured import (
     read_manifest,
     write_manifest,
 )
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.data.shard import DTYPES, Shard, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers

@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from peagle.backends.torch import TorchBackend
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.methods.checkpoint import save_drafter, with_provenance
 from peagle.methods.registry import method_of

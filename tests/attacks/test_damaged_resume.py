@@ -16,7 +16,7 @@ import torch
 from damage import NEWEST, OLDER, OLDEST, PROGRESS, STATE, Damage, garbled, tree, write
 from tiny import make_target, own_answers
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target

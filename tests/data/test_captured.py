@@ -16,7 +16,7 @@ from peagle.data.captured import (
     read_manifest,
     write_manifest,
 )
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.data.shard import DTYPES, OpenShard, from_fp8, to_fp8, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.target import TargetOutput

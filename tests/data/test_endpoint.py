@@ -13,7 +13,8 @@ from tiny import make_tokenizer
 
 from peagle.data import endpoint
 from peagle.data.chat import PLAIN_STYLE, Style
-from peagle.data.dataset import Conversation, read_examples
+from peagle.data.conversation import Conversation
+from peagle.data.dataset import read_examples
 from peagle.data.endpoint import TRIES, Endpoint, Servers, connect
 from peagle.data.regenerate import Report, regenerate
 from peagle.engine.params import SamplingParams
@@ -177,7 +178,7 @@ def test_a_dead_endpoint_leaves_the_work_to_the_others(
     assert len(servers.endpoints) == 1
     report = ask(servers, tmp_path / "one")
     [problem] = report.problems
-    assert f"--url {dead}: no answer (" in problem
+    assert f"url {dead}: no answer (" in problem
     check(tmp_path / "one")
     asked = len(server.bodies)
     gone = Servers([Endpoint(dead, "m"), *servers.endpoints], workers=2)
@@ -188,15 +189,24 @@ def test_a_dead_endpoint_leaves_the_work_to_the_others(
     assert len(server.bodies) == 2 * asked
 
 
+def test_the_end_does_not_wait_for_a_worker_that_pauses(
+    server: ChatServer, dead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PAUSES", (3600.0,))
+    both = Servers([Endpoint(dead, "m"), Endpoint(server.url, "m")], workers=2)
+    assert ask(both, tmp_path / "out") == Report(9, 0, 0, 0, [])
+    check(tmp_path / "out")
+
+
 def test_no_endpoint_at_all(dead: str) -> None:
-    with pytest.raises(InputError, match=r"--url http.*: no answer \(") as caught:
+    with pytest.raises(InputError, match=r"url http.*: no answer \(") as caught:
         connect([dead])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "http://", "ftp://host/v1", ":"])
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(InputError, match="--url .*: no answer"):
+    with pytest.raises(InputError, match="url .*: no answer"):
         connect([url])
 
 
@@ -300,7 +310,7 @@ def test_a_bug_ends_the_run(
     def bug(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(endpoint, "_answer", bug)
+    monkeypatch.setattr(endpoint, "_body", bug)
     with pytest.raises(RuntimeError, match="a bug"):
         ask(server, tmp_path / "out")
 
@@ -320,7 +330,7 @@ def test_the_model_that_is_asked(server: ChatServer) -> None:
     assert connect([server.url], "mine").endpoints[0].model == "mine"
     served("a", "b")
     assert connect([server.url], prefer="b").endpoints[0].model == "b"
-    with pytest.raises(InputError, match="serves a, b: choose one with --model"):
+    with pytest.raises(InputError, match="serves a, b: choose one with `model`"):
         connect([server.url], prefer="c")
     server.models = Reply({}, 404)
     assert connect([server.url], "mine").endpoints[0].model == "mine"

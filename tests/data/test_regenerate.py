@@ -9,7 +9,8 @@ import pytest
 from tiny import make_target
 
 from peagle.data.chat import prompt_ids
-from peagle.data.dataset import Conversation, read_conversations
+from peagle.data.conversation import Conversation
+from peagle.data.dataset import read_conversations
 from peagle.data.regenerate import Engine, native, through_vllm
 from peagle.data.regenerate import regenerate as answer
 from peagle.engine.llm import LLM

@@ -294,7 +294,7 @@ def test_another_file_is_left_as_it_was(llm: LLM, tmp_path: Path, foreign: str) 
 
 
 def test_a_folder_is_not_a_file(llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--output .*: Is a directory"):
+    with pytest.raises(InputError, match="output .*: Is a directory"):
         synthesize(llm, tmp_path, CONFIG)
-    with pytest.raises(InputError, match="--output .*: Is a directory"):
+    with pytest.raises(InputError, match="output .*: Is a directory"):
         regenerate(llm, [], tmp_path, USER)

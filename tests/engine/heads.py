@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

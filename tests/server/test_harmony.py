@@ -10,7 +10,7 @@ from peagle.server.forms import ChatForm
 from peagle.server.jobs import Drafting, Said
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
-from test_spoken import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E402
+from test_response_parser import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E402
 
 NOTHING = cast(Drafting, None)  # is not read here
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.train.batches import Batches
 
 DATA = [Example([100 + i] * (3 + i % 5), [False] + [True] * (2 + i % 5)) for i in range(23)]

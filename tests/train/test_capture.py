@@ -12,7 +12,7 @@ import torch
 from tiny import make_target, make_tokenizer, own_answers
 
 from peagle.data.captured import Captured
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.data.shard import Shard
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec

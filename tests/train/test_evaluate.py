@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import METHODS, make_drafter, make_target, own_answers
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats

@@ -11,7 +11,7 @@ import torch
 from tiny import make_target, own_answers
 from torch import Tensor
 
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.methods.load import load_drafter
 from peagle.methods.spec import HeadSpec

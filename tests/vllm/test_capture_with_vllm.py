@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.captured import Captured
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.model.config import default_feature_layers
 from peagle.model.loader import load_target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture

@@ -15,7 +15,7 @@ import torch
 from tiny import make_target, own_answers
 
 from peagle.data.captured import Captured
-from peagle.data.chat import Example
+from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.model.loader import load_target
 from peagle.model.target import Target

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from peagle.data.chat import Message, encode_documents, prompt_ids, to_messages
 from peagle.data.dataset import read_conversations, read_examples
 from peagle.data.regenerate import Engine, regenerate
-from peagle.data.spoken import to_message
+from peagle.data.response_parser import to_message
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peagle.data.novelty import PATIENCE, SHARE, SLACK, Kept
+from peagle.data.dedup import PATIENCE, SHARE, SLACK, Kept
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 WORDS = TEXT.split()

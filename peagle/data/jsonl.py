@@ -20,14 +20,14 @@ def open_to_append(output: Path) -> BinaryIO:
         output.parent.mkdir(parents=True, exist_ok=True)
         file = output.open("a+b")
     except OSError as error:
-        raise InputError(f"--output {output}: {error.strerror}") from error
+        raise InputError(f"output {output}: {error.strerror}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         busy = isinstance(error, BlockingIOError)
         why = "another process is writing it: name another file" if busy else error.strerror
-        raise InputError(f"--output {output}: {why}") from error
+        raise InputError(f"output {output}: {why}") from error
     return file
 
 
@@ -50,7 +50,7 @@ def read_back(
             found.append((parse(json.loads(line)), size))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             why = f"not written by `peagle data {command}`: name another file"
-            raise InputError(f"--output {file.name}:{number}: {why}") from error
+            raise InputError(f"output {file.name}:{number}: {why}") from error
         size += len(line)
     file.truncate(size)
     return found

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from tiny import make_target
 
-from peagle.data.dataset import Conversation
-from peagle.data.lines import append, open_to_append, read_back
+from peagle.data.conversation import Conversation
+from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.regenerate import regenerate
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 
-BUSY = r"--output .*out\.jsonl: another process is writing it: name another file"
+BUSY = r"output .*out\.jsonl: another process is writing it: name another file"
 HALF = b'{"record": 0}\n{"record": 1, "mess'
 
 
@@ -51,5 +51,5 @@ def test_a_second_run_leaves_a_half_written_line_to_the_first(tmp_path: Path) ->
 
 
 def test_an_output_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--output .*: Is a directory"):
+    with pytest.raises(InputError, match=r"output .*: Is a directory"):
         open_to_append(tmp_path)
