@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
@@ -14,77 +15,93 @@ from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import pieces
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
-from peagle.server.jobs import Job, Said
+from peagle.server.jobs import Job, Update
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import TOO_LATE, Worker
 
 
 async def answer(
-    http: HttpRequest,
-    worker: Worker,
-    form: Form,
-    body: Generation,
-    job: Job,
-    model: str,
+    http: HttpRequest, worker: Worker, form: Form, body: Generation, job: Job
 ) -> Response:
     """Raises ApiError when a request fails before the first token."""
-    head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
-    call = Call(http, worker, form, job, head)
+    call = Call(http, worker, form, job)
     if body.stream:
-        events = call.events(body.stream_options)
-        return StreamingResponse(events, media_type="text/event-stream")
+        return stream(call.parts(body.stream_options))
     return JSONResponse(await call.whole())
+
+
+def stream(parts: AsyncGenerator[dict[str, Any]]) -> StreamingResponse:
+    """Server-sent events; a failure is one, too: the status has been sent."""
+
+    async def events() -> AsyncIterator[str]:
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    yield event(part)
+        except ApiError as error:
+            yield event(content(error.status_code, error.detail))
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def event(data: dict[str, Any]) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 class Call:
     """A job, and the client who waits for it."""
 
-    def __init__(
-        self, http: HttpRequest, worker: Worker, form: Form, job: Job, head: dict[str, Any]
-    ) -> None:
-        self._http, self._worker, self._form, self._job = http, worker, form, job
-        self._head = head  # what all parts of the response have
+    def __init__(self, http: HttpRequest, worker: Worker, form: Form, job: Job) -> None:
+        self._http = http
+        self._worker = worker
+        self._form = form
+        self._job = job
+        self._head = {  # what all parts of the response have
+            "id": f"{form.prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": worker.metrics.model,
+        }
         self._watch = asyncio.create_task(self._cancel_when_gone())
 
     async def whole(self) -> dict[str, Any]:
         """The response. Raises ApiError when a request fails."""
-        try:
-            async for _ in self._said():
-                pass
-        finally:
-            self._leave()
-        choices = [self._form.whole(request) for request in self._job.requests]
+        async for _ in self._updates():
+            pass
+        choices = []
+        for request in self._job.requests:
+            logprobs = None if request.params.logprobs is None else request.logprobs
+            choices.append(self._form.whole(request, request.text.text, logprobs))
         more = {"object": self._form.kind, "choices": choices, "usage": usage(self._job)}
         return self._head | more
 
-    async def events(self, options: StreamOptions) -> AsyncIterator[str]:
-        """The response as server-sent events; a failure is one, too: the status has been sent."""
+    async def parts(self, options: StreamOptions) -> AsyncGenerator[dict[str, Any]]:
+        """The response in parts. Raises ApiError when a request fails."""
         head = self._head | {"object": self._form.part_kind}
         tail = {"usage": None} if options.include_usage else {}
+        for request in self._job.requests:
+            if opening := self._form.opening(request.index):
+                yield head | {"choices": [opening]} | tail
+        async for update in self._updates():
+            chunks = update.chunks
+            text = "".join(chunk.text for chunk in chunks)
+            logprobs = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
+            choice = self._form.part(update.request, text, logprobs or None, update.ended)
+            if options.peagle_drafts:
+                choice["peagle_drafts"] = update.drafting._asdict() | {"pieces": pieces(chunks)}
+            yield head | {"choices": [choice]} | tail
+        if options.include_usage:
+            yield head | {"choices": [], "usage": usage(self._job)}
+
+    async def _updates(self) -> AsyncIterator[Update]:
         try:
-            for request in self._job.requests:
-                if opening := self._form.opening(request.index):
-                    yield event(head | {"choices": [opening]} | tail)
-            async for said in self._said():
-                part = self._form.part(said)
-                if options.peagle_drafts:
-                    part["peagle_drafts"] = said.drafting._asdict() | {
-                        "pieces": pieces(said.chunks)
-                    }
-                yield event(head | {"choices": [part]} | tail)
-            if options.include_usage:
-                yield event(head | {"choices": [], "usage": usage(self._job)})
-        except ApiError as error:
-            yield event(content(error.status_code, error.detail))
+            async for update in self._job.updates():
+                if update.ended and update.request.failure is not None:
+                    raise _failed(update.request.failure)
+                yield update
         finally:
             self._leave()
-        yield "data: [DONE]\n\n"
-
-    async def _said(self) -> AsyncIterator[Said]:
-        async for said in self._job.said():
-            if said.ended is not None and said.ended.failure is not None:
-                raise _failed(said.ended.failure)
-            yield said
 
     async def _cancel_when_gone(self) -> None:
         while (await self._http.receive())["type"] != "http.disconnect":
@@ -92,7 +109,7 @@ class Call:
         self._worker.cancel(self._job)
 
     def _leave(self) -> None:
-        """It is over, one way or another: nothing runs on for it; the log says how it went."""
+        """It is over, one way or another: nothing runs on for it; the log tells how it ended."""
         self._watch.cancel()
         note: dict[str, Any] = {"finish_reasons": ["abort"]}
         if self._job.left:
@@ -108,11 +125,6 @@ def _failed(why: str) -> ApiError:
     if why.startswith(TOO_LATE):
         return ApiError(503, why, headers={"retry-after": "1"})
     return ApiError(400 if why.startswith(TOO_COMPLEX) else 500, why)
-
-
-def event(data: dict[str, Any]) -> str:
-    """A server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def usage(job: Job) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Api:
             return self._requests(body, [self.llm.prompt_ids(p, i) for i, p in enumerate(prompts)])
 
         job = await self.worker.submit(len(prompts) * body.n, make, body.n)
-        return await answer(http, self.worker, form, body, job, self.model)
+        return await answer(http, self.worker, form, body, job)
 
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
@@ -109,7 +109,7 @@ class Api:
             if forced and str(error).startswith("grammar"):  # which was made of the tools
                 raise InputError(f"tools: {error}") from error
             raise
-        return await answer(http, self.worker, form, body, job, self.model)
+        return await answer(http, self.worker, form, body, job)
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest

@@ -4,7 +4,7 @@ import asyncio
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import Field
 
 from peagle.catalog import find_entry, load_catalog, record
 from peagle.engine.llm import LLM
-from peagle.server.answers import event
-from peagle.server.errors import ApiError, content
+from peagle.server.answers import stream
+from peagle.server.errors import ApiError
 from peagle.server.gate import loopback
 from peagle.server.messages import conversation_ids
 from peagle.server.race import MOST_TOKENS, Races
@@ -85,7 +85,7 @@ class Console:
         """Events of a race. Others wait until it is over; it is over when its client leaves."""
         ids = await self._worker.tokenise(partial(self._ids, body))
         steps = self._races.steps(ids, body.max_tokens)
-        return _stream(self._worker.visit(steps))
+        return stream(self._worker.run_exclusively(steps))
 
     def _ids(self, body: RaceBody) -> list[int]:
         return conversation_ids(self._llm, body.messages, [], {})
@@ -94,9 +94,9 @@ class Console:
         """Run the command, and say what it says. A client that leaves interrupts it."""
         self._check_origin(http)
         await run_in_threadpool(find_entry, body.name)
-        return _stream(self._deployment(_command(body.name)))
+        return stream(self._deployment(_command(body.name)))
 
-    async def _deployment(self, command: list[str]) -> AsyncIterator[dict[str, Any]]:
+    async def _deployment(self, command: list[str]) -> AsyncGenerator[dict[str, Any]]:
         if self._deploying:
             raise ApiError(409, "a deployment is on: wait for its end")
         self._deploying = True
@@ -156,15 +156,3 @@ def _origin(url: str) -> tuple[str, str, int] | None:
 def _command(name: str) -> list[str]:
     """8000, deploy's own choice of a port, is most likely this server's."""
     return ["peagle", "deploy", name, "--to", "local", "--yes", "--port", "0"]
-
-
-def _stream(told: AsyncIterator[dict[str, Any]]) -> Response:
-    async def events() -> AsyncIterator[str]:
-        try:
-            async for each in told:
-                yield event(each)
-        except ApiError as error:
-            yield event(content(error.status_code, error.detail))
-        yield "data: [DONE]\n\n"
-
-    return StreamingResponse(events(), media_type="text/event-stream")

@@ -28,17 +28,21 @@ class Track:
     first: float = 0.0  # times of its first and last tokens
     last: float = 0.0
     preempted: int = 0
-    ended: bool = False
     rounds: int = 0
     drafted: int = 0
     accepted: list[int] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.request.finish_reason is not None
 
 
 class Metrics:
     """A registry of its own, so that several servers may live in one process."""
 
     def __init__(self, engine: Engine, model: str) -> None:
-        self.registry, self._model = CollectorRegistry(), model
+        self.registry = CollectorRegistry()
+        self.model = model
         self._families = dict[str, Counter]()
         scheduler, pool = engine.scheduler, engine.scheduler.pool
         gauges = {
@@ -118,11 +122,11 @@ class Metrics:
         if name not in self._families:
             names = ["model_name", *labels]
             self._families[name] = Counter(f"vllm:{name}", what, names, registry=self.registry)
-        return self._families[name].labels(self._model, *labels.values())
+        return self._families[name].labels(self.model, *labels.values())
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(
             f"vllm:{name}_seconds", "Seconds.", ["model_name"], buckets=buckets,
             registry=self.registry,
         )  # fmt: skip
-        return made.labels(self._model)
+        return made.labels(self.model)
