@@ -22,11 +22,11 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError, shortened
 from peagle.server.answers import answer
+from peagle.server.auth import OPEN, ApiKey, Hosts
 from peagle.server.console import Console
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
-from peagle.server.gate import OPEN, Gate, body_limit
-from peagle.server.hosts import Hosts
+from peagle.server.limits import Limits, body_limit
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.pages import Pages
@@ -213,11 +213,15 @@ def create_app(api: Api) -> FastAPI:
         app.get(path, responses=health(), openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
-    Console(api.llm, api.worker, api.config.api_key).add_routes(app)
-    app.add_middleware(Gate, key=api.config.api_key, limit=body_limit(api.context))
-    complete_document(app, guarded=api.config.api_key is not None)
-    app.add_middleware(Route)  # outside: the gate sees the route that is meant
+    key = api.config.api_key
+    Console(api.llm, api.worker, key).add_routes(app)
+    complete_document(app, guarded=key is not None)
+    # The last one is the outermost.
+    if key is not None:
+        app.add_middleware(ApiKey, key=key)
+    app.add_middleware(Limits, body=body_limit(api.context))
+    app.add_middleware(Route)
     app.add_middleware(Pages)
-    if api.config.api_key is None:
+    if key is None:
         app.add_middleware(Hosts, allowed=api.config.allowed_hosts)
     return app
