@@ -21,6 +21,7 @@ from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError, shortened
+from peagle.server import responses
 from peagle.server.answers import answer
 from peagle.server.auth import OPEN, ApiKey, Hosts
 from peagle.server.console import Console
@@ -30,20 +31,6 @@ from peagle.server.limits import Limits, body_limit
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.pages import Pages
-from peagle.server.responses import (
-    ABOUT,
-    ChatCompletion,
-    Completion,
-    Model,
-    Models,
-    Text,
-    Tokens,
-    complete_document,
-    errors,
-    generated,
-    health,
-    plain_text,
-)
 from peagle.server.route import Route
 from peagle.server.schema import (
     ChatBody,
@@ -83,14 +70,14 @@ class Api:
         room = engine.scheduler.pool.count * BLOCK - engine.settings.k
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
-    async def models(self) -> Models:
+    async def models(self) -> responses.Models:
         """What is served."""
-        return Models(data=[await self.about(self.model)])
+        return responses.Models(data=[await self.about(self.model)])
 
-    async def about(self, name: str) -> Model:
+    async def about(self, name: str) -> responses.Model:
         """The model of this name."""
         self._check_model(name)
-        return Model(id=self.model, created=self.created, max_model_len=self.context)
+        return responses.Model(id=self.model, created=self.created, max_model_len=self.context)
 
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
@@ -100,7 +87,8 @@ class Api:
         def make() -> list[EngineRequest]:
             return self._requests(body, [self.llm.prompt_ids(p, i) for i, p in enumerate(prompts)])
 
-        job = await self.worker.submit(len(prompts) * body.n, make, body.n)
+        constrained = bool(body.constraint())
+        job = await self.worker.submit(len(prompts) * body.n, make, body.n, constrained)
         return await answer(http, self.worker, form, body, job)
 
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
@@ -119,7 +107,7 @@ class Api:
             return self._requests(body, [ids])
 
         try:
-            job = await self.worker.submit(body.n, make, body.n)
+            job = await self.worker.submit(body.n, make, body.n, bool(body.constraint()))
         except InputError as error:
             if forced and str(error).startswith("grammar"):  # which was made of the tools
                 raise InputError(f"tools: {error}") from error
@@ -134,13 +122,13 @@ class Api:
             return await self.chat(ChatBody.model_validate(body), http)
         return await self.completions(CompletionBody.model_validate(body), http)
 
-    async def tokenize(self, body: TokenizeBody) -> Tokens:
+    async def tokenize(self, body: TokenizeBody) -> responses.Tokens:
         """Ids of a text, or of a conversation up to where its answer begins."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InputError("prompt: give either a prompt or messages")
         ids = await self.worker.tokenise(partial(self._token_ids, body))
-        return Tokens(count=len(ids), max_model_len=self.context, tokens=ids)
+        return responses.Tokens(count=len(ids), max_model_len=self.context, tokens=ids)
 
     def _token_ids(self, body: TokenizeBody) -> list[int]:
         if body.messages is not None:
@@ -150,13 +138,13 @@ class Api:
         how = {"add_special_tokens": body.add_special_tokens}
         return self.llm.tokenizer(body.prompt, **how)["input_ids"]
 
-    def detokenize(self, body: DetokenizeBody) -> Text:
+    def detokenize(self, body: DetokenizeBody) -> responses.Text:
         """The text of ids, special tokens included."""
         self._check_model(body.model)
         most = len(self.llm.target.embedding) - 1
         if wrong := [token for token in body.tokens if not 0 <= token <= most]:
             raise InputError(f"tokens {wrong[0]}: the target's token ids are 0 to {most}")
-        return Text(prompt=self.llm.tokenizer.decode(body.tokens))
+        return responses.Text(prompt=self.llm.tokenizer.decode(body.tokens))
 
     async def health(self) -> JSONResponse:
         """Whether requests are taken."""
@@ -194,28 +182,29 @@ def create_app(api: Api) -> FastAPI:
     app = FastAPI(
         title="peagle",
         version=__version__,
-        description=ABOUT,
-        responses=errors(),
+        description=responses.ABOUT,
+        responses=responses.errors(),
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
     )
-    app.post("/v1/completions", responses=generated(Completion))(api.completions)
-    app.post("/v1/chat/completions", responses=generated(ChatCompletion))(api.chat)
-    either = generated(Completion | ChatCompletion)
+    text, chat = responses.Completion, responses.ChatCompletion
+    app.post("/v1/completions", responses=responses.generated(text))(api.completions)
+    app.post("/v1/chat/completions", responses=responses.generated(chat))(api.chat)
+    either = responses.generated(text | chat)
     app.post("/invocations", responses=either, openapi_extra=EITHER_BODY)(api.invocations)
     app.post("/tokenize")(api.tokenize)
     app.post("/detokenize")(api.detokenize)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
-    app.get("/metrics", responses=plain_text())(api.metrics_text)
+    app.get("/metrics", responses=responses.plain_text())(api.metrics_text)
     for path in OPEN:
-        app.get(path, responses=health(), openapi_extra={"security": []})(api.health)
+        app.get(path, responses=responses.health(), openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     key = api.config.api_key
     Console(api.llm, api.worker, key).add_routes(app)
-    complete_document(app, guarded=key is not None)
+    responses.complete_document(app, guarded=key is not None)
     # The last one is the outermost.
     if key is not None:
         app.add_middleware(ApiKey, key=key)

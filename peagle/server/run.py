@@ -94,17 +94,13 @@ def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any that is free. Raises InputError when it cannot."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    ipv6 = ":" in host
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
     try:
-        found.bind((host, port))
-    except (OSError, OverflowError) as error:
-        found.close()
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: there is no IPv6
         why = f"{error}; choose another `host` or `port`"
         raise InputError(f"host {host}, port {port}: {why}") from error
-    found.listen(2048)
-    return found
 
 
 def serve(

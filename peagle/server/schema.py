@@ -200,7 +200,7 @@ class Generation(Body):
         stop = self.stop
         return SamplingParams(
             **self.model_dump(include=SAME),
-            **self._constraint(),
+            **self.constraint(),
             top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's other way to say all
             max_tokens=longest if self.longest is None else self.longest,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -209,7 +209,8 @@ class Generation(Body):
             logprobs=self.top,
         )
 
-    def _constraint(self) -> dict[str, Any]:
+    def constraint(self) -> dict[str, Any]:
+        """Fields of SamplingParams that say which form the answer has."""
         form, other = self.response_format.constraint(), self.structured_outputs.constraint()
         if form and other:
             raise InputError("response_format and structured_outputs: leave one of them out")
@@ -277,7 +278,7 @@ class ChatBody(Generation):
         if not found:
             there = ", ".join(names) or "none"
             raise InputError(f"tool_choice {choice!r}: is not among the tools, there are {there}")
-        if self._constraint():
+        if self.constraint():
             raise InputError("tool_choice: an answer has one form, leave the other out")
         return found
 

@@ -71,9 +71,11 @@ class Worker:
         """The number of requests that run or wait, and of exclusive jobs."""
         return sum(job.left for job in self._jobs) + (self._exclusive is not None)
 
-    async def submit(self, count: int, make: Callable[[], list[Request]], copies: int = 1) -> Job:
+    async def submit(
+        self, count: int, make: Callable[[], list[Request]], copies: int, constrained: bool
+    ) -> Job:
         """Have `count` requests answered, `copies` of each prompt; all or none. `make` makes them,
-        in another thread, once there is room for them.
+        in another thread, once there is room for them; `constrained` where one has a grammar.
 
         Raises what `make` raises, InputError when one of them can never run, ApiError when there is
         no room for them.
@@ -82,8 +84,9 @@ class Worker:
         job = Job(count, copies)
         self._jobs.add(job)
         try:
-            requests = await self.tokenise(make)
-            await self._prepare(requests)
+            # Compiling a grammar may take seconds, which other requests do not wait for.
+            limiter = self._compilers if constrained else self._tokenisers
+            requests = await to_thread.run_sync(self._prepare, make, limiter=limiter)
             deadline = self._loop.time() + self.max_seconds
             await self._wait_for_exclusive_job(deadline)
         except BaseException:
@@ -98,23 +101,18 @@ class Worker:
         """What `work` returns, which makes token ids of texts; run in one of a few threads."""
         return await to_thread.run_sync(work, limiter=self._tokenisers)
 
-    async def _prepare(self, requests: list[Request]) -> None:
-        """Prepare requests off the event loop and the engine thread: compiling a grammar may take
-        seconds, which other requests do not wait for."""
-
-        def prepare() -> None:
+    def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
+        requests = make()
+        try:
             for request in requests:
                 self.llm.prepare(request)
-
-        constrained = any(request.params.constraint for request in requests)
-        try:
-            await to_thread.run_sync(prepare, limiter=self._compilers if constrained else None)
-        except (InputError, asyncio.CancelledError):
+        except InputError:
             raise
         except BaseException as error:  # a panic in native code is no Exception
             log.exception("a request could not be prepared")
             why = "the request could not be prepared: see the server's log"
             raise ApiError(500, why) from error
+        return requests
 
     async def _wait_for_exclusive_job(self, deadline: float) -> None:
         try:
