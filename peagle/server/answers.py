@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
@@ -14,93 +15,81 @@ from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import pieces
 from peagle.server.errors import ApiError, content
 from peagle.server.forms import Form
-from peagle.server.jobs import Job, Said
+from peagle.server.jobs import Event, Job, Update
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import TOO_LATE, Worker
 
 
 async def answer(
-    http: HttpRequest,
-    worker: Worker,
-    form: Form,
-    body: Generation,
-    job: Job,
-    model: str,
+    http: HttpRequest, worker: Worker, form: Form, body: Generation, job: Job
 ) -> Response:
     """Raises ApiError when a request fails before the first token."""
-    head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
-    call = Call(http, worker, form, job, head)
+    updates = _updates(http, worker, job, asyncio.create_task(_cancel_if_left(http, worker, job)))
+    head = {
+        "id": f"{form.prefix}-{uuid4().hex}",
+        "created": int(time.time()),
+        "model": worker.metrics.model,
+    }
     if body.stream:
-        events = call.events(body.stream_options)
-        return StreamingResponse(events, media_type="text/event-stream")
-    return JSONResponse(await call.whole())
+        head["object"] = form.part_kind
+        return stream(_parts(head, form, job, updates, body.stream_options))
+    async for _ in updates:
+        pass
+    choices = []
+    for request in job.requests:
+        logprobs = None if request.params.logprobs is None else request.logprobs
+        choices.append(form.whole(request, request.text.text, logprobs))
+    return JSONResponse(
+        head | {"object": form.kind, "choices": choices, "usage": usage(job)},
+    )
 
 
-class Call:
-    """A job, and the client who waits for it."""
+async def _parts(
+    head: Event, form: Form, job: Job, updates: AsyncGenerator[Update], options: StreamOptions
+) -> AsyncGenerator[Event]:
+    """A streamed response; all its parts begin with `head`."""
+    tail = {"usage": None} if options.include_usage else {}
+    async with aclosing(updates):
+        for request in job.requests:
+            if opening := form.opening(request.index):
+                yield head | {"choices": [opening]} | tail
+        async for update in updates:
+            chunks = update.chunks
+            text = "".join(chunk.text for chunk in chunks)
+            logprobs = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
+            choice = form.part(update.request, text, logprobs or None, update.ended)
+            if options.peagle_drafts:
+                choice["peagle_drafts"] = update.drafting._asdict() | {"pieces": pieces(chunks)}
+            yield head | {"choices": [choice]} | tail
+    if options.include_usage:
+        yield head | {"choices": [], "usage": usage(job)}
 
-    def __init__(
-        self, http: HttpRequest, worker: Worker, form: Form, job: Job, head: dict[str, Any]
-    ) -> None:
-        self._http, self._worker, self._form, self._job = http, worker, form, job
-        self._head = head  # what all parts of the response have
-        self._watch = asyncio.create_task(self._cancel_when_gone())
 
-    async def whole(self) -> dict[str, Any]:
-        """The response. Raises ApiError when a request fails."""
-        try:
-            async for _ in self._said():
-                pass
-        finally:
-            self._leave()
-        choices = [self._form.whole(request) for request in self._job.requests]
-        more = {"object": self._form.kind, "choices": choices, "usage": usage(self._job)}
-        return self._head | more
-
-    async def events(self, options: StreamOptions) -> AsyncIterator[str]:
-        """The response as server-sent events; a failure is one, too: the status has been sent."""
-        head = self._head | {"object": self._form.part_kind}
-        tail = {"usage": None} if options.include_usage else {}
-        try:
-            for request in self._job.requests:
-                if opening := self._form.opening(request.index):
-                    yield event(head | {"choices": [opening]} | tail)
-            async for said in self._said():
-                part = self._form.part(said)
-                if options.peagle_drafts:
-                    part["peagle_drafts"] = said.drafting._asdict() | {
-                        "pieces": pieces(said.chunks)
-                    }
-                yield event(head | {"choices": [part]} | tail)
-            if options.include_usage:
-                yield event(head | {"choices": [], "usage": usage(self._job)})
-        except ApiError as error:
-            yield event(content(error.status_code, error.detail))
-        finally:
-            self._leave()
-        yield "data: [DONE]\n\n"
-
-    async def _said(self) -> AsyncIterator[Said]:
-        async for said in self._job.said():
-            if said.ended is not None and said.ended.failure is not None:
-                raise _failed(said.ended.failure)
-            yield said
-
-    async def _cancel_when_gone(self) -> None:
-        while (await self._http.receive())["type"] != "http.disconnect":
-            pass
-        self._worker.cancel(self._job)
-
-    def _leave(self) -> None:
-        """It is over, one way or another: nothing runs on for it; the log says how it went."""
-        self._watch.cancel()
+async def _updates(
+    http: HttpRequest, worker: Worker, job: Job, watch: asyncio.Task[None]
+) -> AsyncGenerator[Update]:
+    """Until all requests have ended, or the client has left, who is watched for. Then nothing runs
+    on for it, and the log tells how it ended. Raises ApiError when a request fails."""
+    try:
+        async for update in job.updates():
+            if update.ended and update.request.failure is not None:
+                raise _failed(update.request.failure)
+            yield update
+    finally:
+        watch.cancel()
         note: dict[str, Any] = {"finish_reasons": ["abort"]}
-        if self._job.left:
-            self._worker.cancel(self._job)
+        if job.left:
+            worker.cancel(job)
         else:
-            reasons = [request.finish_reason for request in self._job.requests]
-            note = {"finish_reasons": reasons, "usage": usage(self._job)}
-        self._http.scope["note"] |= note
+            reasons = [request.finish_reason for request in job.requests]
+            note = {"finish_reasons": reasons, "usage": usage(job)}
+        http.scope["note"] |= note
+
+
+async def _cancel_if_left(http: HttpRequest, worker: Worker, job: Job) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+    worker.cancel(job)
 
 
 def _failed(why: str) -> ApiError:
@@ -110,8 +99,22 @@ def _failed(why: str) -> ApiError:
     return ApiError(400 if why.startswith(TOO_COMPLEX) else 500, why)
 
 
-def event(data: dict[str, Any]) -> str:
-    """A server-sent event."""
+def stream(parts: AsyncGenerator[Event]) -> StreamingResponse:
+    """Server-sent events; a failure is one, too: the status has been sent."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    yield _event(part)
+        except ApiError as error:
+            yield _event(content(error.status_code, error.detail))
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+def _event(data: Event) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 

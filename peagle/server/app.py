@@ -1,6 +1,6 @@
 """The routes: OpenAI's API, vLLM's additions, SageMaker's contract."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,17 +16,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from peagle import __version__
 from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError, shortened
+from peagle.server import responses
 from peagle.server.answers import answer
+from peagle.server.auth import OPEN, ApiKey, Hosts
 from peagle.server.console import Console
-from peagle.server.document import describe, told
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, TextForm
-from peagle.server.gate import Gate, body_limit
-from peagle.server.hosts import Hosts
+from peagle.server.limits import Limits, body_limit
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.pages import Pages
@@ -42,7 +43,9 @@ from peagle.server.schema import (
 from peagle.server.tools import call_grammar
 from peagle.server.worker import Worker
 
-Handler = Callable[..., Any]
+# The body of /invocations is read only once it is known what it is.
+SCHEMAS = [{"$ref": f"#/components/schemas/{name}"} for name in ("CompletionBody", "ChatBody")]
+EITHER_BODY = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,14 @@ class Api:
         room = engine.scheduler.pool.count * BLOCK - engine.settings.k
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> responses.Models:
         """What is served."""
-        return {"object": "list", "data": [await self.about(self.model)]}
+        return responses.Models(data=[await self.about(self.model)])
 
-    async def about(self, name: str) -> dict[str, Any]:
+    async def about(self, name: str) -> responses.Model:
         """The model of this name."""
         self._check_model(name)
-        about = {"id": self.model, "object": "model", "created": self.created}
-        return about | {"owned_by": "peagle", "max_model_len": self.context}
+        return responses.Model(id=self.model, created=self.created, max_model_len=self.context)
 
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
@@ -85,8 +87,9 @@ class Api:
         def make() -> list[EngineRequest]:
             return self._requests(body, [self.llm.prompt_ids(p, i) for i, p in enumerate(prompts)])
 
-        job = await self.worker.submit(len(prompts) * body.n, make, body.n)
-        return await answer(http, self.worker, form, body, job, self.model)
+        constrained = bool(body.constraint())
+        job = await self.worker.submit(len(prompts) * body.n, make, body.n, constrained)
+        return await answer(http, self.worker, form, body, job)
 
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
@@ -104,12 +107,12 @@ class Api:
             return self._requests(body, [ids])
 
         try:
-            job = await self.worker.submit(body.n, make, body.n)
+            job = await self.worker.submit(body.n, make, body.n, bool(body.constraint()))
         except InputError as error:
             if forced and str(error).startswith("grammar"):  # which was made of the tools
                 raise InputError(f"tools: {error}") from error
             raise
-        return await answer(http, self.worker, form, body, job, self.model)
+        return await answer(http, self.worker, form, body, job)
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest
@@ -119,13 +122,13 @@ class Api:
             return await self.chat(ChatBody.model_validate(body), http)
         return await self.completions(CompletionBody.model_validate(body), http)
 
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeBody) -> responses.Tokens:
         """Ids of a text, or of a conversation up to where its answer begins."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InputError("prompt: give either a prompt or messages")
         ids = await self.worker.tokenise(partial(self._token_ids, body))
-        return {"count": len(ids), "max_model_len": self.context, "tokens": ids}
+        return responses.Tokens(count=len(ids), max_model_len=self.context, tokens=ids)
 
     def _token_ids(self, body: TokenizeBody) -> list[int]:
         if body.messages is not None:
@@ -135,13 +138,13 @@ class Api:
         how = {"add_special_tokens": body.add_special_tokens}
         return self.llm.tokenizer(body.prompt, **how)["input_ids"]
 
-    def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+    def detokenize(self, body: DetokenizeBody) -> responses.Text:
         """The text of ids, special tokens included."""
         self._check_model(body.model)
         most = len(self.llm.target.embedding) - 1
         if wrong := [token for token in body.tokens if not 0 <= token <= most]:
             raise InputError(f"tokens {wrong[0]}: the target's token ids are 0 to {most}")
-        return {"prompt": self.llm.tokenizer.decode(body.tokens)}
+        return responses.Text(prompt=self.llm.tokenizer.decode(body.tokens))
 
     async def health(self) -> JSONResponse:
         """Whether requests are taken."""
@@ -176,32 +179,38 @@ def create_app(api: Api) -> FastAPI:
         yield
         await api.worker.stop()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None)
-    posts: dict[str, Handler] = {
-        "/v1/completions": api.completions,
-        "/v1/chat/completions": api.chat,
-        "/invocations": api.invocations,
-        "/tokenize": api.tokenize,
-        "/detokenize": api.detokenize,
-    }
-    gets: dict[str, Handler] = {
-        "/v1/models": api.models,
-        "/v1/models/{name:path}": api.about,
-        "/health": api.health,
-        "/ping": api.health,
-        "/metrics": api.metrics_text,
-    }
-    for path, handler in posts.items():
-        app.post(path, response_model=None, **told(path))(handler)
-    for path, handler in gets.items():
-        app.get(path, response_model=None, **told(path))(handler)
+    app = FastAPI(
+        title="peagle",
+        version=__version__,
+        description=responses.ABOUT,
+        responses=responses.errors(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    text, chat = responses.Completion, responses.ChatCompletion
+    app.post("/v1/completions", responses=responses.generated(text))(api.completions)
+    app.post("/v1/chat/completions", responses=responses.generated(chat))(api.chat)
+    either = responses.generated(text | chat)
+    app.post("/invocations", responses=either, openapi_extra=EITHER_BODY)(api.invocations)
+    app.post("/tokenize")(api.tokenize)
+    app.post("/detokenize")(api.detokenize)
+    app.get("/v1/models")(api.models)
+    app.get("/v1/models/{name:path}")(api.about)
+    app.get("/metrics", responses=responses.plain_text())(api.metrics_text)
+    for path in OPEN:
+        app.get(path, responses=responses.health(), openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
-    Console(api.llm, api.worker, api.config.api_key).add_routes(app)
-    app.add_middleware(Gate, key=api.config.api_key, limit=body_limit(api.context))
-    describe(app, guarded=api.config.api_key is not None)
-    app.add_middleware(Route)  # outside: the gate sees the route that is meant
+    key = api.config.api_key
+    Console(api.llm, api.worker, key).add_routes(app)
+    responses.complete_document(app, guarded=key is not None)
+    # The last one is the outermost.
+    if key is not None:
+        app.add_middleware(ApiKey, key=key)
+    app.add_middleware(Limits, body=body_limit(api.context))
+    app.add_middleware(Route)
     app.add_middleware(Pages)
-    if api.config.api_key is None:
+    if key is None:
         app.add_middleware(Hosts, allowed=api.config.allowed_hosts)
     return app

@@ -4,30 +4,28 @@ import asyncio
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import Field
 
 from peagle.catalog import find_entry, load_catalog, record
 from peagle.engine.llm import LLM
-from peagle.server.answers import event
-from peagle.server.errors import ApiError, content
-from peagle.server.gate import loopback
+from peagle.server.answers import stream
+from peagle.server.auth import check_same_origin, is_trusted
+from peagle.server.errors import ApiError
 from peagle.server.messages import conversation_ids
 from peagle.server.race import MOST_TOKENS, Races
 from peagle.server.schema import Body
 from peagle.server.worker import Worker
 
 PYTHON = (sys.executable, "-m")
-PORTS = {"http": 80, "https": 443}
 # Whoever started this server in the background may have it ignore SIGINT, and what it starts, too.
 HEEDING = (
     sys.executable,
@@ -70,7 +68,7 @@ class Console:
         llm = self._llm
         lanes = [{"method": lane.method, "k": lane.k} for lane in self._races.lanes()]
         about = {"method": llm.method, "k": llm.k, "adaptive": llm.adaptive, "lanes": lanes}
-        return about | {"most_tokens": MOST_TOKENS, "deploys": self._trusted(http)}
+        return about | {"most_tokens": MOST_TOKENS, "deploys": is_trusted(http, self._key)}
 
     def catalog(self) -> list[dict[str, Any]]:
         """All entries, each with the command that deploys it here."""
@@ -85,18 +83,21 @@ class Console:
         """Events of a race. Others wait until it is over; it is over when its client leaves."""
         ids = await self._worker.tokenise(partial(self._ids, body))
         steps = self._races.steps(ids, body.max_tokens)
-        return _stream(self._worker.visit(steps))
+        return stream(self._worker.run_exclusively(steps))
 
     def _ids(self, body: RaceBody) -> list[int]:
         return conversation_ids(self._llm, body.messages, [], {})
 
     async def deploy(self, body: DeployBody, http: HttpRequest) -> Response:
         """Run the command, and say what it says. A client that leaves interrupts it."""
-        self._check_origin(http)
+        if not is_trusted(http, self._key):
+            why = "without an API key only this machine may deploy: give the server an `api_key`"
+            raise ApiError(403, why)
+        check_same_origin(http)
         await run_in_threadpool(find_entry, body.name)
-        return _stream(self._deployment(_command(body.name)))
+        return stream(self._deployment(_command(body.name)))
 
-    async def _deployment(self, command: list[str]) -> AsyncIterator[dict[str, Any]]:
+    async def _deployment(self, command: list[str]) -> AsyncGenerator[dict[str, Any]]:
         if self._deploying:
             raise ApiError(409, "a deployment is on: wait for its end")
         self._deploying = True
@@ -118,53 +119,7 @@ class Console:
         finally:
             self._deploying = False
 
-    def _trusted(self, http: HttpRequest) -> bool:
-        """With a key the gate has asked for it; without, only this machine's own clients are, that
-        call it by such a name (a foreign name may have been made to lead here)."""
-        if self._key is not None:
-            return True
-        name = urlsplit(f"//{http.headers.get('host', '')}").hostname or ""
-        return http.client is not None and loopback(http.client.host) and loopback(name)
-
-    def _check_origin(self, http: HttpRequest) -> None:
-        """Raises ApiError for whatever another site could have a browser send."""
-        if not self._trusted(http):
-            why = "without an API key only this machine may deploy: start the server with --api-key"
-            raise ApiError(403, why)
-        kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(415, f"content-type {kind!r}: must be application/json")
-        origin = http.headers.get("origin", "")
-        own = _origin(f"{http.url.scheme}://{http.headers.get('host', '')}")
-        site = http.headers.get("sec-fetch-site", "same-origin")
-        if own is None or _origin(origin) != own or site != "same-origin":
-            raise ApiError(403, f"origin {origin!r}: only the console at this address may deploy")
-
-
-def _origin(url: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port of an origin; None for what is none, such as "null"."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or PORTS.get(parts.scheme)
-    except ValueError:
-        return None
-    if port is None or parts.hostname is None:
-        return None
-    return parts.scheme, parts.hostname, port
-
 
 def _command(name: str) -> list[str]:
     """8000, deploy's own choice of a port, is most likely this server's."""
     return ["peagle", "deploy", name, "--to", "local", "--yes", "--port", "0"]
-
-
-def _stream(told: AsyncIterator[dict[str, Any]]) -> Response:
-    async def events() -> AsyncIterator[str]:
-        try:
-            async for each in told:
-                yield event(each)
-        except ApiError as error:
-            yield event(content(error.status_code, error.detail))
-        yield "data: [DONE]\n\n"
-
-    return StreamingResponse(events(), media_type="text/event-stream")

@@ -7,25 +7,28 @@ from transformers import PreTrainedTokenizerBase
 from peagle.data.response_parser import HARMONY, answer_template
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
-from peagle.server.jobs import Said
 from peagle.server.logprobs import of_chat, of_text
-from peagle.server.tools import Spoken, ToolText
+from peagle.server.tools import ParsedAnswer, ToolText
+
+Choice = dict[str, Any]
+Logprobs = list[TokenLogprob] | None
 
 
 class Form(Protocol):
-    """The choices of a response."""
+    """The choices of a response, made of text of a request and its tokens' log-probabilities. A
+    request is read only once it has ended."""
 
     kind: str  # "object" of a whole response
     part_kind: str  # and of a streamed one
     prefix: str  # of ids
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int) -> Choice | None:
         """What a streamed choice begins with."""
 
-    def part(self, said: Said) -> dict[str, Any]:
-        """A streamed choice of what a round has brought."""
+    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> Choice:
+        """A streamed choice of what a round emitted."""
 
-    def whole(self, request: Request) -> dict[str, Any]:
+    def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:
         """The choice of a request that has ended."""
 
 
@@ -36,98 +39,79 @@ class TextForm:
     prefix = "cmpl"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer, self._offsets = tokenizer, dict[int, int]()
+        self._tokenizer = tokenizer
+        self._offsets = dict[int, int]()  # characters of each choice so far
 
     def opening(self, _index: int) -> None:
         """Nothing."""
 
-    def part(self, said: Said) -> dict[str, Any]:
+    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> Choice:
         """Its text may be empty, at the end."""
-        text = "".join(chunk.text for chunk in said.chunks)
-        tokens, offset = _tokens(said), self._offsets.get(said.index, 0)
-        shown = of_text(self._tokenizer, tokens, offset) if tokens else None
-        if shown:
-            self._offsets[said.index] = offset + sum(map(len, shown["tokens"]))
-        reason = said.ended.finish_reason if said.ended else None
-        return {"index": said.index, "text": text, "logprobs": shown, "finish_reason": reason}
+        shown = None
+        if logprobs is not None:
+            offset = self._offsets.get(request.index, 0)
+            shown = of_text(self._tokenizer, logprobs, offset)
+            self._offsets[request.index] = offset + sum(map(len, shown["tokens"]))
+        reason = request.finish_reason if ended else None
+        return {"index": request.index, "text": text, "logprobs": shown, "finish_reason": reason}
 
-    def whole(self, request: Request) -> dict[str, Any]:
-        """With log-probabilities where they were asked for."""
-        asked = request.params.logprobs is not None
-        return {
-            "index": request.index,
-            "text": request.text.text,
-            "logprobs": of_text(self._tokenizer, request.logprobs, 0) if asked else None,
-            "finish_reason": request.finish_reason,
-        }
+    def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:
+        """The only part."""
+        return self.part(request, text, logprobs, ended=True)
 
 
 class ChatForm:
     """/v1/chat/completions. `most_calls` tool calls are looked for, None being any number; 0 where
     no tools were offered. Answers in harmony come whole, at the end: their text has no marks of
-    what is thought and what is said."""
+    what is reasoning and what is content."""
 
-    kind, part_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    kind = "chat.completion"
+    part_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most_calls: int | None) -> None:
-        self._tokenizer, self._most_calls = tokenizer, most_calls
+        self._tokenizer = tokenizer
+        self._most_calls = most_calls
+        self._parses = most_calls != 0 or answer_template(tokenizer) is HARMONY
         self._texts = dict[int, ToolText]()
-        self._apart = most_calls != 0 or answer_template(tokenizer) is HARMONY
 
-    def opening(self, index: int) -> dict[str, Any]:
-        """Who speaks."""
+    def opening(self, index: int) -> Choice:
+        """The role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def part(self, said: Said) -> dict[str, Any]:
+    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> Choice:
         """Tool calls come whole, at the end."""
-        text = "".join(chunk.text for chunk in said.chunks)
-        reason = said.ended.finish_reason if said.ended else None
+        answer = self._parse(request, text, ended)
+        reason: str | None = request.finish_reason if ended else None
         delta = dict[str, Any]()
-        if self._apart:
-            own = self._texts.setdefault(said.index, ToolText(self._tokenizer))
-            text = own.push(text)
-            if said.ended:
-                rest = self._finish(own, said.ended)
-                text += rest.text
-                if rest.thought:
-                    delta["reasoning"] = rest.thought
-                if rest.calls:
-                    delta["tool_calls"] = [{"index": i} | call for i, call in enumerate(rest.calls)]
-                    reason = "tool_calls"  # type: ignore[assignment]
-        if text:
-            delta["content"] = text
-        tokens = _tokens(said)
-        shown = of_chat(self._tokenizer, tokens) if tokens else None
-        return {"index": said.index, "delta": delta, "logprobs": shown, "finish_reason": reason}
+        if answer.text:
+            delta["content"] = answer.text
+        if answer.reasoning:
+            delta["reasoning"] = answer.reasoning
+        if answer.calls:
+            delta["tool_calls"] = [{"index": i} | call for i, call in enumerate(answer.calls)]
+            reason = "tool_calls"
+        shown = None if logprobs is None else of_chat(self._tokenizer, logprobs)
+        return {"index": request.index, "delta": delta, "logprobs": shown, "finish_reason": reason}
 
-    def whole(self, request: Request) -> dict[str, Any]:
-        """A message, and why it ended."""
-        message: dict[str, Any] = {"role": "assistant", "content": request.text.text}
-        reason: str | None = request.finish_reason
-        if self._apart:
-            own = ToolText(self._tokenizer)
-            certain = own.push(request.text.text)
-            rest = self._finish(own, request)
-            message["content"] = certain + rest.text
-            if rest.thought:
-                message["reasoning"] = rest.thought
-            if rest.calls:
-                message["content"] = message["content"].strip() or None
-                message["tool_calls"], reason = rest.calls, "tool_calls"
-        asked = request.params.logprobs is not None
-        return {
-            "index": request.index,
-            "message": message,
-            "logprobs": of_chat(self._tokenizer, request.logprobs) if asked else None,
-            "finish_reason": reason,
-        }
+    def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:
+        """The only part, as a message; its tool calls have no index."""
+        choice = self.part(request, text, logprobs, ended=True)
+        message = {"role": "assistant", "content": "", **choice.pop("delta")}
+        if "tool_calls" in message:
+            message["content"] = message["content"].strip() or None
+            for call in message["tool_calls"]:
+                del call["index"]
+        return choice | {"message": message}
 
-    def _finish(self, own: ToolText, request: Request) -> Spoken:
+    def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
+        if not self._parses:
+            return ParsedAnswer(text, [])
+        answer = self._texts.setdefault(request.index, ToolText(self._tokenizer))
+        certain = answer.push(text)
+        if not ended:
+            return ParsedAnswer(certain, [])
         prompt = request.tokens[: request.prompt_length]
-        text, calls, thought = own.finish(prompt, request.output)
-        return Spoken(text, calls[: self._most_calls], thought)
-
-
-def _tokens(said: Said) -> list[TokenLogprob]:
-    return [chunk.logprob for chunk in said.chunks if chunk.logprob is not None]
+        rest = answer.finish(prompt, request.output)
+        return rest._replace(text=certain + rest.text, calls=rest.calls[: self._most_calls])

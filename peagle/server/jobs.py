@@ -1,4 +1,4 @@
-"""What the event loop and the engine's thread hand each other."""
+"""What the event loop and the engine thread exchange."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ FAILED = "the engine has failed: the server ends, start it again"
 
 
 class Drafting(NamedTuple):
-    """How an answer fares, from its beginning."""
+    """How drafting fares in an answer, from its beginning."""
 
     tokens: int
     rounds: int  # with drafts
@@ -23,21 +23,21 @@ class Drafting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a round has brought of answer `index`; `ended` is its request, once it has."""
+class Update:
+    """What a round emitted for a request. Until it has `ended`, only its constants may be read."""
 
-    index: int
+    request: Request
     chunks: list[Chunk]
-    ended: Request | None
+    ended: bool
     drafting: Drafting
 
 
-class Visit:
-    """Steps of another job, which the engine's thread runs while the engine is idle."""
+class ExclusiveJob:
+    """A generator that the engine thread runs while no request does."""
 
     def __init__(self, steps: Generator[Event, None, None]) -> None:
         self.steps = steps
-        self.news: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
+        self.events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
 
 
 class Job:
@@ -48,21 +48,20 @@ class Job:
         self.copies = copies
         self.arrived = time.monotonic()
         self.tracks = list[Track]()
-        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.news: asyncio.Queue[Said | None] = asyncio.Queue()  # None: the engine has failed
         self.left = count  # requests that have not ended
         self.limit: asyncio.TimerHandle | None = None
+        self.received: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the engine failed
 
     @property
     def requests(self) -> list[Request]:
         return [track.request for track in self.tracks]
 
-    async def said(self) -> AsyncIterator[Said]:
+    async def updates(self) -> AsyncIterator[Update]:
         """Until all requests have ended. Raises ApiError when the engine fails."""
         ended = 0
         while ended < len(self.tracks):
-            said = await self.news.get()
-            if said is None:
+            update = await self.received.get()
+            if update is None:
                 raise ApiError(500, FAILED)
-            ended += said.ended is not None
-            yield said
+            ended += update.ended
+            yield update

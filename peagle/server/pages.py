@@ -3,13 +3,10 @@
 vLLM does with `--middleware peagle.server.pages.Pages`, where it finds this package.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
 
 from starlette.responses import Response
-
-App = Callable[..., Awaitable[None]]
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 FOLDER = Path(__file__).with_name("ui")
 KINDS = {
@@ -38,13 +35,13 @@ HEADERS = {
 class Pages:
     """Middleware, outside of all other: the page holds no secret, and needs no key."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         """The files are read once: no path of a request is ever opened."""
         self._app, files = app, {file.name: _response(file) for file in FOLDER.iterdir()}
         self._pages = {f"/ui/{name}": page for name, page in files.items()}
         self._pages["/"] = self._pages.pop("/ui/index.html")
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         page = self._pages.get(scope["path"]) if asked else None
         await (page or self._app)(scope, receive, send)

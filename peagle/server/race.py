@@ -1,12 +1,13 @@
 """A race: the same prompt decoded by the target alone and with each head there is, in turns.
 
-Steps of a generator, for the thread that owns the target: it works for one method at a time. Each
-method has an engine of its own, and the server's is not touched. As in `peagle demo` the mode is
-deterministic: all methods emit the same tokens, or answers of different kinds would be compared.
+An exclusive job for the engine thread. Each method has an engine of its own, and the server's is
+not touched. As in `peagle demo` the mode is deterministic: all methods emit the same tokens, or
+answers of different kinds would be compared.
 """
 
 from collections.abc import Generator
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +19,14 @@ from peagle.engine.request import Request, pieces
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 
-ORDER = ("eagle3", "p-eagle")
-MOST_TOKENS = 256  # of each answer: everybody else waits
+MOST_TOKENS = 256  # of each answer: all other requests wait
 MOST_PROMPT = 2048
 
 Event = dict[str, Any]
 
 
 class Lane(NamedTuple):
-    """One way to decode; `head` is None, the one that is served, or a folder."""
+    """One way to decode; `head` is None, the served one, or a folder."""
 
     method: str
     k: int
@@ -40,19 +40,19 @@ class Races:
         self._llm, self._loaded = llm, dict[Path, Drafter]()
 
     def lanes(self) -> list[Lane]:
-        """The target alone, then a head of each method: the served one, else the catalog's, where
-        that is a folder of this machine (nothing is downloaded for a race)."""
-        llm, lanes = self._llm, [Lane("none", 0, None)]
+        """The target alone, then the heads in the catalog's order: those in folders of this
+        machine (nothing is downloaded for a race), and the served one."""
+        llm, lanes = self._llm, {"none": Lane("none", 0, None)}
         entry = known_entry(llm.target.name)
-        for method in ORDER:
-            known = entry.heads.get(method) if entry else None
-            if llm.method == method:
-                lanes.append(
-                    Lane(method, known.k if known and llm.adaptive else llm.k, llm.drafter)
-                )
-            elif known and known.folder and known.place:
-                lanes.append(Lane(method, known.k, known.folder))
-        return lanes
+        heads = entry.heads if entry else {}
+        for method, head in heads.items():
+            if head.folder and head.place:
+                lanes[method] = Lane(method, head.k, head.folder)
+        if llm.drafter is not None:
+            known = heads.get(llm.method)
+            k = known.k if known and llm.adaptive else llm.k
+            lanes[llm.method] = Lane(llm.method, k, llm.drafter)
+        return list(lanes.values())
 
     def steps(self, ids: list[int], max_tokens: int) -> Generator[Event, None, None]:
         """Decode greedily, a round a step. Raises InputError for a prompt that is too long, and for
@@ -71,7 +71,7 @@ class Races:
             # Another engine, which has nothing of the prompt in its cache.
             request = yield from _run(own.use(drafter, k), ids, params, number)
             answers.append(request.output)
-        same = _alike(answers)
+        same = _common_length(answers)
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
 
     def _drafter(self, lane: Lane) -> Drafter | None:
@@ -107,11 +107,7 @@ def _run(
     return request
 
 
-def _alike(answers: list[list[int]]) -> int:
-    """How many tokens all answers begin with."""
-    count = 0
-    for tokens in zip(*answers, strict=False):
-        if len(set(tokens)) > 1:
-            break
-        count += 1
-    return count
+def _common_length(answers: list[list[int]]) -> int:
+    """The number of tokens that all answers begin with."""
+    columns = zip(*answers, strict=False)
+    return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, columns))

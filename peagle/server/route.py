@@ -6,22 +6,20 @@ nothing of the server, so that vLLM takes it, too: `--middleware peagle.server.r
 """
 
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
-
-App = Callable[..., Awaitable[None]]
 
 
 class Route:
     """Middleware: a request for /invocations that names a route is one for that route. Without
     one, the body decides."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/invocations":
             given = dict(scope["headers"]).get(ATTRIBUTES, b"")
             if named := re.search(rb"\broute=(/[^\s,;]+)", given):

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.server.app import Api, ServerConfig, create_app
-from peagle.server.gate import loopback
+from peagle.server.auth import loopback
 
 log = logging.getLogger(__name__)
 HEADER_SECONDS = 15  # that a client may take to send a request's headers
@@ -86,25 +86,21 @@ class Server(uvicorn.Server):
 def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
     """Raises InputError for an address that others reach, where nobody needs a key."""
     if api_key == "":
-        raise InputError("--api-key '': is empty, give a key or leave it out")
+        raise InputError("api_key '': is empty, give a key or leave it out")
     if api_key is None and not allow_no_key and not loopback(host):
-        why = "others can reach it, give --api-key KEY (or --allow-no-key)"
-        raise InputError(f"--host {host}: {why}")
+        why = "others can reach it, give an `api_key` (or `allow_no_key`)"
+        raise InputError(f"host {host}: {why}")
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any that is free. Raises InputError when it cannot."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    ipv6 = ":" in host
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
     try:
-        found.bind((host, port))
-    except (OSError, OverflowError) as error:
-        found.close()
-        why = f"{error}; choose another --host or --port"
-        raise InputError(f"--host {host} --port {port}: {why}") from error
-    found.listen(2048)
-    return found
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: there is no IPv6
+        why = f"{error}; choose another `host` or `port`"
+        raise InputError(f"host {host}, port {port}: {why}") from error
 
 
 def serve(

@@ -7,26 +7,17 @@ answer and cannot be done are refused by name.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, shortened
-from peagle.server.fields import (
-    Bias,
-    Choice,
-    Messages,
-    Most,
-    Prompts,
-    StopIds,
-    Stops,
-    TokenIds,
-    Tools,
-    number,
-)
 from peagle.server.tools import named
 
 MOST_ITEMS = 16384  # of a list, unless it holds token ids
 STRUCTURED = "use structured_outputs"
+# Fields of Generation that SamplingParams has under the same name and in the same form.
+SAME = {"temperature", "top_p", "min_p", "seed", "ignore_eos", "n"}
+SAME |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
 # Field: (values that ask for nothing, what to do instead).
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "prompts are not repeated, leave it out"),
@@ -55,6 +46,37 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_choice": ((), STRUCTURED),
     "guided_grammar": ((), STRUCTURED),
 }
+
+
+def told(**schema: Any) -> Any:
+    """Limits that the document tells, and others check: the engine, and data/chat.py."""
+    return Field(json_schema_extra=schema)
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object that has at least these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+NAME = {"type": "string", "minLength": 1}
+PART = an_object(type={"const": "text"}, text={"type": "string"})
+CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]}
+ROLE = {"enum": ["system", "user", "assistant", "tool"]}
+NAMED = an_object(function=an_object(name=NAME))
+WAYS = {"enum": ["auto", "none", "required"]}
+
+# The first error of a list is enough: of a million wrong items, each would be described.
+FIRST = Field(fail_fast=True)
+Text = Annotated[str, told(minLength=1)]
+Texts = Annotated[list[Text], FIRST]
+Token = Annotated[int, told(minimum=0)]
+Tokens = Annotated[list[Token], FIRST]
+Count = Annotated[int | None, told(minimum=1)]
+Bias = Annotated[float, told(minimum=-100, maximum=100)]
+Biases = Annotated[dict[int, Bias], told(propertyNames={"pattern": "^[0-9]+$"})]
+Message = Annotated[dict[str, Any], WithJsonSchema(an_object(role=ROLE, content=CONTENT))]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=2048, fail_fast=True)]
+Tool = Annotated[dict[str, Any], WithJsonSchema(NAMED)]
 
 
 class Body(BaseModel):
@@ -147,19 +169,19 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    temperature: Annotated[float, number(minimum=0, maximum=100)] = 1.0
-    top_p: Annotated[float, number(exclusiveMinimum=0, maximum=1)] = 1.0
-    top_k: Annotated[int, number(minimum=-1)] = 0
-    min_p: Annotated[float, number(minimum=0, maximum=1)] = 0.0
+    temperature: Annotated[float, told(minimum=0, maximum=100)] = 1.0
+    top_p: Annotated[float, told(exclusiveMinimum=0, maximum=1)] = 1.0
+    top_k: Annotated[int, told(minimum=-1)] = 0
+    min_p: Annotated[float, told(minimum=0, maximum=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_tokens: Most = None
-    stop: Stops = []
-    stop_token_ids: StopIds = []
+    max_tokens: Count = None
+    stop: Text | Annotated[Texts, Field(max_length=128)] = []
+    stop_token_ids: Annotated[Tokens, Field(max_length=1024)] = []
     ignore_eos: bool = False
-    presence_penalty: Annotated[float, number(minimum=-2, maximum=2)] = 0.0
-    frequency_penalty: Annotated[float, number(minimum=-2, maximum=2)] = 0.0
-    repetition_penalty: Annotated[float, number(minimum=0.01, maximum=100)] = 1.0
-    logit_bias: Bias = {}
+    presence_penalty: Annotated[float, told(minimum=-2, maximum=2)] = 0.0
+    frequency_penalty: Annotated[float, told(minimum=-2, maximum=2)] = 0.0
+    repetition_penalty: Annotated[float, told(minimum=0.01, maximum=100)] = 1.0
+    logit_bias: Biases = {}
     response_format: ResponseFormat = ResponseFormat()
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
@@ -175,26 +197,20 @@ class Generation(Body):
 
     def params(self, longest: int) -> SamplingParams:
         """As the engine has it. Raises InputError for values that are out of range."""
+        stop = self.stop
         return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
+            **self.model_dump(include=SAME),
+            **self.constraint(),
             top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's other way to say all
-            min_p=self.min_p,
-            seed=self.seed,
             max_tokens=longest if self.longest is None else self.longest,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            ignore_eos=self.ignore_eos,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids),
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias or None,
             logprobs=self.top,
-            n=self.n,
-            **self._constraint(),
         )
 
-    def _constraint(self) -> dict[str, Any]:
+    def constraint(self) -> dict[str, Any]:
+        """Fields of SamplingParams that say which form the answer has."""
         form, other = self.response_format.constraint(), self.structured_outputs.constraint()
         if form and other:
             raise InputError("response_format and structured_outputs: leave one of them out")
@@ -204,8 +220,8 @@ class Generation(Body):
 class CompletionBody(Generation):
     """POST /v1/completions."""
 
-    prompt: Prompts
-    max_tokens: Most = 16  # OpenAI's default
+    prompt: Text | Texts | Tokens | Annotated[list[Tokens], FIRST]
+    max_tokens: Count = 16  # OpenAI's default
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
@@ -225,11 +241,11 @@ class ChatBody(Generation):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: Most = None
+    max_completion_tokens: Count = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: Tools = []
-    tool_choice: Choice = "auto"
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = []
+    tool_choice: Annotated[str, WithJsonSchema(WAYS)] | Tool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -262,7 +278,7 @@ class ChatBody(Generation):
         if not found:
             there = ", ".join(names) or "none"
             raise InputError(f"tool_choice {choice!r}: is not among the tools, there are {there}")
-        if self._constraint():
+        if self.constraint():
             raise InputError("tool_choice: an answer has one form, leave the other out")
         return found
 
@@ -280,4 +296,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: TokenIds
+    tokens: Tokens

@@ -18,12 +18,12 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
 
 
-class Spoken(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """An answer in its parts."""
 
     text: str
     calls: list[dict[str, Any]]  # OpenAI's; none: all is text
-    thought: str = ""
+    reasoning: str = ""
 
 
 def call_grammar(
@@ -106,24 +106,24 @@ class ToolText:
         certain, self._held = self._held[:at], self._held[at:]
         return certain
 
-    def finish(self, prompt: list[int], answer: list[int]) -> Spoken:
+    def finish(self, prompt: list[int], answer: list[int]) -> ParsedAnswer:
         """What was held back, once the answer has ended."""
         if self._parses:
             return _parsed(self._tokenizer, prompt, answer, self._held)
         found = [_call(body) for body in CALL.findall(self._held)]
         calls = [call for call in found if call is not None]
         if not calls or len(calls) < len(found):
-            return Spoken(self._held, [])  # nothing is lost of what is no call
-        return Spoken(CALL.sub("", self._held).strip(), calls)
+            return ParsedAnswer(self._held, [])  # nothing is lost of what is no call
+        return ParsedAnswer(CALL.sub("", self._held).strip(), calls)
 
 
 def _parsed(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: list[int], text: str
-) -> Spoken:
+) -> ParsedAnswer:
     said = to_message(tokenizer, prompt, answer, text)
     calls = [_call_of(call.get("function", call)) for call in said.get("tool_calls") or []]
     thought = said.get("thinking") or said.get("reasoning_content") or ""
-    return Spoken(said["content"], [call for call in calls if call is not None], thought)
+    return ParsedAnswer(said["content"], [call for call in calls if call is not None], thought)
 
 
 def _call(body: str) -> dict[str, Any] | None:

@@ -1,15 +1,14 @@
-"""The thread that owns the engine, and how the event loop speaks with it.
+"""The thread that owns the engine, and how the event loop talks to it.
 
-Everything that the event loop asks goes through one queue, in order; everything that the engine
-says comes back with `call_soon_threadsafe`. While a request runs only the thread touches it; once
-it has ended, only the event loop does.
+The event loop asks through one queue, in order; the thread answers with `call_soon_threadsafe`.
+While a request runs only the thread touches it; once it has ended, only the event loop does.
 """
 
 import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
 from typing import TypeVar
 
@@ -19,14 +18,14 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import Request
 from peagle.errors import InputError
 from peagle.server.errors import ApiError
-from peagle.server.jobs import FAILED, Drafting, Event, Job, Said, Visit
+from peagle.server.jobs import FAILED, Drafting, Event, ExclusiveJob, Job, Update
 from peagle.server.metrics import Metrics, Track
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 ENDING = "the server ends: ask another one"
 TOO_LATE = "the answer has not begun in time"
-MAKERS = 2  # threads that tokenise prompts: each may take 100 MB
+TOKENISERS = 2  # threads that tokenise prompts: each may take 100 MB
 COMPILERS = 1  # threads that compile grammars
 
 
@@ -34,23 +33,30 @@ class Worker:
     """Runs an engine in a thread. Public methods are for the event loop."""
 
     def __init__(self, llm: LLM, metrics: Metrics, max_queue: int, max_seconds: float) -> None:
-        self.llm, self.metrics, self.max_seconds = llm, metrics, max_seconds
+        self.llm = llm
         self.engine = llm.engine
+        self.metrics = metrics
+        self.max_seconds = max_seconds
         self.capacity = self.engine.settings.max_batch + max_queue
-        self.draining, self.failed = False, False
-        self._over = False  # nothing that is being prepared is admitted any more
-        # Threads that tokenise, and threads that compile grammars.
-        self._makers, self._compilers = CapacityLimiter(MAKERS), CapacityLimiter(COMPILERS)
-        self._jobs = set[Job]()  # the event loop's, as is:
-        self._guest: Visit | None = None
-        self._running = list[Job]()  # the thread's, as are:
-        self._visit: Visit | None = None
-        self._held = list[Job]()  # until the visit is over
+        self.draining = False
+        self.failed = False
+        self._late = f"{TOO_LATE}, which is {max_seconds:g} seconds: try again"
+        self._tokenisers = CapacityLimiter(TOKENISERS)
+        self._compilers = CapacityLimiter(COMPILERS)
+        # The event loop's:
+        self._jobs = set[Job]()
+        self._cancelled = False  # nothing that is being prepared is admitted any more
+        self._exclusive: ExclusiveJob | None = None
+        self._shared = asyncio.Event()  # set while there is no exclusive job
+        self._shared.set()
+        # The thread's:
+        self._running = list[tuple[Job, Track]]()
+        self._alone: ExclusiveJob | None = None
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Have the running event loop hear what the engine says."""
+        """Start the thread; it reports to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -62,12 +68,14 @@ class Worker:
 
     @property
     def open(self) -> int:
-        """Requests that run or wait, and a visit."""
-        return sum(job.left for job in self._jobs) + (self._guest is not None)
+        """The number of requests that run or wait, and of exclusive jobs."""
+        return sum(job.left for job in self._jobs) + (self._exclusive is not None)
 
-    async def submit(self, count: int, make: Callable[[], list[Request]], copies: int = 1) -> Job:
+    async def submit(
+        self, count: int, make: Callable[[], list[Request]], copies: int, constrained: bool
+    ) -> Job:
         """Have `count` requests answered, `copies` of each prompt; all or none. `make` makes them,
-        in another thread, once there is room for them.
+        in another thread, once there is room for them; `constrained` where one has a grammar.
 
         Raises what `make` raises, InputError when one of them can never run, ApiError when there is
         no room for them.
@@ -76,76 +84,79 @@ class Worker:
         job = Job(count, copies)
         self._jobs.add(job)
         try:
-            requests = await self.tokenise(make)
-            await self._prepare(requests)
+            # Compiling a grammar may take seconds, which other requests do not wait for.
+            limiter = self._compilers if constrained else self._tokenisers
+            requests = await to_thread.run_sync(self._prepare, make, limiter=limiter)
+            deadline = self._loop.time() + self.max_seconds
+            await self._wait_for_exclusive_job(deadline)
         except BaseException:
             self._forget(job)
             raise
         job.tracks = [Track(request, job.arrived) for request in requests]
         self._asked.put(partial(self._admit, job))
-        expire = partial(self._asked.put, partial(self._expire, job))
-        job.limit = self._loop.call_later(self.max_seconds, expire)
-        await job.admitted
+        job.limit = self._loop.call_at(deadline, self._asked.put, partial(self._expire, job))
         return job
 
     async def tokenise(self, work: Callable[[], T]) -> T:
         """What `work` returns, which makes token ids of texts; run in one of a few threads."""
-        return await to_thread.run_sync(work, limiter=self._makers)
+        return await to_thread.run_sync(work, limiter=self._tokenisers)
 
-    async def _prepare(self, requests: list[Request]) -> None:
-        """Make ready what requests need, off the event loop and the engine's thread: compiling a
-        grammar may take seconds, which other requests do not wait for."""
-
-        def prepare() -> None:
+    def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
+        requests = make()
+        try:
             for request in requests:
                 self.llm.prepare(request)
-
-        constrained = any(request.params.constraint for request in requests)
-        try:
-            await to_thread.run_sync(prepare, limiter=self._compilers if constrained else None)
-        except (InputError, asyncio.CancelledError):
+        except InputError:
             raise
         except BaseException as error:  # a panic in native code is no Exception
             log.exception("a request could not be prepared")
             why = "the request could not be prepared: see the server's log"
             raise ApiError(500, why) from error
-        if self._over or self.failed:
+        return requests
+
+    async def _wait_for_exclusive_job(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._shared.wait()
+        except TimeoutError as error:
+            raise ApiError(503, self._late, headers={"retry-after": "1"}) from error
+        if self._cancelled or self.failed:
             raise ApiError(503, ENDING)
 
     def cancel(self, job: Job) -> None:
         """End a job's requests as they are."""
         self._asked.put(partial(self._cancel, job))
 
-    def visit(self, steps: Generator[Event, None, None]) -> AsyncIterator[Event]:
-        """Have `steps` run once what is asked for so far has been answered; requests that come
-        until their end wait for it. Left early, the steps are closed. One visit at a time.
+    def run_exclusively(self, steps: Generator[Event, None, None]) -> AsyncGenerator[Event]:
+        """Have `steps` run once the requests so far have been answered; requests that come until
+        their end wait for it. Left early, the steps are closed. One such job at a time.
 
         Raises ApiError when there is no room for one; what it returns raises one for a step that
         fails.
         """
         self._check_room(1)
-        if self._guest is not None:
+        if self._exclusive is not None:
             raise ApiError(429, "a race is on: try again", headers={"retry-after": "5"})
-        visit = self._guest = Visit(steps)
-        self._asked.put(partial(self._receive, visit))
-        return self._heard(visit)
+        job = self._exclusive = ExclusiveJob(steps)
+        self._shared.clear()
+        self._asked.put(partial(self._begin, job))
+        return self._events(job)
 
-    async def _heard(self, visit: Visit) -> AsyncIterator[Event]:
+    async def _events(self, job: ExclusiveJob) -> AsyncGenerator[Event]:
         try:
-            while (told := await visit.news.get()) is not None:
-                if isinstance(told, ApiError):
-                    raise told
-                yield told
+            while (event := await job.events.get()) is not None:
+                if isinstance(event, ApiError):
+                    raise event
+                yield event
         finally:
-            self._asked.put(partial(self._dismiss, visit))
+            self._asked.put(partial(self._end, job))
 
     def cancel_all(self) -> None:
         """End all requests as they are. (A signal's handler may call it, too.)"""
-        self._over = True
-        for job in list(self._jobs):
-            self.cancel(job)
-        if self._guest is not None:
-            self._asked.put(partial(self._dismiss, self._guest))
+        self._cancelled = True
+        self._asked.put(self._cancel)
+        if self._exclusive is not None:
+            self._asked.put(partial(self._end, self._exclusive))
 
     def _check_room(self, count: int, field: str | None = None) -> None:
         if self.failed:
@@ -161,16 +172,10 @@ class Worker:
 
     # ---- called by the thread, in the event loop
 
-    def _tell_admitted(self, job: Job, error: Exception | None) -> None:
-        if error is not None:
-            self._forget(job)
-        if not job.admitted.done():
-            job.admitted.set_result(None) if error is None else job.admitted.set_exception(error)
-
-    def _tell(self, news: list[tuple[Job, Said]]) -> None:
-        for job, said in news:
-            job.news.put_nowait(said)
-            job.left -= said.ended is not None
+    def _receive(self, updates: list[tuple[Job, Update]]) -> None:
+        for job, update in updates:
+            job.received.put_nowait(update)
+            job.left -= update.ended
             if not job.left:
                 self._forget(job)
 
@@ -179,20 +184,18 @@ class Worker:
         if job.limit is not None:
             job.limit.cancel()
 
-    def _tell_failed(self) -> None:
-        for job in self._jobs:
-            job.news.put_nowait(None)
-            if not job.admitted.done():
-                job.admitted.set_exception(ApiError(500, FAILED))
-        for job in list(self._jobs):
-            self._forget(job)
-        if self._guest is not None:
-            self._tell_guest(self._guest, ApiError(500, FAILED))
+    def _receive_event(self, job: ExclusiveJob, event: Event | ApiError | None) -> None:
+        job.events.put_nowait(event)
+        if not isinstance(event, dict):
+            self._exclusive = None
+            self._shared.set()
 
-    def _tell_guest(self, visit: Visit, told: Event | ApiError | None) -> None:
-        visit.news.put_nowait(told)
-        if not isinstance(told, dict) and visit is self._guest:
-            self._guest = None
+    def _receive_failure(self) -> None:
+        for job in list(self._jobs):
+            job.received.put_nowait(None)
+            self._forget(job)
+        if self._exclusive is not None:
+            self._receive_event(self._exclusive, ApiError(500, FAILED))
 
     # ---- the thread
 
@@ -201,19 +204,19 @@ class Worker:
             while self._take():
                 if not self.engine.idle:
                     self.engine.step()
-                elif self._visit is not None:
-                    self._step(self._visit)
+                elif self._alone is not None:
+                    self._step(self._alone)
                 self._report()
         except BaseException:  # a panic in native code is no Exception
             # The engine is in a state that nobody knows: nothing may go on with it.
             self.failed = True
             log.exception("the engine failed")
-            self._loop.call_soon_threadsafe(self._tell_failed)
+            self._loop.call_soon_threadsafe(self._receive_failure)
 
     def _take(self) -> bool:
         """Do what was asked for, waiting for it while there is nothing else to do; False at the
         end."""
-        wait = self.engine.idle and self._visit is None
+        wait = self.engine.idle and self._alone is None
         while True:
             try:
                 asked = self._asked.get(block=wait)
@@ -225,72 +228,54 @@ class Worker:
             wait = False
 
     def _admit(self, job: Job) -> None:
-        if self._visit is not None:
-            self._held.append(job)
-            return
         self.engine.add(*job.requests)
-        self._running.append(job)
-        self._loop.call_soon_threadsafe(self._tell_admitted, job, None)
+        self._running += [(job, track) for track in job.tracks]
 
-    def _cancel(self, job: Job) -> None:
-        self._refuse_held(job, ApiError(503, ENDING))
-        for request in job.requests if job in self._running else ():
-            self.engine.cancel(request)
-
-    def _refuse_held(self, job: Job, why: ApiError) -> None:
-        if job in self._held:
-            self._held.remove(job)
-            self._loop.call_soon_threadsafe(self._tell_admitted, job, why)
-
-    def _receive(self, visit: Visit) -> None:
-        self._visit = visit
-
-    def _step(self, visit: Visit) -> None:
-        told: Event | ApiError | None = None
-        try:
-            told = next(visit.steps, None)
-        except InputError as wrong:
-            told = ApiError(400, str(wrong))
-        except Exception:  # what it touched is put back; a panic ends the server
-            log.exception("a visit failed")
-            told = ApiError(500, "it failed: see the server's log")
-        if isinstance(told, dict):
-            self._loop.call_soon_threadsafe(self._tell_guest, visit, told)
-        else:
-            self._dismiss(visit, told)
-
-    def _dismiss(self, visit: Visit, told: ApiError | None = None) -> None:
-        if visit is not self._visit:
-            return  # it has ended
-        visit.steps.close()
-        self._visit, held, self._held = None, self._held, []
-        for job in held:
-            self._admit(job)
-        self._loop.call_soon_threadsafe(self._tell_guest, visit, told)
+    def _cancel(self, job: Job | None = None) -> None:
+        """Of one job, or of all that run."""
+        for running, track in self._running:
+            if job in (running, None):
+                self.engine.cancel(track.request)
 
     def _expire(self, job: Job) -> None:
-        """The time is over: what has been said is the answer, and nothing is none."""
-        late = f"{TOO_LATE}, which is {self.max_seconds:g} seconds: try again"
-        self._refuse_held(job, ApiError(503, late, headers={"retry-after": "1"}))
-        for request in job.requests if job in self._running else ():
+        """The time is over: what was emitted is the answer; without any the request fails."""
+        for request in job.requests:
             if request.finish_reason is None and not request.output:
-                request.failure = late
+                request.failure = self._late
             self.engine.cancel(request, "length" if request.output else "error")
 
     def _report(self) -> None:
-        news = list[tuple[Job, Said]]()
-        for job in self._running:
-            for track in job.tracks:
-                request = track.request
-                if track.ended:
-                    continue
-                self.metrics.observe(track)
-                track.ended = request.finish_reason is not None
-                emitted = self.engine.fetch(request)
-                if emitted or track.ended:
-                    ended, stats = request if track.ended else None, request.stats
-                    fares = Drafting(len(request.output), stats.rounds, sum(stats.accepted))
-                    news.append((job, Said(request.index, emitted, ended, fares)))
-        self._running = [job for job in self._running if not all(t.ended for t in job.tracks)]
-        if news:
-            self._loop.call_soon_threadsafe(self._tell, news)
+        updates = list[tuple[Job, Update]]()
+        for job, track in self._running:
+            request, stats = track.request, track.request.stats
+            self.metrics.observe(track)
+            chunks = self.engine.fetch(request)
+            if chunks or track.ended:
+                drafting = Drafting(len(request.output), stats.rounds, sum(stats.accepted))
+                updates.append((job, Update(request, chunks, track.ended, drafting)))
+        if updates:
+            self._running = [(job, track) for job, track in self._running if not track.ended]
+            self._loop.call_soon_threadsafe(self._receive, updates)
+
+    def _begin(self, job: ExclusiveJob) -> None:
+        self._alone = job
+
+    def _step(self, job: ExclusiveJob) -> None:
+        event: Event | ApiError | None
+        try:
+            event = next(job.steps, None)
+        except InputError as wrong:
+            event = ApiError(400, str(wrong))
+        except Exception:  # the steps put back what they touched; a panic ends the server
+            log.exception("an exclusive job failed")
+            event = ApiError(500, "it failed: see the server's log")
+        if isinstance(event, dict):
+            self._loop.call_soon_threadsafe(self._receive_event, job, event)
+        else:
+            self._end(job, event)
+
+    def _end(self, job: ExclusiveJob, event: ApiError | None = None) -> None:
+        if job is self._alone:  # it may have ended already
+            job.steps.close()
+            self._alone = None
+            self._loop.call_soon_threadsafe(self._receive_event, job, event)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from peagle.cli.deploy import app
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.server import console
+from peagle.server import auth, console
 from peagle.server.pages import FOLDER
 
 KEY = {"authorization": "Bearer secret"}
@@ -183,13 +183,13 @@ def test_not_for_others(
 
 def test_only_this_machine_without_a_key(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client elsewhere sees the command; it cannot run it, whatever it says of itself."""
-    monkeypatch.setattr(console, "loopback", lambda host: host == "localhost")
+    monkeypatch.setattr(auth, "loopback", lambda host: host == "localhost")
     stand_in(monkeypatch, "print('run')")
     headers = {"host": "localhost", "origin": "http://localhost"}
     with running.http() as http:
         assert not http.get("/peagle/console", headers=headers).json()["deploys"]
         got = http.post("/peagle/deploy", json=BODY, headers=headers)
-    assert got.status_code == 403 and "start the server with --api-key" in got.text
+    assert got.status_code == 403 and "give the server an `api_key`" in got.text
 
 
 def test_the_command_is_peagles_own() -> None:

@@ -12,7 +12,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.server.tools import Spoken, ToolText, call_grammar
+from peagle.server.tools import ParsedAnswer, ToolText, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -205,11 +205,11 @@ def test_a_tokenizer_that_parses() -> None:
     opening = "<|im_start|>assistant\n"
     tokenizer.response_template = {"start_anchor": opening, "fields": fields}
 
-    def said(text: str) -> Spoken:
+    def said(text: str) -> ParsedAnswer:
         own, ids = ToolText(tokenizer), tokenizer(text)["input_ids"]
         assert own.push(text) == ""
         return own.finish(tokenizer(opening)["input_ids"], ids)
 
     text, calls, _ = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
     assert (text, [call["function"]["name"] for call in calls]) == ("ok", ["sit"])
-    assert said('ok[CALL]{"name": "s') == Spoken('ok[CALL]{"name": "s', [])
+    assert said('ok[CALL]{"name": "s') == ParsedAnswer('ok[CALL]{"name": "s', [])

@@ -9,7 +9,7 @@ from serving import MODEL, Running, Serve, make_llm, start
 from peagle.engine.engine import Engine
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Request
-from peagle.server.gate import body_limit
+from peagle.server.limits import body_limit
 
 USER = {"role": "user", "content": "a"}
 LONG = [70] * 256

@@ -3,16 +3,13 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from peagle.data.chat import prompt_ids
 from peagle.server.forms import ChatForm
-from peagle.server.jobs import Drafting, Said
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from test_response_parser import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E402
-
-NOTHING = cast(Drafting, None)  # is not read here
 
 
 def request(answer: str) -> Any:
@@ -26,21 +23,25 @@ def request(answer: str) -> Any:
     )  # fmt: skip
 
 
+def whole(answer: str, most_calls: int | None) -> Any:
+    ended = request(answer)
+    return ChatForm(TOKENIZER, most_calls).whole(ended, ended.text.text, None)
+
+
 def test_whole() -> None:
-    message = ChatForm(TOKENIZER, most_calls=0).whole(request(THOUGHT))["message"]
+    message = whole(THOUGHT, most_calls=0)["message"]
     assert (message["content"], message["reasoning"]) == ("it sat", "hm")
 
 
 def test_streamed() -> None:
     form, ended = ChatForm(TOKENIZER, most_calls=0), request(THOUGHT)
-    chunks = [SimpleNamespace(text=ended.text.text, logprob=None)]
-    assert form.part(Said(0, chunks, None, NOTHING))["delta"] == {}
-    delta = form.part(Said(0, [], ended, NOTHING))["delta"]
+    assert form.part(ended, ended.text.text, None, ended=False)["delta"] == {}
+    delta = form.part(ended, "", None, ended=True)["delta"]
     assert (delta["content"], delta["reasoning"]) == ("it sat", "hm")
 
 
 def test_calls() -> None:
-    choice = ChatForm(TOKENIZER, most_calls=None).whole(request(CALL))
+    choice = whole(CALL, most_calls=None)
     [call] = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": '{"at": "mat"}'}
     assert choice["finish_reason"] == "tool_calls"

@@ -119,7 +119,7 @@ def test_leaving_ends_it(serve: Serve, brake: Brake) -> None:
     with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
         assert "lanes" in next(response.iter_lines())
     brake.go.set()
-    until(lambda: running.api.worker._visit is None and running.api.worker.open == 0)
+    until(lambda: running.api.worker._exclusive is None and running.api.worker.open == 0)
     assert running.client().completions.create(model=MODEL, prompt="a", max_tokens=3).choices
 
 

@@ -11,7 +11,7 @@ from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
-from peagle.server import gate
+from peagle.server import limits
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
 LONG["extra_body"] = {"ignore_eos": True}
@@ -89,7 +89,7 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
 
 
 def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
     host, port = running.url.removeprefix("http://").split(":")
     head = f"POST /tokenize HTTP/1.1\r\nhost: {host}\r\ncontent-length: 20\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=30) as http:
