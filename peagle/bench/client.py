@@ -56,7 +56,7 @@ class Server(AbstractAsyncContextManager["Server"]):
             raise AskError(f"no answer ({first_line(error)})", gone=True) from error
         if tokens is None:
             raise AskError("the stream has no usage: the server must support stream_options")
-        return Answer(text, tokens, first or time.perf_counter())
+        return Answer(text, text, tokens, first or time.perf_counter())
 
     async def drafting(self) -> Stats:
         """Drafting statistics since `async with` began, other clients' requests included; no rounds

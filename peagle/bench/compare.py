@@ -1,9 +1,8 @@
 """Two measurements of the same thing: what has become slower or faster."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peagle.bench.run import FORMAT
 from peagle.errors import InputError
@@ -11,8 +10,7 @@ from peagle.errors import InputError
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One row, before and after."""
 
     before: Row
@@ -24,33 +22,30 @@ class Change:
         return float(self.after["output_tps"] / self.before["output_tps"])
 
     @property
-    def apart(self) -> bool:
-        """Whether the 95 % intervals do not overlap."""
-        first, second = self.before["output_tps_95"], self.after["output_tps_95"]
-        if first is None or second is None:
-            return False
-        return bool(first[0] > second[1] or second[0] > first[1])
+    def verdict(self) -> str:
+        """Slower or faster where the 95 % intervals do not overlap, else alike."""
+        was, now = self.before["output_tps_95"], self.after["output_tps_95"]
+        if was is None or now is None or (was[0] <= now[1] and now[0] <= was[1]):
+            return "alike"
+        return "slower" if self.ratio < 1 else "faster"
 
     @property
     def slower(self) -> bool:
         """Beyond noise."""
-        return self.apart and self.ratio < 1
+        return self.verdict == "slower"
 
     def row(self) -> list[str]:
         """For a table."""
-        verdict = "alike"
-        if self.apart:
-            verdict = "slower" if self.slower else "faster"
-        concurrency = self.after["concurrency"]
+        method, k, concurrency, temperature = _key(self.after)
         return [
-            self.after["method"],
-            str(self.after["k"] or "-"),
+            method,
+            str(k or "-"),
             f"c = {concurrency}" if concurrency else "random",
-            f"{self.after['temperature']:g}",
+            f"{temperature:g}",
             f"{self.before['output_tps']:.1f}",
             f"{self.after['output_tps']:.1f}",
             f"{self.ratio:.2f}",
-            verdict,
+            self.verdict,
         ]
 
 

@@ -30,9 +30,9 @@ class Answer(NamedTuple):
     """The answer to a turn."""
 
     text: str
+    output: tuple[int, ...] | str  # token ids; the text where a server does not tell them
     tokens: int
     first: float  # time.perf_counter() at the first token
-    token_ids: tuple[int, ...] | None = None  # None: the server does not tell them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sample:
     seconds: float  # from the question to the last token
     ttft: float = 0.0  # seconds to the first token
     tokens: int = 0
-    output: tuple[int, ...] | str = ""  # token ids where they are known, else the text
+    output: tuple[int, ...] | str = ""  # as in Answer
     text: str = ""
     error: str | None = None
 
@@ -113,9 +113,8 @@ class _Player:
             return Sample(number, turn, time.perf_counter() - started, error=str(error))
         self.failures = 0
         seconds = time.perf_counter() - started
-        output = answer.text if answer.token_ids is None else answer.token_ids
         ttft = answer.first - started
-        return Sample(number, turn, seconds, ttft, answer.tokens, output, answer.text)
+        return Sample(number, turn, seconds, ttft, answer.tokens, answer.output, answer.text)
 
     async def played(self) -> Played:
         """The samples, once all conversations have ended."""

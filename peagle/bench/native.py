@@ -63,7 +63,7 @@ class Native(AbstractAsyncContextManager["Native"]):
         if request.failure is not None or asked.first is None:
             raise AskError(request.failure or "no token was generated")
         output = tuple(request.output)
-        return Answer(request.text.text, len(output), asked.first, output)
+        return Answer(request.text.text, output, len(output), asked.first)
 
     async def drafting(self) -> Stats:
         """Statistics of the answers so far."""

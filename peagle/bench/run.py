@@ -97,13 +97,13 @@ def environment(device: str) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of this clone, with a + where it was changed; None outside of one."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe"]
-    options = ["--always", "--dirty=+", "--abbrev=12"]
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
+    here = Path(__file__).parent
     try:
-        done = subprocess.run(git + options, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, cwd=here, capture_output=True, timeout=10, check=True)
+        return done.stdout.decode().strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def write_json(file: Path, report: dict[str, Any]) -> None:

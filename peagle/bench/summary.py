@@ -1,7 +1,7 @@
 """What loads took, as a row: medians, percentiles, bootstrap intervals, ratios, differences."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from statistics import median
@@ -145,17 +145,19 @@ def same(result: Result, base: Result) -> dict[str, Any]:
     """How many turns have the same answer, and the first difference of those that have not."""
     expected = {(s.conversation, s.turn): s.output for s in base.samples}
     asked = [s for s in result.samples if (s.conversation, s.turn) in expected]
-    differences = dict[tuple[int, int], dict[str, int]]()
+    differing = dict[tuple[int, int], int]()
     alike = 0
     for sample in asked:
         turn = sample.conversation, sample.turn
         if sample.output == expected[turn]:
             alike += 1
-            continue
-        at = _first_difference(sample.output, expected[turn])
-        differences[turn] = {"conversation": turn[0], "turn": turn[1], "position": at}
-    listed = list(differences.values())[:MAX_DIFFERENCES]
-    return {"same": alike, "compared": len(asked), "differences": listed}
+        else:
+            differing[turn] = _first_difference(sample.output, expected[turn])
+    differences = [
+        {"conversation": conversation, "turn": turn, "position": position}
+        for (conversation, turn), position in differing.items()
+    ]
+    return {"same": alike, "compared": len(asked), "differences": differences[:MAX_DIFFERENCES]}
 
 
 def _first_difference(mine: Output, theirs: Output) -> int:
@@ -168,16 +170,17 @@ def two_sample(result: Result, base: Result) -> float | None:
     """The p-value that two sets of sampled answers to the same turns have one distribution of
     tokens (of a server: words): a permutation test of χ², in which the answers to a turn are
     exchanged at random. None without answers."""
-    pairs = list(_paired(result, base))
+    mine, theirs = _first_answers(result), _first_answers(base)
+    pairs = [(mine[key], theirs[key]) for key in mine if key in theirs]
     if not pairs:
         return None
     total = Counter(chain.from_iterable(chain.from_iterable(pairs)))
     column = {word: number for number, word in enumerate(total)}
     difference = np.zeros((len(pairs), len(total)))
-    for line, (mine, theirs) in zip(difference, pairs, strict=True):
-        for word in mine:
+    for line, (ours, others) in zip(difference, pairs, strict=True):
+        for word in ours:
             line[column[word]] += 1
-        for word in theirs:
+        for word in others:
             line[column[word]] -= 1
     counts = np.array(list(total.values()))
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
@@ -186,19 +189,13 @@ def two_sample(result: Result, base: Result) -> float | None:
     return round(float(1 + (drawn >= found - 1e-9).sum()) / (1 + DRAWS), 4)
 
 
-def _paired(result: Result, base: Result) -> Iterator[tuple[Output, Output]]:
-    """Answers to the same conversation in the same repeat, to its first turn: later ones were asked
-    after different answers."""
-    for mine, theirs in zip(result.repeats, base.repeats, strict=False):
-        expected = {s.conversation: s.output for s in theirs.samples if _is_first(s)}
-        for sample in mine.samples:
-            if _is_first(sample) and sample.conversation in expected:
-                yield _words(sample.output), _words(expected[sample.conversation])
-
-
-def _is_first(sample: Sample) -> bool:
-    return sample.turn == 0 and sample.error is None
-
-
-def _words(output: tuple[int, ...] | str) -> Output:
-    return output.split() if isinstance(output, str) else output
+def _first_answers(result: Result) -> dict[tuple[int, int], Output]:
+    """Answers to first turns by repeat and conversation; later turns followed different answers."""
+    answers = dict[tuple[int, int], Output]()
+    for repeat, played in enumerate(result.repeats):
+        for sample in played.samples:
+            if sample.turn == 0 and sample.error is None:
+                output = sample.output
+                words = output.split() if isinstance(output, str) else output
+                answers[repeat, sample.conversation] = words
+    return answers

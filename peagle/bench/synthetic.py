@@ -37,24 +37,16 @@ SHAPES = Path(__file__).parent / "shapes"
 GIVEN_K = 7  # the K at which an acceptance length is given
 
 
-def find_shape(name: str) -> Path:
-    """The file of a shipped configuration (`openai/gpt-oss-20b`), or of a folder or file.
-
-    Raises InputError that lists those shipped.
-    """
+def read_shape(name: str) -> PretrainedConfig:
+    """The text model's configuration of a shipped shape (`openai/gpt-oss-20b`), or of a folder or
+    file. Raises InputError for others, which lists those shipped."""
     shipped = {file.stem: file for file in sorted(SHAPES.glob("*.json"))}
     path = Path(name).expanduser()
-    for file in (path / "config.json", path, shipped.get(path.name.lower())):
-        if file is not None and file.is_file():
-            return file
-    why = f"no folder with a config.json, and the shapes shipped are {', '.join(shipped)}"
-    raise InputError(f"target {name}: {why}")
-
-
-def read_shape(name: str) -> PretrainedConfig:
-    """The text model's configuration of a shape. Raises InputError for one that transformers does
-    not know."""
-    file = find_shape(name)
+    places = (path / "config.json", path, shipped.get(path.name.lower(), path))
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        why = f"no folder with a config.json, and the shapes shipped are {', '.join(shipped)}"
+        raise InputError(f"target {name}: {why}")
     try:
         return AutoConfig.from_pretrained(file).get_text_config()
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

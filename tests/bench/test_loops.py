@@ -38,7 +38,7 @@ class Echo:
         said = messages[-1]["content"]
         if said in self.fails or "*" in self.fails:
             raise AskError(f"{said}: refused", gone="*" in self.fails)
-        return Answer(f"so {said}", len(said), time.perf_counter())
+        return Answer(f"so {said}", f"so {said}", len(said), time.perf_counter())
 
     async def drafting(self) -> Stats:
         return Stats(2, accepted=[1])

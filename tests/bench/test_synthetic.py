@@ -14,7 +14,6 @@ from peagle.bench.synthetic import (
     SHAPES,
     Synthetic,
     acceptance_rate,
-    find_shape,
     random_drafter,
     random_target,
     read_shape,
@@ -63,7 +62,8 @@ def test_impossible_acceptance_lengths(length: float) -> None:
 @pytest.fixture(params=sorted(PARAMETERS))
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A shipped shape with narrower and fewer layers."""
-    shape = json.loads(find_shape(request.param).read_text())
+    file = SHAPES / f"{request.param.split('/')[1].lower()}.json"
+    shape = json.loads(file.read_text())
     shape |= {key: value for key, value in SMALLER.items() if key in shape}
     shape["num_hidden_layers"] = 7
     if "layer_types" in shape:
