@@ -1,35 +1,38 @@
-"""How it is asked: so many conversations at a time, or at random times; and what each turn took.
+"""A load: conversations are played, and each turn is timed.
 
-The same code loads an engine in this process and a server behind a URL.
+The same code plays them with an engine in this process and with a server behind a URL.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from peagle.engine.request import Stats
 
 Message = dict[str, str]
-FAILURES = 3  # without an answer between them: whoever is asked has stopped answering
+Conversations = list[list[str]]  # the user turns of each
+OnTurns = Callable[[int], None]  # told how many turns are done, or left out after a failure
+MAX_FAILURES = 3  # in a row, of an asker that may be gone
 
 
 class AskError(RuntimeError):
-    """A turn that was not answered; the text says why."""
+    """A turn that was not answered. `gone`: no other may be answered either."""
 
     def __init__(self, why: str, *, gone: bool = False) -> None:
         super().__init__(why)
-        self.gone = gone  # it may be that nothing will be answered any more
+        self.gone = gone
 
 
 class Answer(NamedTuple):
-    """What was said to a turn. Times are of time.perf_counter()."""
+    """The answer to a turn."""
 
     text: str
-    tokens: int  # of output
-    first: float  # when the first token came
-    token_ids: tuple[int, ...] | None = None  # where they are known
+    output: tuple[int, ...] | str  # token ids; the text where a server does not tell them
+    tokens: int
+    first: float  # time.perf_counter() at the first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,60 +41,38 @@ class Sample:
 
     conversation: int
     turn: int
-    seconds: float  # from asking to the last token
-    ttft: float  # seconds to the first
-    tokens: int
-    said: tuple[int, ...] | str = ""  # token ids where they are known, else the text
+    seconds: float  # from the question to the last token
+    ttft: float = 0.0  # seconds to the first token
+    tokens: int = 0
+    output: tuple[int, ...] | str = ""  # as in Answer
     text: str = ""
     error: str | None = None
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token behind the first; None when there is one only."""
-        return (self.seconds - self.ttft) / (self.tokens - 1) if self.tokens > 1 else None
-
-
-@dataclass(slots=True)
-class Drafting:
-    """How drafting fared, counted as vLLM does: rounds with drafts only."""
-
-    rounds: float = 0
-    accepted: float = 0
-    by_position: list[float] = field(default_factory=list)  # rounds whose i-th was accepted
-
-    def __add__(self, other: "Drafting") -> "Drafting":
-        """Of both."""
-        pairs = zip_longest(self.by_position, other.by_position, fillvalue=0.0)
-        positions = [mine + theirs for mine, theirs in pairs]
-        return Drafting(self.rounds + other.rounds, self.accepted + other.accepted, positions)
-
-    def row(self) -> dict[str, Any]:
-        """Acceptance length and by position; None where nothing was counted."""
-        if not self.rounds:
-            return {"acceptance_length": None, "accepted_per_position": []}
-        return {
-            "acceptance_length": round(1 + self.accepted / self.rounds, 4),
-            "accepted_per_position": [round(n / self.rounds, 4) for n in self.by_position],
-        }
+        """Seconds per token after the first; None for a single token."""
+        if self.tokens < 2:
+            return None
+        return (self.seconds - self.ttft) / (self.tokens - 1)
 
 
 class Asker(Protocol):
-    """Who answers."""
+    """An engine or a server that answers turns."""
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """Raises AskError when a turn is not answered."""
+        """Answer a conversation. Raises AskError."""
 
-    async def drafting(self) -> Drafting:
-        """Since it was opened."""
+    async def drafting(self) -> Stats:
+        """Drafting statistics since it was opened; no rounds where it counts none."""
 
 
 class Played(NamedTuple):
-    """A load, from its first request to its last token."""
+    """A load that was played."""
 
     samples: list[Sample]
-    seconds: float
-    drafting: Drafting
-    whole: bool  # False: nobody answered any more, and the rest was not asked
+    seconds: float  # from the first question to the last token
+    drafting: Stats
+    whole: bool  # False: the asker was gone, and the rest was not asked
 
     @property
     def errors(self) -> list[str]:
@@ -99,75 +80,78 @@ class Played(NamedTuple):
 
 
 class _Player:
-    """Plays conversations, and stops when nothing is answered any more."""
+    """Plays conversations until the asker is gone."""
 
-    def __init__(self, asker: Asker, on_done: Callable[[], None]) -> None:
-        self.asker, self.on_done = asker, on_done
-        self.samples, self.failures = list[Sample](), 0
-
-    async def played(self, seconds: float) -> Played:
-        """What came of it."""
-        whole = self.failures < FAILURES
-        return Played(self.samples, seconds, await self.asker.drafting(), whole)
+    def __init__(self, asker: Asker, on_turns: OnTurns) -> None:
+        self.asker = asker
+        self.on_turns = on_turns
+        self.samples = list[Sample]()
+        self.failures = 0
+        self.started = time.perf_counter()
 
     async def play(self, number: int, turns: list[str]) -> None:
-        """One conversation, turn by turn."""
+        """Ask the turns of one conversation in order; a failure ends it."""
         history = list[Message]()
-        for turn, said in enumerate(turns):
-            if self.failures >= FAILURES:
+        for turn, text in enumerate(turns):
+            if self.failures >= MAX_FAILURES:
                 return
-            history.append({"role": "user", "content": said})
-            started = time.perf_counter()
-            try:
-                answer = await self.asker.ask(history)
-            except AskError as error:
-                self.failures += error.gone
-                took = time.perf_counter() - started
-                self.samples.append(Sample(number, turn, took, 0.0, 0, error=str(error)))
-                return
-            self.failures = 0
-            ended = time.perf_counter()
-            seen = answer.text if answer.token_ids is None else answer.token_ids
-            took, first = ended - started, answer.first - started
-            sample = Sample(number, turn, took, first, answer.tokens, seen, answer.text)
+            history.append({"role": "user", "content": text})
+            sample = await self._ask(number, turn, history)
             self.samples.append(sample)
-            history.append({"role": "assistant", "content": answer.text})
-        self.on_done()
+            if sample.error is not None:
+                self.on_turns(len(turns) - turn)
+                return
+            history.append({"role": "assistant", "content": sample.text})
+            self.on_turns(1)
+
+    async def _ask(self, number: int, turn: int, history: list[Message]) -> Sample:
+        started = time.perf_counter()
+        try:
+            answer = await self.asker.ask(history)
+        except AskError as error:
+            self.failures += error.gone
+            return Sample(number, turn, time.perf_counter() - started, error=str(error))
+        self.failures = 0
+        seconds = time.perf_counter() - started
+        ttft = answer.first - started
+        return Sample(number, turn, seconds, ttft, answer.tokens, answer.output, answer.text)
+
+    async def played(self) -> Played:
+        """The samples, once all conversations have ended."""
+        seconds = time.perf_counter() - self.started
+        whole = self.failures < MAX_FAILURES
+        return Played(self.samples, seconds, await self.asker.drafting(), whole)
 
 
 async def closed_loop(
-    conversations: list[list[str]],
+    conversations: Conversations,
     concurrency: int,
     asker: Asker,
-    on_done: Callable[[], None] = lambda: None,
+    on_turns: OnTurns = lambda turns: None,
 ) -> Played:
-    """`concurrency` conversations at a time; the next begins when one has ended."""
-    player, todo = _Player(asker, on_done), iter(enumerate(conversations))
+    """Play `concurrency` conversations at a time; the next begins when one has ended."""
+    player = _Player(asker, on_turns)
+    waiting = iter(enumerate(conversations))
 
     async def worker() -> None:
-        for number, turns in todo:
+        for number, turns in waiting:
             await player.play(number, turns)
 
-    started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(conversations))):
             group.create_task(worker())
-    return await player.played(time.perf_counter() - started)
+    return await player.played()
 
 
-async def open_loop(
-    conversations: list[list[str]],
-    rate: float,
-    asker: Asker,
-    on_done: Callable[[], None] = lambda: None,
-) -> Played:
-    """Conversations begin at the times of a Poisson process of `rate` a second (always the same
-    times), whether earlier ones have ended or not."""
-    player, times, at = _Player(asker, on_done), random.Random(0), 0.0
-    started = time.perf_counter()
+async def open_loop(conversations: Conversations, rate: float, asker: Asker) -> Played:
+    """Begin `rate` conversations per second, whether earlier ones have ended or not. The times are
+    those of a Poisson process, the same in every call."""
+    player = _Player(asker, lambda turns: None)
+    gaps = random.Random(0)
+    begin = player.started
     async with asyncio.TaskGroup() as group:
         for number, turns in enumerate(conversations):
-            at += times.expovariate(rate)
-            await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
+            begin += gaps.expovariate(rate)
+            await asyncio.sleep(max(0.0, begin - time.perf_counter()))
             group.create_task(player.play(number, turns))
-    return await player.played(time.perf_counter() - started)
+    return await player.played()

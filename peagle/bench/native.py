@@ -1,12 +1,12 @@
-"""Our engine in this process, asked as a server is."""
+"""The engine in this process, asked as a server is."""
 
 import asyncio
 import time
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from itertools import count
-from types import TracebackType
 
-from peagle.bench.load import Answer, AskError, Drafting, Message
+from peagle.bench.load import Answer, AskError, Message
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -20,81 +20,75 @@ class _Asked:
 
     request: Request
     ended: asyncio.Future[None]
-    first: float | None = None
+    first: float | None = None  # when its first token came
 
 
-class Native:
+class Native(AbstractAsyncContextManager["Native"]):
     """Answers turns: `async with Native(llm, params) as native: await native.ask(messages)`.
 
-    The engine is stepped in the event loop itself, between the turns of whoever asks.
+    The engine runs in the event loop itself, a step at a time, while requests are open.
     """
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
-        self.llm, self.params, self.stats = llm, params, Stats()
-        self._seeds = count(params.seed or 0)  # an answer's own
-        self._engine, self._open, self._wake = llm.engine, list[_Asked](), asyncio.Event()
+        self.llm = llm
+        self.params = params
+        self.stats = Stats()
+        self._seeds = count(params.seed or 0)  # one for each answer
+        self._engine = llm.engine
+        self._open = list[_Asked]()
+        self._pump: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Native":
-        self._pump = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._pump.cancel()
+    async def __aexit__(self, *_: object) -> None:
         for asked in self._open:  # left early: the engine is free for others
             self._engine.cancel(asked.request)
+        if self._pump is not None:
+            self._pump.cancel()
 
     async def ask(self, messages: list[Message]) -> Answer:
         """Answer a conversation. Raises AskError when it does not fit or fails."""
         try:
             ids = self.llm.prompt_ids(self.ids(messages))
-            request = self.llm.requests(ids, replace(self.params, seed=next(self._seeds)))[0]
+            [request] = self.llm.requests(ids, replace(self.params, seed=next(self._seeds)))
             self.llm.prepare(request)
         except InputError as error:
             raise AskError(str(error)) from error
-        asked = _Asked(request, asyncio.get_running_loop().create_future())
         self.prepare(request)
+        asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._engine.add(request)
         self._open.append(asked)
-        self._wake.set()
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
         await asked.ended
         self.stats += request.stats
         if request.failure is not None or asked.first is None:
-            raise AskError(request.failure or "no token was said")
-        ids = request.output
-        return Answer(request.text.text, len(ids), asked.first, tuple(ids))
+            raise AskError(request.failure or "no token was generated")
+        output = tuple(request.output)
+        return Answer(request.text.text, output, len(output), asked.first)
 
-    async def drafting(self) -> Drafting:
-        """Since it was made."""
-        stats = self.stats
-        return Drafting(stats.rounds, sum(stats.accepted), [float(n) for n in stats.accepted])
+    async def drafting(self) -> Stats:
+        """Statistics of the answers so far."""
+        return self.stats
 
     def ids(self, messages: list[Message]) -> list[int]:
-        """What the engine is asked."""
+        """The prompt of a conversation."""
         return prompt_ids(self.llm.tokenizer, messages)
 
     def prepare(self, request: Request) -> None:
-        """Before a request is queued: for those who judge otherwise."""
+        """Change a request before it is queued; a subclass may."""
 
     async def _run(self) -> None:
+        """Step the engine until no request is open."""
         try:
-            while True:
-                if self._engine.idle:
-                    self._wake.clear()
-                    await self._wake.wait()
+            while self._open:
                 self._engine.step()
-                self._look(time.perf_counter())
+                self._notice(time.perf_counter())
                 await asyncio.sleep(0)
         except Exception as error:
             for asked in self._open:
                 asked.ended.set_exception(error)
-            raise
 
-    def _look(self, now: float) -> None:
+    def _notice(self, now: float) -> None:
+        """Record first tokens, and close requests that have finished."""
         for asked in self._open:
             request = asked.request
             request.emitted = []

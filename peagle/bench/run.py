@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from peagle.bench.load import Asker, AskError, Played, closed_loop, open_loop
+from peagle.bench.load import Asker, AskError, Conversations, Played, closed_loop, open_loop
 from peagle.bench.summary import Cell, Result, row
 
 FORMAT = 1
@@ -22,20 +22,20 @@ Open = Callable[[Cell], AbstractAsyncContextManager[Asker]]
 
 
 class Stopped(RuntimeError):
-    """Nobody answers any more; what was measured is in the file."""
+    """The engine or server stopped answering; what was measured is in the file."""
 
 
 def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
     groups: list[list[Result]],
     opened: Open,
-    conversations: list[list[str]],
+    conversations: Conversations,
     repeats: int,
     rate: float | None,
     write: Callable[[list[Result], bool], None],
     on_done: Callable[[Cell], None] = lambda cell: None,
 ) -> None:
     """Play the conversations in every cell, `repeats` times, group by group. The cells of a group
-    are interleaved and their order rotates, so that what else the machine does hits all alike.
+    are interleaved and their order rotates, so that noise of the machine affects all alike.
 
     `write` is called with everything measured so far and whether that is all. Raises Stopped when
     a load was not answered to its end.
@@ -64,7 +64,7 @@ async def _warm_up(cell: Cell, opened: Open) -> None:
 
 
 async def _play(
-    cell: Cell, opened: Open, conversations: list[list[str]], rate: float | None
+    cell: Cell, opened: Open, conversations: Conversations, rate: float | None
 ) -> Played:
     async with opened(cell) as asker:
         if rate is not None:
@@ -73,16 +73,15 @@ async def _play(
 
 
 def report(results: list[Result], about: dict[str, Any], complete: bool) -> dict[str, Any]:
-    """The JSON file: `about` (device, versions, settings), then a row a cell that was played."""
+    """The JSON file: `about` (device, versions, settings), then a row for each cell played."""
     played = [result for result in results if result.repeats]
-    rows = [row(result, _base(result, played)) for result in played]
+    alone = {_load(result.cell): result for result in played if result.cell.method == "none"}
+    rows = [row(result, alone.get(_load(result.cell))) for result in played]
     return {"format": FORMAT, "complete": complete, **about, "rows": rows}
 
 
-def _base(result: Result, results: list[Result]) -> Result | None:
-    load = (result.cell.concurrency, result.cell.temperature)
-    alone = (r for r in results if r.cell.method == "none")
-    return next((r for r in alone if (r.cell.concurrency, r.cell.temperature) == load), None)
+def _load(cell: Cell) -> tuple[int, float]:
+    return cell.concurrency, cell.temperature
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -97,18 +96,18 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the clone that runs, with a + when it was changed; None outside of one."""
+    """The commit of this clone, with a + where it was changed; None outside of one."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
     here = Path(__file__).parent
     try:
-        call = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12"]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, cwd=here, capture_output=True, timeout=10, check=True)
+        return done.stdout.decode().strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def write_json(file: Path, report: dict[str, Any]) -> None:
-    """Replace a file in one go."""
+    """Replace a file in one step."""
     file.parent.mkdir(parents=True, exist_ok=True)
     made = file.with_name(f".{file.name}")
     made.write_text(json.dumps(report, indent=1) + "\n")

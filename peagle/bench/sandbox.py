@@ -45,15 +45,15 @@ else:
 def check(dataset: str = "humaneval") -> None:
     """Raise InputError for data sets without tests, and where there is no sandbox."""
     if dataset != "humaneval":
-        raise InputError(f"--pass-at-1: for --dataset humaneval, not {dataset}")
+        raise InputError(f"`pass_at_1`: for `dataset` humaneval, not {dataset}")
     with _pipe() as (said, errors):
         if passes(TRIAL, errors=errors):
             return
         errors.close()
         lines = said.readall().decode(errors="replace").strip().splitlines()
     why = lines[-1] if lines else "it did not end in time"
-    fix = "allow user namespaces and seccomp, or leave --pass-at-1 away"
-    raise InputError(f"--pass-at-1: programs cannot be run safely here: {why}; {fix}")
+    fix = "allow user namespaces and seccomp, or leave `pass_at_1` away"
+    raise InputError(f"`pass_at_1`: programs cannot be run safely here: {why}; {fix}")
 
 
 def passes(
@@ -134,13 +134,12 @@ def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
 
 def _tool(name: str, package: str) -> str:
     if sys.platform != "linux":
-        raise InputError(
-            f"--pass-at-1: programs can only be run safely on Linux, not {sys.platform}"
-        )
+        why = f"programs can only be run safely on Linux, not {sys.platform}"
+        raise InputError(f"`pass_at_1`: {why}")
     found = shutil.which(name)
     if found is None:
         fix = f"install {package}: apt-get install {package}"
-        raise InputError(f"--pass-at-1: programs cannot be run safely without {name}; {fix}")
+        raise InputError(f"`pass_at_1`: programs cannot be run safely without {name}; {fix}")
     return found
 
 
@@ -172,7 +171,7 @@ def judge(results: list[Result], rows: list[dict[str, Any]]) -> None:
 
 
 def program_of(problem: dict[str, Any], answer: str) -> str:
-    """The function an answer holds, behind the imports of the prompt, and the problem's tests."""
+    """The function an answer holds, after the imports of the prompt, then the problem's tests."""
     name, prompt = problem["entry_point"], problem["prompt"]
     blocks = re.findall(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", answer, re.DOTALL) or [answer]
     code = next((block for block in blocks if f"def {name}" in block), blocks[0])

@@ -1,4 +1,4 @@
-"""Several ways to decode the same prompts, interleaved so that noise hits all alike."""
+"""Several ways to decode the same prompts, interleaved so that noise affects all alike."""
 
 import os
 import platform
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from peagle.bench.summary import acceptance_row
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
@@ -17,7 +18,7 @@ from peagle.model.drafter import Drafter
 
 @dataclass(slots=True)
 class Contender:
-    """One row of the comparison."""
+    """One way to decode, and what it took."""
 
     method: str
     drafter: Drafter | None
@@ -33,10 +34,7 @@ class Contender:
             "method": self.method,
             "k": self.k or 0,
             "tokens_per_second": round(tokens / self.seconds, 2),
-            "acceptance_length": round(self.stats.acceptance_length, 4),
-            "accepted_per_position": [
-                round(share, 4) for share in self.stats.accepted_per_position
-            ],
+            **acceptance_row(self.stats),
             "output_tokens": tokens,
             "seconds": round(self.seconds, 3),
         }
@@ -75,7 +73,7 @@ def compare(
 
 
 def identical(contenders: list[Contender]) -> bool:
-    """Whether all contenders said the same tokens."""
+    """Whether all contenders output the same tokens."""
     return all(contender.outputs == contenders[0].outputs for contender in contenders)
 
 
@@ -85,7 +83,9 @@ def device_name() -> str:
         return torch.cuda.get_device_name()
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    for line in lines:
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
     return f"{model}, {torch.get_num_threads()} of {os.cpu_count()} cores"

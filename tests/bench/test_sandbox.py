@@ -105,7 +105,7 @@ def fresh() -> Iterator[None]:
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tool: str, fix: str) -> None:
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None if name == tool else "/x")
     for call in (check, lambda: passes("")):
-        with pytest.raises(InputError, match=f"--pass-at-1: .* cannot be run safely.*{fix}$"):
+        with pytest.raises(InputError, match=f"`pass_at_1`: .* cannot be run safely.*{fix}$"):
             call()
 
 
@@ -117,7 +117,7 @@ def test_the_reason_of_bubblewrap_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     )
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(InputError, match=r"--pass-at-1: .*: bwrap: No permissions .*; allow user"):
+    with pytest.raises(InputError, match=r"`pass_at_1`: .*: bwrap: No permissions .*; allow user"):
         check()
 
 
@@ -125,16 +125,16 @@ def test_the_reason_of_bubblewrap_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_filter_that_does_not_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_all = struct.pack("=HBBI", 6, 0, 0, ALLOW)
     monkeypatch.setattr(sandbox, "make_filter", lambda machine: allow_all)
-    with pytest.raises(InputError, match=r"--pass-at-1: .*"):
+    with pytest.raises(InputError, match=r"`pass_at_1`: .*"):
         check()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="--pass-at-1: .* on riscv64: use x86_64 or aarch64"):
+    with pytest.raises(InputError, match="`pass_at_1`: .* on riscv64: use x86_64 or aarch64"):
         make_filter("riscv64")
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(InputError, match="--pass-at-1: .* on Linux, not darwin"):
+    with pytest.raises(InputError, match="`pass_at_1`: .* on Linux, not darwin"):
         check()
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from peagle.bench.load import Drafting, Played, Sample
+from peagle.bench.load import Played, Sample
 from peagle.bench.summary import Cell, Result, compared, interval, percentiles, row, two_sample
+from peagle.engine.request import Stats
 
 
 def result(
@@ -15,7 +16,7 @@ def result(
     for repeat in rates:
         samples = [Sample(i, 0, 10 / rate, 1 / rate, 10, said) for i, rate in enumerate(repeat)]
         seconds = sum(s.seconds for s in samples) / concurrency
-        drafting = Drafting(10, 5, [4.0, 1.0]) if method != "none" else Drafting()
+        drafting = Stats() if method == "none" else Stats(10, accepted=[4, 1])
         made.repeats.append(Played(samples, seconds, drafting, True))
     return made
 
@@ -43,9 +44,9 @@ def test_intervals_hold_the_point_and_tell_spread(concurrency: int) -> None:
     noisy = [list(rng.uniform(5, 50, 40)) for _ in range(3)]
     wide = result("none", noisy, concurrency=concurrency)
     speed = float(np.median(wide.speeds))
-    low, high = interval(wide, speed)
+    low, high = interval(speed, wide)
     assert low < speed < high and high / low > 1.1
-    narrow = interval(result("none", [[10.0] * 40] * 3), 10.0)
+    narrow = interval(10.0, result("none", [[10.0] * 40] * 3))
     assert narrow == [10.0, 10.0]
 
 
@@ -55,13 +56,15 @@ def test_the_interval_covers_the_truth() -> None:
     for _ in range(60):
         seconds = rng.gamma(4, 0.25, 30)  # a conversation of 10 tokens takes 1 s in the mean
         made = result("none", [list(10 / seconds)])
-        low, high = interval(made, made.speeds[0])
+        low, high = interval(made.speeds[0], made)
         inside += low <= 10 <= high
     assert 51 <= inside <= 60
 
 
 def test_one_conversation_has_no_interval() -> None:
-    assert row(result("none", [[10]]), None)["output_tps_95"] is None
+    found = row(result("none", [[10]]), None)
+    assert found["output_tps_95"] is None
+    assert (found["acceptance_length"], found["accepted_per_position"]) == (None, [])
 
 
 def test_differences_are_listed_by_their_place() -> None:
@@ -94,7 +97,7 @@ def sampled(law: np.ndarray, seed: int, answers: int = 40) -> Result:
     for _ in range(2):
         said = [tuple(rng.choice(len(law), 30, p=law).tolist()) for _ in range(answers)]
         samples = [Sample(i, 0, 1.0, 0.1, 30, ids) for i, ids in enumerate(said)]
-        made.repeats.append(Played(samples, 1.0, Drafting(), True))
+        made.repeats.append(Played(samples, 1.0, Stats(), True))
     return made
 
 

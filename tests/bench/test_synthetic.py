@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import METHODS
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from peagle.bench.load import Played, closed_loop
 from peagle.bench.synthetic import (
     SHAPES,
     Synthetic,
-    profile,
+    acceptance_rate,
     random_drafter,
     random_target,
     read_shape,
@@ -37,9 +37,8 @@ SMALLER = {
 
 @pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())
 def test_shapes_have_the_published_size(name: str, billions: float) -> None:
-    shape = read_shape(name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[shape["model_type"]](**shape))
+        model = AutoModelForCausalLM.from_config(read_shape(name))
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.05)
 
 
@@ -48,22 +47,22 @@ def test_every_shape_is_checked() -> None:
 
 
 @pytest.mark.parametrize("length", [1.0, 1.8, 3.03, 3.94, 6.5])
-def test_a_profile_has_its_acceptance_length(length: float) -> None:
-    shares = profile(length)
-    assert 1 + sum(shares) == pytest.approx(length)
-    assert shares == sorted(shares, reverse=True) and len(shares) == 7
+def test_a_rate_has_its_acceptance_length_at_seven(length: float) -> None:
+    rate = acceptance_rate(length)
+    assert 1 + sum(rate**i for i in range(1, 8)) == pytest.approx(length)
 
 
 @pytest.mark.parametrize("length", [0.9, 8.0])
 def test_impossible_acceptance_lengths(length: float) -> None:
     with pytest.raises(InputError, match="must be 1 to below 8"):
-        profile(length)
+        acceptance_rate(length)
 
 
 @pytest.fixture(params=sorted(PARAMETERS))
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A shipped shape with narrower and fewer layers."""
-    shape = read_shape(request.param)
+    file = SHAPES / f"{request.param.split('/')[1].lower()}.json"
+    shape = json.loads(file.read_text())
     shape |= {key: value for key, value in SMALLER.items() if key in shape}
     shape["num_hidden_layers"] = 7
     if "layer_types" in shape:
@@ -73,28 +72,34 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_stand_as_often_as_given(small: str, method: str) -> None:
+@pytest.mark.parametrize("k", [5, 18])
+def test_drafts_are_accepted_as_often_as_given(
+    small: str, method: str, k: int, recwarn: pytest.WarningsRecorder
+) -> None:
     target = random_target(small, dtype=torch.float32)
-    llm = LLM(target, random_drafter(target, method, 128), k=5, max_batch=8, kv_tokens=4096)
+    drafter = random_drafter(target, method, depths=k, draft_vocab=128)
+    llm = LLM(target, drafter, k=k, max_batch=8, kv_tokens=4096)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
+    rate = acceptance_rate(3.94)
 
     async def play() -> Played:
-        async with Synthetic(llm, params, 9, profile(3.94)) as asker:
+        async with Synthetic(llm, params, 9, rate) as asker:
             return await closed_loop([[str(i)] for i in range(16)], 8, asker)
 
     found = asyncio.run(play())
     assert [s.tokens for s in found.samples] == [100] * 16
-    wanted = profile(3.94)[:5]
-    shares = found.drafting.row()["accepted_per_position"]
+    shares = found.drafting.accepted_per_position
+    wanted = [rate**i for i in range(1, k + 1)]
     assert shares == pytest.approx(wanted, abs=0.08)  # about 450 rounds
     assert found.drafting.rounds > 300
+    assert not [w for w in recwarn if "draft tokens" in str(w.message)], "the head is that deep"
 
 
 def test_unknown_shapes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="shapes shipped are gemma-4-31b-it, gpt-oss-20b"):
         read_shape("openai/gpt-oss-21b")
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
-    with pytest.raises(InputError, match="'nobody' is not known"):
+    with pytest.raises(InputError, match="no configuration that transformers knows.*nobody"):
         read_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(InputError, match="is no configuration"):

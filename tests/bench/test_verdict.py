@@ -30,7 +30,7 @@ from peagle.engine.params import SamplingParams
         (
             Timing(2, 2.1, 20.2, 20.0),
             "not worth it: 1.01 × the target alone at K = 2; acceptance length 2.10: "
-            "drafting costs more here than it saves: try another --k or a smaller head",
+            "drafting costs more here than it saves: try another K or a smaller head",
         ),
     ],
 )
