@@ -151,6 +151,13 @@ def flag_options(flags: check.Flags) -> list[str]:
     return options
 
 
+def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
+    """vLLM's --speculative-config for a head in the folder or hub repository `model`, which drafts
+    `k` tokens a round; `parallel`: all of them in one forward."""
+    config = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
+    return config | {"parallel_drafting": True} if parallel else config
+
+
 def choose_head(target: str, head: str | None, method: str | None, k: int | None) -> str | None:
     """Folder or hub id of the head to draft with: as named, or the catalog's; None for none.
 

@@ -18,6 +18,7 @@ from peagle.catalog import (
     head_place,
     known_entry,
     load_catalog,
+    speculative_config,
 )
 from peagle.errors import InputError, InputWarning, first_line
 from peagle.paths import cache_dir
@@ -160,6 +161,13 @@ def test_a_folder_of_the_users_that_is_not_there_is_named(
 def test_a_head_on_the_hub_has_a_place_and_no_folder() -> None:
     assert head_place("qwen3-8b", "p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
     assert head_path("qwen3-8b", "p-eagle") is None
+
+
+def test_the_speculative_config_of_vllm() -> None:
+    one_by_one = {"method": "eagle3", "model": "owner/head", "num_speculative_tokens": 3}
+    assert speculative_config(False, "owner/head", 3) == one_by_one
+    at_once = one_by_one | {"parallel_drafting": True}
+    assert speculative_config(True, "owner/head", 3) == at_once
 
 
 def test_the_catalog_cannot_be_changed() -> None:
