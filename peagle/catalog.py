@@ -19,6 +19,8 @@ from peagle import catalog_fields as check
 from peagle.errors import InputError, InputWarning, first_line
 
 METHODS = ("p-eagle", "eagle3")
+PARALLEL_METHODS = frozenset({"p-eagle"})  # all draft tokens in one forward
+TITLES = MappingProxyType({"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"})
 CHOICES = (*METHODS, "none")  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
 HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
