@@ -40,8 +40,9 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
 from peagle.methods.checkpoint import read_config
 from peagle.methods.load import load_drafter
+from peagle.vllm.head import Head
 from peagle.vllm.process import look
-from peagle.vllm.serve import Head, plan
+from peagle.vllm.serve import plan
 
 VOCAB, WINDOW, STEPS, K, TOKENS = 384, 16, 30, 5, 48
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>"]

@@ -2,7 +2,7 @@
 
     python benchmarks/lossless.py [--limit N] [--k 7] [--batch 8]
 
-Exits 1 when a first difference is not a tie (peagle/bench/ties.py), 0 otherwise.
+Exits 1 when a first difference is not a tie (peagle.engine.ties.py), 0 otherwise.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from common import (
     write_json,
 )
 
-from peagle.bench.ties import TIE, differences
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.ties import TIES, differences
 
 DTYPE = "float32"
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "temperature": 0,
         "dtype": DTYPE,
         "batch": args.batch,
-        "tie_below": TIE,
+        "tie_below": TIES[llm.target.dtype],
     }
     return {**environment(), "settings": settings, "rows": rows}
 

@@ -108,7 +108,7 @@ def capture(
 def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
     """How vLLM is run, when it is to run the target."""
     from peagle.vllm.capture import Vllm
-    from peagle.vllm.process import check_interpreter
+    from peagle.vllm.process import look
 
     if engine == "transformers":
         if parallel > 1:
@@ -119,5 +119,5 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
     if device not in ("auto", "cpu"):
         raise InputError(f"--device {device}: vLLM finds its devices itself, leave it out")
     vllm = Vllm(python or Path(sys.executable), parallel)
-    check_interpreter(vllm.python)
+    look(vllm.python)
     return vllm

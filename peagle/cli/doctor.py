@@ -54,11 +54,11 @@ def doctor(
     from peagle.model.loader import load_target
     from peagle.model.template import use_template
     from peagle.tools.doctor import PROMPT, examine, verdict
-    from peagle.vllm.process import check_interpreter
+    from peagle.vllm.process import look
 
     find_head(head)  # before the target takes its time to load
     if vllm_python is not None:
-        check_interpreter(vllm_python)
+        look(vllm_python)
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
         model = load_target(target, dtype=dtype, device=device)

@@ -138,12 +138,13 @@ def serve(
 
     model, native_only = served_model_name or target, _native_only(context, device)
     if resolve_engine(engine, vllm_python, map(_flag, native_only), device) == "vllm":
-        from peagle.cli.serve_vllm import Asked, serve_vllm
+        from peagle.cli.serve_vllm import serve_vllm
+        from peagle.vllm.serve import ServeSettings
 
         for name in native_only:
             raise InputError(f"{_flag(name)} with --engine vllm: {NOT_VLLMS[name]}")
         serve_vllm(
-            Asked(
+            ServeSettings(
                 target=target,
                 head=head,
                 method="none" if no_speculation else method,

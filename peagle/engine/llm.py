@@ -24,7 +24,7 @@ from peagle.engine.request import Chunk, Completion, Request
 from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning
-from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.keys import default_k
 from peagle.methods.load import load_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
@@ -98,7 +98,7 @@ class LLM:
         most = 0
         if drafter is not None:
             target.check_layers(drafter.config.feature_layers)
-            most = k or drafter.config.depths or UNKNOWN_DEPTHS
+            most = k or default_k(drafter.config)
             _warn_of_depth(most, drafter.config.depths)
         vars(self).update(
             _loaded=loaded,

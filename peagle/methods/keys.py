@@ -21,16 +21,22 @@ def mask_ids(raw: Mapping[str, Any]) -> dict[str, int]:
     return {key: token for key, token in named.items() if token is not None}
 
 
+def default_k(config: DrafterConfig) -> int:
+    """Draft tokens a round, where nobody says how many."""
+    return config.depths or UNKNOWN_DEPTHS
+
+
 def speculators_keys(config: DrafterConfig, kind: str, architecture: str) -> dict[str, Any]:
     """What speculators calls a head of its `kind`."""
-    tokens = config.depths or UNKNOWN_DEPTHS
     return {
         "architectures": [architecture],
         SPECULATORS: kind,
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": default_k(config)}
+            ],
             "verifier": {"name_or_path": config.provenance.target, "architectures": []},
         },
     }

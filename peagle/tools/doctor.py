@@ -18,7 +18,7 @@ from peagle.data.chat import prompt_ids
 from peagle.errors import InputError
 from peagle.methods.base import Elements, NewSlots
 from peagle.methods.checkpoint import REMEDY, read_head
-from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.keys import default_k
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
@@ -175,7 +175,7 @@ def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> T
 @torch.no_grad()
 def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     """The trainer's forward and the engine's drafting give the same logits at every depth."""
-    depths = drafter.config.depths or UNKNOWN_DEPTHS
+    depths = default_k(drafter.config)
     drafted = _drafted(drafter, target, ids, depths)
     draft = drafted.tokens
     served = torch.cat(drafted.logits)

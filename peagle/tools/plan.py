@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.errors import InputError, first_line
@@ -16,7 +17,7 @@ from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
-from peagle.train.cod import sample_elements
+from peagle.train.cod import Elements, sample_elements
 from peagle.train.memory import choose_segments, pass_bytes, pass_cost
 from peagle.train.partition import partition
 from peagle.train.step import LOSS_ROWS
@@ -25,12 +26,12 @@ from peagle.train.trainer import TrainConfig
 ADAMW = 16  # bytes a trained weight: float32 weight, gradient and two moments
 GIB = 2**30
 # On a CPU, as measured (benchmarks/plan_check.py):
-KERNELS = GIB // 10  # made for every number of rows, and kept
-HELD = 0.4  # of what comes and goes in a step, the allocator holds so much again in gaps
+KERNELS = GIB // 10  # bytes: made for every number of rows, and kept
+ALLOCATOR_GAPS = 0.4  # of what a step allocates and frees
 
 
 class Plan(NamedTuple):
-    """Memory of one process by part (bytes), and what the whole run takes."""
+    """The memory of one process by part (bytes), and what the whole run takes."""
 
     memory: dict[str, int]
     segments: int
@@ -43,7 +44,7 @@ class Plan(NamedTuple):
 
 
 def outline(name: str) -> Target:
-    """The target without its weights. Raises InputError as `load_target` does."""
+    """Build the target without its weights. Raises InputError as `load_target` does."""
     path, revision = locate(name)
     try:
         config = AutoConfig.from_pretrained(path, revision=revision)
@@ -69,65 +70,69 @@ def plan(  # noqa: PLR0913 (what decides)
 ) -> Plan:
     """Add up what one process keeps at the peak of a step: in a pass of the drafter, beside the
     target's states. Without `segments`, the fewest that fit into `room`."""
-    config = drafter_config(target, spec, mask_token_id=0)
-    drafter, dense = Drafter(config), device == "cpu"
-    if config.embedding != "full":
-        drafter.shared_embedding = torch.zeros(1, config.transformer.hidden_size)
-    train, states = TrainConfig(Path()), _states(target, config.feature_layers)
+    dense = device == "cpu"
+    gaps = ALLOCATOR_GAPS if dense else 0.0
+    drafter = _drafter(target, spec)
+    layers = len(drafter.config.feature_layers) + 1  # and the final hidden state
+    states = layers * target.config.hidden_size * target.dtype.itemsize  # bytes per token
     documents = torch.zeros(context, dtype=torch.int64)
-    said = torch.arange(context) >= (1 - answered) * context
-    elements = sample_elements(
-        said, documents, spec.depths, train.ratio, train.floor, torch.Generator().manual_seed(0)
-    )
-    cost = pass_cost(drafter)
-    weights = sum(p.numel() for p in drafter.parameters())
-    stays = {
+    elements = _elements(spec, documents, answered)
+    kept = {
         "runtime": _runtime() + KERNELS if dense else 0,
-        "target": _bytes_of(target),
-        "drafter and optimizer": ADAMW * weights,
+        "target": sum(p.numel() * p.element_size() for p in target.model.parameters()),
+        "drafter and optimizer": ADAMW * sum(p.numel() for p in drafter.parameters()),
     }
-    comes = {
+    of_step = {
         "target states": context * states,
         "loss": _loss_bytes(target, spec, len(elements.anchor)),
     }
-    held = HELD if dense else 0.0
-    left = (room - sum(stays.values())) / (1 + held) - sum(comes.values())
+    cost = pass_cost(drafter)
+    left = (room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
     segments = segments or choose_segments(elements, documents, cost, left, dense=dense)
     largest = max(len(part.own) for part in partition(elements, documents, segments))
-    comes["activations"] = int(pass_bytes(cost, largest, dense=False))
-    comes["attention mask"] = int(pass_bytes(cost, largest, dense=dense)) - comes["activations"]
-    memory = {**stays, **comes, "allocator": int(held * sum(comes.values()))}
+    activations = int(pass_bytes(cost, largest, dense=False))
+    of_step["activations"] = activations
+    of_step["attention mask"] = int(pass_bytes(cost, largest, dense=dense)) - activations
+    memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
     hours = None if rate is None else tokens / rate / processes / 3600
     return Plan(memory, segments, round(tokens / answered) * states, hours)
 
 
+def _drafter(target: Target, spec: HeadSpec) -> Drafter:
+    config = drafter_config(target, spec, mask_token_id=0)
+    drafter = Drafter(config)
+    if config.embedding != "full":
+        drafter.shared_embedding = torch.zeros(1, config.transformer.hidden_size)
+    return drafter
+
+
+def _elements(spec: HeadSpec, documents: Tensor, answered: float) -> Elements:
+    """Elements of a sequence, whose last tokens are the answer, as training samples them."""
+    train = TrainConfig(Path())
+    answer = torch.arange(len(documents)) >= (1 - answered) * len(documents)
+    generator = torch.Generator().manual_seed(0)
+    return sample_elements(answer, documents, spec.depths, train.ratio, train.floor, generator)
+
+
 def measured_rate(run: Path) -> float:
-    """Answer tokens a second of an earlier run, from the later half of its metrics.jsonl."""
+    """Return the answer tokens per second of an earlier run, from the later half of its
+    metrics.jsonl. Raises InputError when that is missing or too short."""
     file = run / "metrics.jsonl"
     if not file.is_file():
-        raise InputError(f"--run {run}: no metrics.jsonl there; name the output of peagle train")
+        raise InputError(f"run {run}: no metrics.jsonl there; name the output of peagle train")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     if len(lines) < 2:
-        raise InputError(f"--run {run}: {len(lines)} steps are too few to time")
+        raise InputError(f"run {run}: {len(lines)} steps are too few to time")
     first, last = lines[(len(lines) - 1) // 2], lines[-1]
     answered = last["answer_tokens"] - first["answer_tokens"]
     return answered / max(last["seconds"] - first["seconds"], 1e-9)
 
 
-def _states(target: Target, taps: tuple[int, ...]) -> int:
-    """Bytes a token of features and final hidden state."""
-    return (len(taps) + 1) * target.config.hidden_size * target.dtype.itemsize
-
-
-def _bytes_of(target: Target) -> int:
-    unique = {id(p): p.numel() * p.element_size() for p in target.model.parameters()}
-    return sum(unique.values())
-
-
 def _loss_bytes(target: Target, spec: HeadSpec, elements: int) -> int:
-    """Gradients at the last hidden states and at the draft head, and a chunk's logits: the target's
-    over its whole vocabulary, the drafter's in float32 with what the loss makes of them."""
-    hidden, vocab = target.config.hidden_size, target.embedding.shape[0]
+    """Bytes of the gradients at the last hidden states and at the draft head, and of a chunk's
+    logits: the target's over its whole vocabulary, the drafter's in float32 and what the loss
+    computes from them."""
+    vocab, hidden = target.embedding.shape
     draft_vocab = min(spec.draft_vocab, vocab)
     gradients = elements * hidden * 4 + 2 * draft_vocab * hidden * 4
     chunk = LOSS_ROWS * (vocab * target.dtype.itemsize + draft_vocab * 4 * 6)

@@ -9,7 +9,7 @@ from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.keys import default_k
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.sharding import is_sharded, whole_copy
@@ -52,7 +52,7 @@ def acceptance(target: Target, prompts: list[list[int]], drafter: Drafter) -> St
     # A sharded target gathers its weights in its own forward.
     backend = TorchBackend() if is_sharded(target) else None
     copied = whole_copy(drafter, target.dtype)
-    k = drafter.config.depths or UNKNOWN_DEPTHS
+    k = default_k(drafter.config)
     llm = LLM(target, copied, k=k, max_batch=MAX_BATCH, backend=backend)
     room = target.max_context - MAX_TOKENS
     fitting = [prompt for prompt in prompts if len(prompt) <= room]

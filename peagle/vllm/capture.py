@@ -1,19 +1,16 @@
 """vLLM as what runs the target for a capture: in a process of its own, on as many GPUs as it takes.
 
 It extracts the residual stream that enters the feature layers and the one that leaves the last
-layer, and writes a file a document; these are read and deleted as they come, so that never more
+layer, and writes a file per document. These are read and deleted as they come, so that never more
 than two windows of documents lie on the disk: one that is read, one that is made meanwhile.
 
 Shapes: N tokens of a document, F feature layers, E target hidden.
 """
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +20,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from peagle.errors import InputError
-from peagle.model.loader import locate
 from peagle.model.target import Target, TargetOutput
-from peagle.vllm.process import VllmFailed, environment
+from peagle.vllm.arguments import llm_arguments
+from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment
 
-SCRIPT = Path(__file__).with_name("states_script.py")
+SCRIPT = str(Path(__file__).with_name("states_script.py"))
 WINDOW = 16_384  # tokens of the documents that are handed over together
-FILES, LOG = ".vllm", "vllm.log"  # in the folder of the capture
-SECONDS = 20  # for vLLM to end by itself
+FILES = ".vllm"  # folder in that of the capture
+LOG = "vllm.log"  # there, and in the folder of the capture when vLLM fails
+ENVIRONMENT = {
+    **SCRIPT_ENVIRONMENT,
+    # A document's file is written in the step after its last: only the worker process goes on
+    # stepping.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    # The token after a document as long as the context is sampled, never run.
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +47,13 @@ class Vllm:
 
 
 def tokens_in_passing(target: Target, documents: list[list[int]]) -> int:
-    """Tokens whose files lie on the disk at once, at most. Raises InputError for documents longer
-    than the target's context, beyond which vLLM does not run it."""
+    """Return the most tokens whose files lie on the disk at once. Raises InputError for documents
+    longer than the target's context, beyond which vLLM does not run it."""
     longest = max(map(len, documents))
     if longest > target.max_context:
         raise InputError(
-            f"max_length: a document has {longest} tokens, vLLM runs {target.name} over at most "
-            f"{target.max_context}: give --max-length {target.max_context}"
+            f"a document has {longest} tokens, vLLM runs {target.name} over at most "
+            f"{target.max_context}: set `max_length` to {target.max_context}"
         )
     return min(sum(map(len, documents)), 2 * max(longest, WINDOW))
 
@@ -56,41 +61,71 @@ def tokens_in_passing(target: Target, documents: list[list[int]]) -> int:
 def through_vllm(
     vllm: Vllm, target: Target, feature_layers: tuple[int, ...], output: Path
 ) -> Callable[[list[list[int]]], Generator[TargetOutput]]:
-    """The target run by vLLM. Of `target` itself only the last norm is computed, in this process.
+    """Run the target by vLLM. Of `target` itself only the last norm is computed, in this process.
 
     What it returns takes documents' token ids and raises VllmFailed. `output` is the folder of
-    the capture.
+    the capture; vLLM's log is put there when it fails.
     """
     norm = target.last_norm()
+    layers = [*feature_layers, len(target.layers)]  # the last is what leaves the last layer
 
     @torch.no_grad()
     def read(file: Path, ids: list[int]) -> TargetOutput:
         try:
-            said = load_file(file)
+            tensors = load_file(file)
         except SafetensorError as error:
             raise VllmFailed(f"vLLM's file cannot be read ({error}): is the disk full?") from error
         file.unlink()
-        states = said["hidden_states"]  # (N, F + 1, E)
-        shape = (len(ids), len(feature_layers) + 1, target.config.hidden_size)
-        if said["token_ids"].tolist() != ids or states.shape != shape:
+        states = tensors["hidden_states"]  # (N, F + 1, E)
+        shape = (len(ids), len(layers), target.config.hidden_size)
+        if tensors["token_ids"].tolist() != ids or states.shape != shape:
             raise VllmFailed(f"vLLM ran other tokens or layers than it was given ({file.name})")
         # A copy: a view would keep the file's bytes on the disk.
         return TargetOutput(norm(states[:, -1]), states[:, :-1].flatten(1).clone())
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
-        windows, number = _windows(documents), 0
-        llm = _arguments(vllm, target, feature_layers, max(map(len, documents)))
-        with closing(_Process(vllm.python, llm, output)) as process:
-            process.send(windows[0])
-            for window, following in zip(windows, [*windows[1:], []], strict=True):
-                if following:
-                    process.send(following)
-                process.wait()
-                for ids in window:
-                    yield read(process.files / f"{number}.safetensors", ids)
-                    number += 1
+        files = (output / FILES).absolute()
+        shutil.rmtree(files, ignore_errors=True)  # of a run that was killed
+        (output / LOG).unlink(missing_ok=True)  # of one that failed
+        files.mkdir()
+        arguments = json.dumps(_arguments(vllm, target, layers, max(map(len, documents))))
+        command = [str(vllm.python), SCRIPT, str(files), arguments]
+        try:
+            with closing(Process(command, environment(ENVIRONMENT), files / LOG)) as process:
+                for ids, file in zip(documents, _files(process, documents), strict=True):
+                    yield read(file, ids)
+        except VllmFailed as error:
+            log = (files / LOG).rename(output / LOG)
+            raise VllmFailed(f"{error} (its log is {log})") from error
+        finally:
+            shutil.rmtree(files, ignore_errors=True)
 
     return run
+
+
+def _arguments(vllm: Vllm, target: Target, layers: list[int], longest: int) -> dict[str, Any]:
+    """Of `vllm.LLM`; the script adds where files go."""
+    return {
+        **llm_arguments(target),
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "max_model_len": longest + 1,  # vLLM answers every document with a token
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
+        },
+    }
+
+
+def _files(process: Process, documents: list[list[int]]) -> Iterator[Path]:
+    """The files of all documents in their order. While a window's are read, the next one runs."""
+    windows = _windows(documents)
+    process.send(windows[0])
+    for following in [*windows[1:], None]:
+        if following is not None:
+            process.send(following)
+        for file in process.receive():
+            yield Path(file)
 
 
 def _windows(documents: list[list[int]]) -> list[list[list[int]]]:
@@ -104,88 +139,3 @@ def _windows(documents: list[list[int]]) -> list[list[list[int]]]:
         windows[-1].append(ids)
         filled += len(ids)
     return windows
-
-
-def _arguments(
-    vllm: Vllm, target: Target, feature_layers: tuple[int, ...], longest: int
-) -> dict[str, Any]:
-    """Of `vllm.LLM`; the script adds where files go."""
-    path, revision = locate(target.name)
-    layers = [*feature_layers, len(target.layers)]  # the last is what leaves the last layer
-    return {
-        "model": path,
-        "revision": revision,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "tensor_parallel_size": vllm.tensor_parallel,
-        "max_model_len": longest + 1,  # vLLM answers every document with a token
-        "enforce_eager": True,  # nothing is decoded
-        "enable_prefix_caching": False,  # every document has states of its own
-        "seed": 0,
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
-        },
-    }
-
-
-class _Process:
-    """vLLM's process: windows of documents go in, files come out in their order."""
-
-    def __init__(self, python: Path, llm: dict[str, Any], output: Path) -> None:
-        self.files, self.log, self.failed = output / FILES, output / LOG, False
-        shutil.rmtree(self.files, ignore_errors=True)  # of a run that was killed
-        self.files.mkdir()
-        more = {
-            # A document's file is written in the step after its last: only the worker process goes
-            # on stepping.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            # The token behind a document as long as the context is sampled, never run.
-            "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
-        }
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [python, SCRIPT, self.files.absolute(), json.dumps(llm)],
-                env=environment(**more),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,  # its workers end with it
-            )
-
-    def send(self, window: list[list[int]]) -> None:
-        """Hand documents over."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(window) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._failure() from error
-
-    def wait(self) -> None:
-        """Until the files of the next window are there."""
-        assert self.process.stdout is not None
-        if not self.process.stdout.readline():
-            raise self._failure()
-
-    def _failure(self) -> VllmFailed:
-        self.failed = True
-        code = self.process.wait()
-        last = (self.log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
-        return VllmFailed(f"vLLM ended with code {code}: {last} (all it said is in {self.log})")
-
-    def close(self) -> None:
-        """End it: when its input ends it does so by itself."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
-        shutil.rmtree(self.files, ignore_errors=True)
-        if not self.failed:
-            self.log.unlink()

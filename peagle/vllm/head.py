@@ -1,23 +1,50 @@
-"""A head as vLLM takes it: found by name, compared with its target, exported where it must be."""
+"""A head as vLLM reads it: found by name, compared with its target, exported where it must be."""
 
 import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import choose_head, known_entry
+from peagle.catalog import choose_head, known_entry, speculative_config
 from peagle.errors import InputError, first_line
 from peagle.methods.checkpoint import read_config, save_drafter
+from peagle.methods.keys import LAYER_IDS, default_k
 from peagle.methods.load import find_head, load_drafter
+from peagle.methods.registry import method_of
+from peagle.model.config import DrafterConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
-from peagle.vllm.serve import Head, check_sizes, read_as_it_is
 
-MOST = 7  # draft tokens, where nobody says how many
+DEFAULT_K = 7  # of a head whose trained depths are unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head in a folder, and its num_speculative_tokens."""
+
+    folder: Path
+    config: DrafterConfig
+    k: int
+
+    @property
+    def needs_v1(self) -> bool:
+        """Whether only vLLM's V1 model runner serves it: the V2 one does not draft in parallel,
+        and takes default layer ids where they are in eagle_config alone."""
+        raw = _raw(self.folder)
+        hidden_ids = not raw.get(LAYER_IDS) and "eagle_config" in raw
+        return method_of(self.config).parallel or hidden_ids
+
+    def speculative(self) -> dict[str, Any]:
+        """Return vLLM's --speculative-config."""
+        return speculative_config(method_of(self.config).parallel, str(self.folder), self.k)
 
 
 def target_config(target: str) -> PretrainedConfig:
-    """The configuration of a target's decoder, without its weights."""
+    """Return the configuration of a target's decoder, without its weights."""
     path, revision = locate(target)
     try:
         return AutoConfig.from_pretrained(path, revision=revision).get_text_config()
@@ -26,7 +53,10 @@ def target_config(target: str) -> PretrainedConfig:
 
 
 def choose(target: str, head: str | None, method: str | None, k: int | None) -> Head | None:
-    """The head that is named, or the catalog's, as it is on disk; None for none."""
+    """Find the head that is named, or the catalog's, as it is on disk; None for none.
+
+    Raises InputError for a head of another method, or of another target as far as sizes tell.
+    """
     name = choose_head(target, head, method, k)
     if name is None:
         return None
@@ -34,20 +64,43 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
     config = read_config(folder, sizes.num_hidden_layers)
     if method is not None and config.method != method:
         raise InputError(f"head {name} is a {config.method} head, not {method}")
-    check_sizes(name, config, sizes)
+    _check_sizes(name, config, sizes)
     entry = None if head else known_entry(target)
     known = entry.heads.get(config.method) if entry else None
-    return Head(folder, config, k or (known.k if known else config.depths or MOST))
+    default = known.k if known else default_k(config)
+    return Head(folder, config, k or default)
+
+
+def _check_sizes(name: str, head: DrafterConfig, target: PretrainedConfig) -> None:
+    facts = (
+        ("target hidden size", head.target_hidden_size, target.hidden_size),
+        ("vocabulary", head.transformer.vocab_size, target.vocab_size),
+    )
+    for what, trained, found in facts:
+        if trained != found:
+            why = f"its {what} is {trained}, that of the target is {found}"
+            raise InputError(f"head {name} was trained for another target: {why}")
+    last = target.num_hidden_layers - 1
+    if max(head.feature_layers) > last:
+        why = f"it reads layer {max(head.feature_layers)}, the target has layers 0 to {last}"
+        raise InputError(f"head {name}: {why}")
+
+
+def is_readable(folder: Path) -> bool:
+    """Whether vLLM reads a head as it is. It reads both dialects, but not the single row that is
+    all some native heads hold of the embedding, and it drops fc_norm of speculators' peagle."""
+    config = read_config(folder)
+    speculators = "speculators_model_type" in _raw(folder)
+    drops_norm = speculators and config.fc_norm and method_of(config).parallel
+    return config.embedding != "mask-row" and not drops_norm
 
 
 def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:
-    """The head itself, or what `peagle export --to vllm` makes of it, made once and kept."""
-    if read_as_it_is(head.folder):
+    """Return the head itself, or its export, which is made once and kept in the cache."""
+    if is_readable(head.folder):
         return head
-    files = [
-        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-        for file in sorted(head.folder.iterdir())
-    ]
+    states = [(file, file.stat()) for file in sorted(head.folder.iterdir())]
+    files = [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]
     made_of = repr((str(head.folder.resolve()), files, locate(target), template, force))
     folder = cache_dir() / "exported" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not folder.is_dir():
@@ -55,4 +108,8 @@ def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bo
         assert model.tokenizer is not None
         use_template(model.tokenizer, template)
         save_drafter(load_drafter(head.folder, model, force=force), folder, "vllm", dtype=None)
-    return Head(folder, read_config(folder), head.k)
+    return replace(head, folder=folder, config=read_config(folder))
+
+
+def _raw(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text()))

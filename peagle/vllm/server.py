@@ -1,66 +1,53 @@
-"""vLLM on this machine: one server after another, a method and K each."""
+"""vLLM on this machine as a server: one after another, with a method and K each."""
 
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO
 
 import httpx2 as httpx
 
-from peagle.vllm.process import VllmFailed
+from peagle.vllm.process import Process, VllmFailed
 
 HOST = "127.0.0.1"
-PATIENCE = 900.0  # seconds until it answers: weights, compilation
+START_SECONDS = 900.0  # for loading weights and compiling
 
 
 @contextmanager
 def serving(options: list[str], python: Path | None) -> Iterator[str]:
-    """The base URL of `peagle serve --engine vllm` with these options (target, head, method, K).
+    """Yield the base URL of `peagle serve --engine vllm` with these options.
 
-    Raises VllmFailed, with the last line of its log, when it ends or does not answer.
+    `python` is the interpreter that has vLLM. Raises VllmFailed, with the last line of its log,
+    when it ends or does not answer.
     """
     with socket.socket() as free:
         free.bind((HOST, 0))
-        port = free.getsockname()[1]
-    interpreter = ["--vllm-python", str(python)] if python else []
-    line = [sys.executable, "-m", "peagle", "serve", "--engine", "vllm", *interpreter]
+        address = f"{HOST}:{free.getsockname()[1]}"
+    where = ["--engine", "vllm", "--host", HOST, "--port", address.partition(":")[2]]
+    if python is not None:
+        where += ["--vllm-python", str(python)]
+    command = [sys.executable, "-m", "peagle", "serve", *where, *options]
     environ = {**os.environ, "PEAGLE_API_KEY": ""}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [*line, "--host", HOST, "--port", str(port), *options],
-            stdout=log, stderr=log, env=environ,
-        )  # fmt: skip
-        try:
-            _wait(process, f"http://{HOST}:{port}/health", log)
-            yield f"http://{HOST}:{port}/v1"
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "vllm.log")
+        with closing(Process(command, environ, log, server=True)) as process:
+            _wait(process, f"http://{address}/health")
+            yield f"http://{address}/v1"
 
 
-def _wait(process: subprocess.Popen[bytes], health: str, log: IO[bytes]) -> None:
-    until = time.monotonic() + PATIENCE
+def _wait(process: Process, health: str) -> None:
+    until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
-        if process.poll() is not None:
-            log.seek(0)
-            said = [text for text in log.read().decode(errors="replace").splitlines() if text]
-            raise VllmFailed(
-                f"vLLM ended with code {process.returncode}: {said[-1] if said else ''}"
-            )
+        if process.child.poll() is not None:
+            raise process.failure()
         try:
             if httpx.get(health, timeout=5).is_success:
                 return
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    raise VllmFailed(f"vLLM did not answer within {PATIENCE:.0f} s")
+    raise VllmFailed(f"vLLM did not answer within {START_SECONDS:.0f} s")

@@ -14,9 +14,9 @@ from peagle.cli.common import announced_device
 from peagle.cli.engines import resolve_engine
 from peagle.cli.main import app
 from peagle.cli.serve_lines import Serving
-from peagle.cli.serve_vllm import Asked
 from peagle.errors import InputError
 from peagle.vllm.process import EngineChoice
+from peagle.vllm.serve import ServeSettings
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("options", [(), ("--device", "cuda"), ("--engine", "vllm")])
 def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
-    seen: list[Asked] = []
+    seen: list[ServeSettings] = []
 
-    def serve_vllm(asked: Asked) -> None:
+    def serve_vllm(asked: ServeSettings) -> None:
         seen.append(asked)
         raise SystemExit
 

@@ -7,11 +7,11 @@ import pytest
 
 from peagle import LLM, SamplingParams
 from peagle.bench.side_by_side import compare, identical, load_contenders
-from peagle.bench.ties import differences
 from peagle.catalog import find_entry, head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.request import Stats
+from peagle.engine.ties import differences
 from peagle.methods.checkpoint import read_tensors
 from peagle.model.loader import load_target
 from peagle.model.target import Target

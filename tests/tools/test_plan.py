@@ -9,7 +9,7 @@ from tiny import METHODS, make_target
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.tools import plan as plans
-from peagle.tools.plan import ADAMW, GIB, HELD, Plan, measured_rate, outline, plan
+from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, measured_rate, outline, plan
 from peagle.train.state import append_line
 from peagle.train.warm_start import new_drafter
 
@@ -51,7 +51,9 @@ def test_parts(folder: Path, method: str) -> None:
     assert made.captured == 10_000 * 4 * 32 * 4
     assert all(size > 0 for size in made.memory.values())
     comes = ("target states", "loss", "activations", "attention mask")
-    assert made.memory["allocator"] == int(HELD * sum(made.memory[part] for part in comes))
+    assert made.memory["allocator"] == int(
+        ALLOCATOR_GAPS * sum(made.memory[part] for part in comes)
+    )
     assert made.total == sum(made.memory.values()) and made.hours is None
 
 

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from peagle.bench.ties import differences
 from peagle.catalog import head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.ties import differences
 from peagle.methods.checkpoint import save_drafter
 from peagle.methods.load import load_drafter
 from peagle.model.drafter import Drafter

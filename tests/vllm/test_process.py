@@ -1,13 +1,14 @@
 """The engine where none is named, on machines with and without a GPU and a vLLM."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from peagle.errors import InputError
-from peagle.vllm.process import Installed, default_engine, has_gpu
+from peagle.vllm.process import Installed, default_engine, has_gpu, look
 
 Machine = Callable[..., Path]
 
@@ -49,7 +50,7 @@ def test_without_a_gpu_nothing_is_said(machine: Machine) -> None:
 def test_vllm_on_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(H200, "vllm")
     engine, why = default_engine()
-    assert engine == "vllm" and "vLLM 0.32.0" in why and "--engine native" in why
+    assert engine == "vllm" and "vLLM 0.32.0" in why and "`engine` native" in why
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert default_engine() == ("native", "")
@@ -71,8 +72,21 @@ def test_an_interpreter_that_was_named(
 ) -> None:
     python = machine(H200, None)
     for named in (python, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=f"--vllm-python {named}: "):
+        with pytest.raises(InputError, match=f"vllm_python {named}: "):
             default_engine(named)
     monkeypatch.setenv("PEAGLE_VLLM_PYTHON", str(python))
     with pytest.raises(InputError, match="vLLM is not installed there"):
         default_engine()
+
+
+def test_interpreters_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere: not a Python interpreter"):
+        look(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="vLLM is not installed there; name the one that has it"):
+        look(Path(sys.executable))
+
+
+def test_an_interpreter_that_describes_no_vllm(tmp_path: Path) -> None:
+    program(tmp_path / "python", "echo 1")
+    with pytest.raises(InputError, match="python: prints no description of a vLLM"):
+        look(tmp_path / "python")

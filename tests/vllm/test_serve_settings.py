@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import make_drafter, make_target
+from tiny import METHODS, make_drafter, make_target
 from transformers import LlamaConfig
 
 from peagle.catalog import Entry
@@ -22,19 +22,14 @@ from peagle.cli.main import main
 from peagle.errors import InputError
 from peagle.methods.checkpoint import read_config, save_drafter
 from peagle.server.run import bind
-from peagle.vllm.process import Installed, look
-from peagle.vllm.serve import (
-    Head,
-    command,
-    environment,
-    plan,
-    read_as_it_is,
-)
+from peagle.vllm.head import Head, is_readable
+from peagle.vllm.process import Installed
+from peagle.vllm.serve import plan, server_environment
 
 STAND_IN = """#!{python}
 import json, os, pathlib, signal, sys
 here = pathlib.Path(__file__).parent
-if sys.argv[1] == "-c":
+if sys.argv[1].endswith("installed_script.py"):
     print((here / "installed.json").read_text())
     sys.exit()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -60,9 +55,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Both methods in our own dialect; P-EAGLE's holds one row of the embedding."""
     folder, made = tmp_path_factory.mktemp("heads"), make_target()
-    for method in ("p-eagle", "eagle3"):
-        save_drafter(make_drafter(made, method), folder / method)  # type: ignore[arg-type]
-    return {name: folder / name for name in ("p-eagle", "eagle3")}
+    for method in METHODS:
+        drafter = make_drafter(made, method)
+        drafter.config = replace(drafter.config, depths=5)
+        save_drafter(drafter, folder / method)
+    return {name: folder / name for name in METHODS}
 
 
 @pytest.fixture
@@ -72,8 +69,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python = tmp_path / "python"
     python.write_text(STAND_IN.format(python=sys.executable))
     python.chmod(0o755)
-    installed = {name: getattr(CPU, name) for name in CPU.__dataclass_fields__}
-    (tmp_path / "installed.json").write_text(json.dumps(installed))
+    (tmp_path / "installed.json").write_text(json.dumps(asdict(CPU)))
     return python
 
 
@@ -116,7 +112,7 @@ def test_a_head_is_exported_and_vllm_started(
     assert value(line, "--distributed-executor-backend") == "ray"
     speculative = json.loads(value(line, "--speculative-config"))
     exported = Path(speculative.pop("model"))
-    wanted = {"method": "eagle3", "num_speculative_tokens": 7, "parallel_drafting": True}
+    wanted = {"method": "eagle3", "num_speculative_tokens": 5, "parallel_drafting": True}
     assert speculative == wanted
     assert read_config(exported).embedding == "full", "vLLM wants the whole table"
     assert environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
@@ -178,10 +174,15 @@ def test_without_a_head(target: Path, line: Line) -> None:
     ]
 
 
+def test_the_command_of_the_package_for_gpus(target: Path, vllm: Path, line: Line) -> None:
+    (vllm.parent / "installed.json").write_text(json.dumps(asdict(GPU)))
+    assert line(target)[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", str(target)]
+
+
 def test_flags_of_the_catalog(target: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the user's own, which win."""
     monkeypatch.setattr(
-        "peagle.cli.serve_vllm.known_entry",
+        "peagle.vllm.serve.known_entry",
         lambda _: Entry(str(target), {}, gpus=2, vllm_flags={"a-b": 3, "c": False, "d": True}),
     )
     found = line(target, "--", "--a-b", "4")
@@ -287,39 +288,28 @@ def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Pat
     )
     (tmp_path / "config.json").write_text(json.dumps(raw))
     head = Head(tmp_path, read_config(tmp_path), 3)
-    assert head.needs_v1 and environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert head.needs_v1 and server_environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: only vLLM's V1"):
-        environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
+        server_environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
     assert not Head(heads["eagle3"], read_config(heads["eagle3"]), 3).needs_v1
 
 
 def test_what_speculators_peagle_loses(heads: dict[str, Path], tmp_path: Path) -> None:
     made = make_target()
     save_drafter(make_drafter(made, "p-eagle"), tmp_path / "head", "speculators")
-    assert read_as_it_is(tmp_path / "head") and not read_as_it_is(heads["p-eagle"])
+    assert is_readable(tmp_path / "head") and not is_readable(heads["p-eagle"])
     raw = json.loads((tmp_path / "head" / "config.json").read_text())
     (tmp_path / "head" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
-    assert not read_as_it_is(tmp_path / "head")
+    assert not is_readable(tmp_path / "head")
 
 
 def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle.vllm.serve.find_library", lambda name: f"lib{name}.so.4")
     intel = replace(CPU, openmp="/lib/libiomp5.so")
-    found = environment(intel, None, {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "a.so"})
+    found = server_environment(intel, None, {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "a.so"})
     assert found["LD_PRELOAD"] == "libtcmalloc_minimal.so.4:/lib/libiomp5.so:a.so"
     assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert environment(intel, None, found)["LD_PRELOAD"] == found["LD_PRELOAD"], "named already"
-    assert environment(GPU, None, {}) == {"VLLM_NO_USAGE_STATS": "1"}
-
-
-def test_the_command_of_each_package() -> None:
-    line = command(Path("/bin/python"), GPU, "owner/model", ["--port", "1"], None)
-    assert line[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "owner/model"]
-
-
-def test_a_vllm_that_says_nothing(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 1\n")
-    python.chmod(0o755)
-    with pytest.raises(InputError, match=r"python: says what no vLLM does"):
-        look(python)
+    assert server_environment(intel, None, found)["LD_PRELOAD"] == found["LD_PRELOAD"], (
+        "named already"
+    )
+    assert server_environment(GPU, None, {}) == {"VLLM_NO_USAGE_STATS": "1"}

@@ -12,26 +12,25 @@ from tiny import make_drafter, make_target, random_prompts
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
 from peagle.methods.checkpoint import read_config
-from peagle.methods.validate import Differs, Skipped
+from peagle.methods.keys import default_k
+from peagle.methods.validate import Problem, Skipped
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.vllm.parity import MAX_TOKENS, compare_with_vllm
-from peagle.vllm.process import check_interpreter
 
 PROMPT = random_prompts(1, 12, seed=4)[0]
 STAND_IN = """#!{python}
 import json, pathlib, shutil, sys
 here = pathlib.Path(__file__).parent
-script, request, response = sys.argv[1:]
-asked = json.loads(pathlib.Path(request).read_text())
-shutil.copytree(asked["llm"]["speculative_config"]["model"], here / "head")
-(here / "asked.json").write_text(json.dumps(asked))
+llm = json.loads(sys.argv[2])
+shutil.copytree(llm["speculative_config"]["model"], here / "head")
+request = json.loads(sys.stdin.readline())
+(here / "asked.json").write_text(json.dumps({{"llm": llm, **request}}))
 answer = here / "answer.json"
 if not answer.exists():
     sys.exit("ValueError: no such architecture")
-pathlib.Path(response).write_text(answer.read_text())
+print(answer.read_text())
 """
 
 
@@ -68,7 +67,7 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 def ours(target: Target, drafter: Drafter) -> tuple[list[int], int, list[int]]:
-    llm = LLM(target, drafter, k=min(7, drafter.config.depths), max_batch=1)
+    llm = LLM(target, drafter, k=default_k(drafter.config), max_batch=1)
     [said] = llm.generate([PROMPT], SamplingParams(max_tokens=MAX_TOKENS))
     return said.token_ids, said.stats.rounds, said.stats.accepted
 
@@ -88,7 +87,7 @@ def test_the_same_answer_passes(target: Target, drafter: Drafter, stand_in: Stan
 def test_another_token_is_named(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
     tokens, rounds, accepted = ours(target, drafter)
     stand_in.answers([*tokens[:3], (tokens[3] + 1) % 128, *tokens[4:]], rounds, accepted)
-    with pytest.raises(Differs, match="as token 3, not"):
+    with pytest.raises(Problem, match="as token 3, not"):
         compare_with_vllm(stand_in.python, drafter, target, PROMPT)
 
 
@@ -97,29 +96,22 @@ def test_an_answer_that_ends_early_is_named(
 ) -> None:
     tokens, rounds, accepted = ours(target, drafter)
     stand_in.answers(tokens[:-1], rounds, accepted)
-    with pytest.raises(Differs, match=rf"says \[\] as token {len(tokens) - 1}"):
+    with pytest.raises(Problem, match=rf"outputs \[\] as token {len(tokens) - 1}"):
         compare_with_vllm(stand_in.python, drafter, target, PROMPT)
 
 
 def test_other_acceptance_is_named(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
     tokens, rounds, accepted = ours(target, drafter)
     stand_in.answers(tokens, rounds, [count + 9 for count in accepted])
-    with pytest.raises(Differs, match="but acceptance lengths are"):
+    with pytest.raises(Problem, match="but acceptance lengths are"):
         compare_with_vllm(stand_in.python, drafter, target, PROMPT)
 
 
 def test_a_failure_is_named(target: Target, drafter: Drafter, stand_in: StandIn) -> None:
-    with pytest.raises(Differs, match="vLLM failed: ValueError: no such architecture"):
+    with pytest.raises(Problem, match="vLLM ended with code 1: ValueError: no such arch"):
         compare_with_vllm(stand_in.python, drafter, target, PROMPT)
 
 
 def test_without_an_interpreter_it_is_skipped(target: Target, drafter: Drafter) -> None:
-    with pytest.raises(Skipped, match="--vllm-python"):
+    with pytest.raises(Skipped, match="named with `vllm_python`"):
         compare_with_vllm(None, drafter, target, PROMPT)
-
-
-def test_interpreters_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a Python interpreter"):
-        check_interpreter(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="vLLM is not installed there"):
-        check_interpreter(Path(sys.executable))

@@ -1,4 +1,4 @@
-"""Where two greedy decodings part, and whether the target was undecided there."""
+"""Where two greedy decodings differ first, and whether the target was undecided there."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,8 @@ import torch
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
 
-TIE = 1e-4  # float32: a smaller gap between the two best logits is rounding
+# A smaller gap between the target's two best logits is rounding.
+TIES = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
 
 
 class Difference(NamedTuple):
@@ -23,8 +24,7 @@ class Difference(NamedTuple):
 def differences(
     target: Target, prompts: list[list[int]], expected: list[list[int]], found: list[list[int]]
 ) -> list[Difference]:
-    """First differences of outputs `found` from `expected`, judged by the float32 `target`."""
-    assert target.dtype == torch.float32, "a tie is defined for float32"
+    """Find the first differences of outputs `found` from `expected`, judged by `target`."""
     pairs = enumerate(zip(prompts, expected, found, strict=True))
     return [_judge(target, i, prompt, a, b) for i, (prompt, a, b) in pairs if a != b]
 
@@ -37,13 +37,15 @@ def _judge(
     position = next((at for at, (a, b) in enumerate(shared) if a != b), length)
     tokens = tuple(ids[position] if position < len(ids) else None for ids in (expected, found))
     best, gap = _two_best(target, prompt + expected[:position])
-    return Difference(index, position, tokens, gap, gap < TIE and set(tokens) == best)  # type: ignore[arg-type]
+    tie = gap < TIES[target.dtype] and set(tokens) == best
+    return Difference(index, position, tokens, gap, tie)  # type: ignore[arg-type]
 
 
+@torch.no_grad()
 def _two_best(target: Target, ids: list[int]) -> tuple[set[int], float]:
     """The two likeliest next tokens, and the gap between their logits."""
     packed = torch.tensor(ids, device=target.device)
     at = torch.arange(len(ids), device=target.device)
     hidden = target.forward(packed, at, CausalAttend()).hidden
-    top = target.logits(hidden[-1:])[0].topk(2)
+    top = target.logits(hidden[-1:])[0].float().topk(2)
     return set(top.indices.tolist()), float(top.values[0] - top.values[1])

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny import make_target, random_prompts
 
-from peagle.bench.ties import differences
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.ties import differences
 from peagle.model.target import Target
 
 POSITION = 3
