@@ -7,8 +7,9 @@ import typer
 
 from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
 from peagle.errors import InputError
-from peagle.methods.checkpoint import read_config, save_drafter
+from peagle.methods.checkpoint import read_config
 from peagle.methods.load import find_head, load_drafter
+from peagle.methods.save import save_drafter
 
 app = typer.Typer(add_completion=False)
 

@@ -146,9 +146,7 @@ def _run(target_name: str, settings: dict[str, Any], resume: bool, device: str) 
     where = torch.device(device)
     measure = measure_on(target, kept.prompts)
     trainer = Trainer(config, target, drafter, kept.train, measure, captured, where)
-    if resume:
-        trainer.resume()
-    _train(trainer)
+    _train(trainer, resume)
 
 
 def _head_spec(settings: dict[str, Any], captured: "Captured | None") -> "HeadSpec":
@@ -210,8 +208,12 @@ def _synthesize(target: "Target", config: "TrainConfig") -> Path:
         )
 
 
-def _train(trainer: "Trainer") -> None:
+def _train(trainer: "Trainer", resume: bool) -> None:
     """Run, showing progress and what was measured on the way."""
+    from peagle.train.resume import resume as continue_run
+
+    if resume:
+        continue_run(trainer)
     output = trainer.config.output
     with progress_bar("training") as bar:
         task = bar.add_task("", total=trainer.total_steps, completed=trainer.progress.step)
@@ -240,7 +242,7 @@ def _train(trainer: "Trainer") -> None:
 
 def _adopt(drafter: "Drafter", target: "Target", spec: "HeadSpec") -> "Drafter":
     """A head to start from, in float32, as one that is trained for this target."""
-    from peagle.methods.checkpoint import with_provenance
+    from peagle.methods.save import with_provenance
 
     method = drafter.config.method
     if method != spec.method:

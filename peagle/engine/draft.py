@@ -19,7 +19,7 @@ from peagle.backends.base import DrafterModel
 from peagle.backends.batch import slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.grammar import Matcher, Walk
-from peagle.methods.base import Method, NewSlots
+from peagle.methods.base import DraftingPass, Method, NewSlots
 from peagle.model.drafter import Drafter
 
 
@@ -39,11 +39,6 @@ class Proposer:
     cache: KVCache
     features: FeatureCache  # the target's, of all tokens that it has run
 
-    @property
-    def drafter(self) -> Drafter:
-        """The drafter, with the backend's products."""
-        return self.model.drafter
-
     @torch.no_grad()
     def propose(
         self, slots: Sequence[NewSlots], matchers: Sequence[Matcher | None] | None = None
@@ -56,8 +51,8 @@ class Proposer:
         walks = list[Walk | None]()
         for new, matcher in zip(slots, matchers or [None] * len(slots), strict=True):
             walks.append(matcher.walk() if matcher and new.depth else None)
-        chooser = Chooser(self.drafter, walks)
-        self.method.propose(self.model, self.cache, slots, features, chooser)
+        chooser = Chooser(self.model.drafter, walks)
+        self.method.propose(DraftingPass(self.model, self.cache, slots, features, chooser))
         return chooser.drafts()
 
     def rows(self, slots: Sequence[NewSlots]) -> list[float]:

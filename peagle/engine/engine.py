@@ -75,7 +75,7 @@ class Engine:
         self.settings = settings
         self.proposer = proposer
         self.depths = depths
-        self.taps = () if proposer is None else proposer.drafter.config.feature_layers
+        self.taps = () if proposer is None else proposer.model.drafter.config.feature_layers
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
         budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
         self.scheduler = Scheduler(pool, settings.max_batch, budget, settings.k)

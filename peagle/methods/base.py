@@ -38,6 +38,16 @@ class Choose(Protocol):
         ...
 
 
+class DraftingPass(NamedTuple):
+    """What drafting for B requests reads."""
+
+    model: DrafterModel
+    cache: KVCache
+    slots: Sequence[NewSlots]
+    features: Tensor  # (T, F·E_t) of all slots
+    choose: Choose
+
+
 class Elements(NamedTuple):
     """Training elements, sorted by depth, then anchor; both (E,) int64. Element (a, d) is the slot
     d places after the one with token x[a+1] and feature h[a]; it predicts x[a+d+2]."""
@@ -73,14 +83,7 @@ class Method(Protocol):
         """A head without weights. Raises InputError for a config that is not of this method."""
         ...
 
-    def propose(
-        self,
-        model: DrafterModel,
-        cache: KVCache,
-        slots: Sequence[NewSlots],  # of B requests
-        features: Tensor,  # (T, F·E_t) of their T slots
-        choose: Choose,
-    ) -> None:
+    def propose(self, given: DraftingPass) -> None:
         """Run the slots and draft from them: `choose` is called with the logits of each depth, in
         order. Keys of drafted slots need not be kept."""
         ...

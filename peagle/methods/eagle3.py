@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.backends.base import DrafterModel
 from peagle.backends.batch import Batch, Span
-from peagle.backends.kv_cache import KVCache
 from peagle.errors import InputError
-from peagle.methods.base import Choose, Dialect, NewSlots, TrainingPass
+from peagle.methods.base import Dialect, DraftingPass, NewSlots, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.config import DrafterConfig
@@ -34,26 +32,20 @@ class Eagle3:
             raise InputError(f"an {self.name} head has no mask token: embedding 'full' or 'shared'")
         return Drafter(config)
 
-    def propose(
-        self,
-        model: DrafterModel,
-        cache: KVCache,
-        slots: Sequence[NewSlots],
-        features: Tensor,
-        choose: Choose,
-    ) -> None:
+    def propose(self, given: DraftingPass) -> None:
         """Real slots give the first token; each further slot is fed the token and state before it.
         After the end of a draft that a grammar cut short it is fed tokens nobody reads."""
-        drafter = model.drafter
+        drafter = given.model.drafter
+        slots = given.slots
         batch = Batch.of([Span(new.blocks, new.start, new.ids) for new in slots])
-        out = model.forward(batch, drafter.project(features), cache)
+        out = given.model.forward(batch, drafter.project(given.features), given.cache)
         owners = [i for i, new in enumerate(slots) if new.depth]
-        rows = (batch.query_lens.cumsum(0) - 1)[owners].to(features.device)
-        tokens = torch.tensor([slots[i].ids[-1] for i in owners], device=features.device)
+        rows = (batch.query_lens.cumsum(0) - 1)[owners].to(given.features.device)
+        tokens = torch.tensor([slots[i].ids[-1] for i in owners], device=given.features.device)
         depth = 0
         while owners:
             logits = self.logits(drafter, out.normed[rows], tokens)
-            tokens = choose([owners], logits)
+            tokens = given.choose([owners], logits)
             depth += 1
             still = [at for at, i in enumerate(owners) if slots[i].depth > depth]
             if not still:
@@ -62,8 +54,8 @@ class Eagle3:
             owners = [owners[at] for at in still]
             tokens = tokens[still]
             spans = [_next_slot(slots[i], depth) for i in owners]
-            out = model.forward(Batch.of(spans, tokens), recurrent, cache)
-            rows = torch.arange(len(owners), device=features.device)
+            out = given.model.forward(Batch.of(spans, tokens), recurrent, given.cache)
+            rows = torch.arange(len(owners), device=given.features.device)
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new, *deeper]

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.backends.base import DrafterModel
 from peagle.backends.batch import Batch, Span
-from peagle.backends.kv_cache import KVCache
 from peagle.errors import InputError
-from peagle.methods.base import Choose, Dialect, Elements, NewSlots, TrainingPass
+from peagle.methods.base import Dialect, DraftingPass, Elements, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter, DrafterOutput
@@ -34,22 +32,16 @@ class PEagle:
             raise InputError(f"a {self.name} head needs mask_token_id (ptd_token_id) in its config")
         return Drafter(config)
 
-    def propose(
-        self,
-        model: DrafterModel,
-        cache: KVCache,
-        slots: Sequence[NewSlots],
-        features: Tensor,
-        choose: Choose,
-    ) -> None:
+    def propose(self, given: DraftingPass) -> None:
         """Real slots, then depth − 1 placeholders of each request, in one forward."""
-        drafter = model.drafter
+        drafter = given.model.drafter
+        slots = given.slots
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
         # The placeholders' features are projected in the same product.
         masks = drafter.mask_features
-        reals, fillers = drafter.project(torch.cat([features, masks])).split(
-            [len(features), len(masks)]
+        reals, fillers = drafter.project(torch.cat([given.features, masks])).split(
+            [len(given.features), len(masks)]
         )
         parts = list[Tensor]()
         spans = list[Span]()
@@ -61,28 +53,25 @@ class PEagle:
             spans.append(Span(new.blocks, new.start, [*new.ids, *[mask_id] * more]))
             first.append(rows + len(new.ids) - 1)
             rows += len(new.ids) + more
-        normed = model.forward(Batch.of(spans), torch.cat(parts), cache).normed
+        normed = given.model.forward(Batch.of(spans), torch.cat(parts), given.cache).normed
         deepest = max(new.depth for new in slots)
         owners = [[i for i, new in enumerate(slots) if new.depth > d] for d in range(deepest)]
         at = [[first[i] + depth for i in some] for depth, some in enumerate(owners)]
         if self.conditional:
-            self._one_by_one(drafter, slots, owners, [normed[rows] for rows in at], choose)
+            self._one_by_one(given, owners, [normed[rows] for rows in at])
         elif owners:
-            choose(owners, drafter.logits(normed[[row for rows in at for row in rows]]))
+            given.choose(owners, drafter.logits(normed[[row for rows in at for row in rows]]))
 
     def _one_by_one(
-        self,
-        drafter: Drafter,
-        slots: Sequence[NewSlots],
-        owners: list[list[int]],
-        normed: list[Tensor],  # of each depth, (len(owners), D)
-        choose: Choose,
+        self, given: DraftingPass, owners: list[list[int]], normed: list[Tensor]
     ) -> None:
-        """Choose the tokens of each depth given those before them."""
-        previous = torch.tensor([new.ids[-1] for new in slots])
+        """Choose the tokens of each depth, whose hidden states are (len(owners), D), given those
+        before them."""
+        previous = torch.tensor([new.ids[-1] for new in given.slots])
         for some, states in zip(owners, normed, strict=True):
             before = previous[some].to(states.device)
-            previous[some] = choose([some], self.logits(drafter, states, before)).cpu()
+            logits = self.logits(given.model.drafter, states, before)
+            previous[some] = given.choose([some], logits).cpu()
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new + sum(deeper)]

@@ -16,7 +16,7 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.data.chat import prompt_ids
 from peagle.errors import InputError
-from peagle.methods.base import Elements, NewSlots
+from peagle.methods.base import DraftingPass, Elements, NewSlots
 from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import default_k
 from peagle.methods.load import find_head, load_drafter
@@ -225,7 +225,8 @@ def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> R
         features = model.forward(batch, cache, layers).features
         recorded = Recorded(drafter)
         slots = NewSlots(blocks, start, ids[start + 1 : end + 1], depths)
-        method_of(drafter.config).propose(drafts, drafter_cache, [slots], features, recorded)
+        given = DraftingPass(drafts, drafter_cache, [slots], features, recorded)
+        method_of(drafter.config).propose(given)
     return recorded
 
 

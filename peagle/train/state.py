@@ -10,31 +10,34 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
 from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
-from peagle.train.saved import (
-    MOMENTS,
-    PROGRESS,
-    STATE,
-    OtherSettings,
-    Progress,
-    Saved,
-    read_checkpoint,
-    read_metrics,
-    under,
-)
-from peagle.train.sharding import part_of, whole
+from peagle.train.sharding import whole
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
+METRICS = "metrics.jsonl"
+UNREADABLE = (OSError, ValueError, RecursionError)  # files and JSON (which may be nested too deep)
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
 UNFINISHED = ".making-"  # begins the name of one that is being written
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands. No value is negative."""
+
+    step: int = 0
+    answer_tokens: int = 0
+    seconds: float = 0.0
+    best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
+    stale: int = 0  # measurements since the best one
 
 
 def checkpoints(output: Path) -> list[Path]:
@@ -82,55 +85,6 @@ def save_checkpoint(
         shutil.rmtree(old)
 
 
-def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Progress:
-    """Restore drafter and optimizer in place from the newest checkpoint; nothing is written.
-
-    Raises InputError when there is none or it is damaged, naming the newest one that is not.
-    """
-    found = checkpoints(output)
-    if not found:
-        raise InputError(f"--resume: no checkpoint in {output}")
-    tensors, progress = _newest(found, drafter)
-    weights = under("weights/", tensors)
-    own = drafter.state_dict()
-    drafter.load_state_dict({name: part_of(weights[name], like) for name, like in own.items()})
-    for name, parameter in drafter.named_parameters():
-        if f"{MOMENTS[0]}/{name}" in tensors:
-            moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
-            step = torch.tensor(float(progress.step), device=parameter.device)
-            optimizer.state[parameter] = {"step": step, **moments}
-    return progress
-
-
-def _newest(found: list[Path], drafter: Drafter) -> Saved:
-    """The newest checkpoint. Raises InputError that says how to go on when it is damaged."""
-    try:
-        return read_checkpoint(found[-1], drafter)
-    except InputError as error:
-        fix = _fix(found, drafter, isinstance(error, OtherSettings))
-        raise InputError(f"{error}: {fix}") from error
-
-
-def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
-    """What to do when the newest checkpoint is damaged, or of `other` settings than now."""
-    damaged = [str(found[-1])]
-    for folder in reversed(found[:-1]):
-        settings = ""
-        try:
-            read_checkpoint(folder, drafter)
-        except OtherSettings:
-            if other:
-                break
-            settings = " with the settings it was started with"
-        except InputError:
-            damaged.append(str(folder))
-            continue
-        return f"delete {' and '.join(damaged)} to resume from {folder.name}{settings}"
-    if other:
-        return "made with other settings: give the settings it was started with"
-    return f"no other checkpoint is good: delete {found[-1].parent} and start without --resume"
-
-
 def append_line(file: Path, record: dict[str, object]) -> None:
     """One JSON line, flushed to the disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -149,3 +103,30 @@ def forget_after(file: Path, step: int) -> None:
     whole = file.with_name(f".{file.name}")
     whole.write_bytes(b"".join(kept))
     os.replace(whole, file)
+
+
+def read_metrics(file: Path, step: int) -> list[bytes]:
+    """Whole lines of `metrics.jsonl` up to `step`. A last line that a kill cut short is left out.
+
+    Raises InputError for any other line that is no record of a step.
+    """
+    if not file.exists():
+        return []
+    try:
+        *lines, _ = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
+    steps = [_step_of(file, number, line) for number, line in enumerate(lines, start=1)]
+    return [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
+
+
+def _step_of(file: Path, number: int, line: bytes) -> int:
+    try:
+        record = json.loads(line)
+    except UNREADABLE:
+        record = None
+    step = record.get("step") if isinstance(record, dict) else None
+    if type(step) is not int:
+        why = f"not a record of a step: remove line {number}, or the whole file"
+        raise InputError(f"{file}:{number}: {why}")
+    return step

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peagle.data.example import Example
 from peagle.errors import InputError
-from peagle.methods.checkpoint import save_drafter, with_provenance
 from peagle.methods.registry import method_of
+from peagle.methods.save import save_drafter, with_provenance
 from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
@@ -24,13 +24,13 @@ from peagle.train.loss import LossName
 from peagle.train.memory import SHARE, choose_segments, pass_cost
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
-from peagle.train.saved import METRICS, Progress, read_metrics
 from peagle.train.sharding import even, shard, whole_copy
 from peagle.train.state import (
+    METRICS,
+    Progress,
     append_line,
     checkpoints,
     forget_after,
-    load_checkpoint,
     save_checkpoint,
     snapshot,
 )
@@ -172,12 +172,6 @@ class Trainer:
         self.progress = Progress()
         self.total_steps = self._total_steps(data)
         self._stop = False
-
-    def resume(self) -> None:
-        """Continue from the newest checkpoint of `output`. Raises InputError, with nothing changed
-        on disk, when there is none and when what the run saved is damaged."""
-        self.progress = load_checkpoint(self.config.output, self.drafter, self.optimizer)
-        read_metrics(self.config.output / METRICS, self.progress.step)
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk

@@ -10,10 +10,11 @@ from transformers import AutoConfig, PretrainedConfig
 
 from peagle.catalog import choose_head, known_entry, speculative_config
 from peagle.errors import InputError, first_line
-from peagle.methods.checkpoint import read_config, save_drafter
+from peagle.methods.checkpoint import read_config
 from peagle.methods.keys import LAYER_IDS, default_k
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.registry import method_of
+from peagle.methods.save import save_drafter
 from peagle.model.config import DrafterConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template

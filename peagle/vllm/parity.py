@@ -10,8 +10,8 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.ties import differences
-from peagle.methods.checkpoint import save_drafter
 from peagle.methods.keys import default_k
+from peagle.methods.save import save_drafter
 from peagle.methods.validate import Problem, Skipped
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

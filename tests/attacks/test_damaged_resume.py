@@ -20,6 +20,7 @@ from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
+from peagle.train.resume import resume
 from peagle.train.trainer import TrainConfig, Trainer
 from peagle.train.warm_start import new_drafter
 
@@ -74,7 +75,7 @@ def refusal(run: Path, target: Target, data: list[Example], **changes: Any) -> s
     """How resuming is refused; nothing on disk may have changed."""
     before, attempt = tree(run), trainer(run, target, data, **changes)
     with pytest.raises(InputError) as caught:
-        attempt.resume()
+        resume(attempt)
     assert tree(run) == before
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
     return str(caught.value)
@@ -106,7 +107,7 @@ def test_newest_checkpoint(
     assert line.endswith(f": delete {newest} to resume from {OLDER}")
     follow(line)
     attempt = trainer(run, target, data)
-    attempt.resume()
+    resume(attempt)
     assert attempt.progress.step == 4
 
 
@@ -118,7 +119,7 @@ def test_several_checkpoints(run: Path, target: Target, data: list[Example]) -> 
     assert line.endswith(f": delete {damaged[0]} and {damaged[1]} to resume from {OLDEST}")
     follow(line)
     attempt = trainer(run, target, data)
-    attempt.resume()
+    resume(attempt)
     assert attempt.progress.step == 2
 
 
@@ -154,7 +155,7 @@ def test_foreign_files_are_left_alone(run: Path, target: Target, data: list[Exam
         (folder / name).write_text("?")
     before = tree(run)
     attempt = trainer(run, target, data)
-    attempt.resume()
+    resume(attempt)
     assert attempt.progress.step == 6 and tree(run) == before
 
 
@@ -183,7 +184,7 @@ def test_forbidden(made: Path, target: Target, data: list[Example], name: str) -
         os.seteuid(user or 65534)
         try:
             with pytest.raises(InputError, match="cannot be read .*Permission denied"):
-                attempt.resume()
+                resume(attempt)
         finally:
             os.seteuid(user)
             (run / "checkpoints" / name).chmod(0o755)
@@ -218,7 +219,7 @@ def test_metrics(run: Path, target: Target, data: list[Example], kind: str, at: 
     why = f"not a record of a step: remove line {at + 1}, or the whole file"
     assert line == f"{file}:{at + 1}: {why}"
     file.write_bytes(b"".join(lines))
-    trainer(run, target, data).resume()
+    resume(trainer(run, target, data))
 
 
 def test_metrics_of_a_run_without_checkpoint(
@@ -241,7 +242,7 @@ def test_a_last_line_that_was_cut_is_forgotten(
     whole = file.read_bytes()
     file.write_bytes(whole + tail)
     attempt = trainer(run, target, data)
-    attempt.resume()
+    resume(attempt)
     attempt.run()
     assert file.read_bytes() == whole
 
@@ -264,7 +265,7 @@ def test_random_damage(
         whole = file.read_bytes()
         file.write_bytes(garbled(whole, chance))
         try:
-            attempt.resume()
+            resume(attempt)
         except InputError as error:
             refused += 1
             assert str(error).startswith(str(file)) and "\n" not in str(error)

@@ -9,7 +9,7 @@ from peagle.bench.side_by_side import Contender, compare, device_name, identical
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.checkpoint import save_drafter
+from peagle.methods.save import save_drafter
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 PROMPTS = random_prompts(4)

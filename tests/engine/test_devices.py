@@ -17,7 +17,7 @@ from peagle.backends.torch import TorchAttend, TorchBackend, View
 from peagle.engine.draft import Chooser, Proposer
 from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Sampler
-from peagle.methods.base import NewSlots
+from peagle.methods.base import DraftingPass, NewSlots
 from peagle.methods.registry import method_of
 from peagle.model.attention import AttentionSpec, HeadShape
 from peagle.model.drafter import Drafter
@@ -110,9 +110,10 @@ def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
         NewSlots([*span.blocks, 7], span.start, list(span.ids), depth)
         for span, depth in zip(spans, (3, 2, 1), strict=False)
     ]
-    chooser = Chooser(proposer.drafter, [None] * len(slots))
+    chooser = Chooser(proposer.model.drafter, [None] * len(slots))
     kept = features.read(batch.slot_mapping)
-    proposer.method.propose(proposer.model, drafters_cache, slots, kept, chooser)
+    given = DraftingPass(proposer.model, drafters_cache, slots, kept, chooser)
+    proposer.method.propose(given)
     assert all(part.device == GPU for part in chooser.tokens + chooser.probs)
 
 

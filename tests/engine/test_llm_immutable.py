@@ -43,7 +43,7 @@ def facts(llm: LLM) -> dict[str, Any]:
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
     assert scheduler.budget >= llm.max_batch * (llm.k + 1)
     return {
-        "head": None if proposer is None else proposer.drafter,
+        "head": None if proposer is None else proposer.model.drafter,
         "layers": engine.taps,
         "k": scheduler.num_lookahead_tokens,
         "adaptive": engine.depths is not None,

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.methods.checkpoint import save_drafter
 from peagle.methods.load import load_drafter
 from peagle.methods.p_eagle import PEagle
 from peagle.methods.registry import METHODS
+from peagle.methods.save import save_drafter
 from peagle.methods.spec import HeadSpec
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter

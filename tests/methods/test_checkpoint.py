@@ -23,8 +23,9 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.methods.base import Dialect
-from peagle.methods.checkpoint import read_config, read_tensors, save_drafter
+from peagle.methods.checkpoint import read_config, read_tensors
 from peagle.methods.load import load_drafter
+from peagle.methods.save import save_drafter
 from peagle.model.config import DrafterConfig, Embedding
 from peagle.model.drafter import Drafter
 

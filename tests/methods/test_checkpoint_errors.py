@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import save_drafter
 from peagle.methods.load import load_drafter
+from peagle.methods.save import save_drafter
 from peagle.model.target import Target
 
 

@@ -17,8 +17,8 @@ from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
 from peagle.errors import InputError
-from peagle.methods.checkpoint import save_drafter
 from peagle.methods.keys import LAYER_IDS
+from peagle.methods.save import save_drafter
 from peagle.methods.validate import CHECKS
 from peagle.model.config import Embedding, Provenance
 from peagle.model.drafter import Drafter

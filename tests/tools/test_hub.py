@@ -11,7 +11,8 @@ from huggingface_hub import HfApi, ModelCard, constants
 from tiny_heads import head_config, make_head
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import read_config, read_tensors, save_drafter
+from peagle.methods.checkpoint import read_config, read_tensors
+from peagle.methods.save import save_drafter
 from peagle.model.config import Provenance
 from peagle.tools.hub import model_card, push_head
 

@@ -14,6 +14,7 @@ from tiny import make_target, own_answers
 
 from peagle.methods.spec import HeadSpec
 from peagle.train.evaluate import measure_on
+from peagle.train.resume import resume
 from peagle.train.state import checkpoints
 from peagle.train.trainer import TrainConfig, Trainer
 from peagle.train.warm_start import new_drafter
@@ -40,7 +41,7 @@ def main() -> None:
     )
     trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
     if checkpoints(folder):
-        trainer.resume()
+        resume(trainer)
 
     def on_step(metrics: dict[str, Any]) -> None:
         if metrics["step"] == kill and os.environ["RANK"] == "1":

@@ -13,12 +13,12 @@ from tiny import make_drafter, make_target
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.resume import load_checkpoint
 from peagle.train.state import (
     Progress,
     append_line,
     checkpoints,
     forget_after,
-    load_checkpoint,
     save_checkpoint,
     snapshot,
 )

@@ -18,6 +18,7 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
 from peagle.train import state as state_module
 from peagle.train.evaluate import measure_on
+from peagle.train.resume import resume
 from peagle.train.trainer import TrainConfig, Trainer, learning_rate
 from peagle.train.warm_start import new_drafter
 
@@ -98,7 +99,7 @@ def test_resume_is_exact(
     with torch.no_grad():  # nothing of the new process survives
         for parameter in second.drafter.parameters():
             parameter.normal_()
-    second.resume()
+    resume(second)
     second.run()
     one, two = everything(straight), everything(second)
     assert one.keys() == two.keys()
@@ -128,7 +129,7 @@ def test_a_signal_leaves_checkpoint_and_head(
         close = head.state_dict()[name].to(torch.float64), tensor.to(torch.float64)
         torch.testing.assert_close(*close, rtol=0.01, atol=1e-3)
     again = make_trainer(tmp_path, target, data, "p-eagle")
-    again.resume()
+    resume(again)
     assert again.progress.step == 3
     assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
 
@@ -164,7 +165,7 @@ def test_not_a_number_keeps_the_last_checkpoint(
     with pytest.raises(FloatingPointError, match=where):
         trainer.run(poison)
     again = make_trainer(tmp_path, target, data, "p-eagle")
-    again.resume()
+    resume(again)
     assert again.progress.step == 4
     assert all(torch.isfinite(p).all() for p in again.drafter.parameters())
 
@@ -181,12 +182,12 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_nothing_else(
 
     monkeypatch.setattr(state_module, "save_file", disk_full)
     trainer = make_trainer(tmp_path, target, data, "p-eagle")
-    trainer.resume()
+    resume(trainer)
     with pytest.raises(OSError, match="no space left"):
         trainer.run(stop_at(4))
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     again = make_trainer(tmp_path, target, data, "p-eagle")
-    again.resume()
+    resume(again)
     assert again.progress.step == 2
 
 
@@ -279,7 +280,7 @@ def test_training_ends_when_acceptance_does_not_rise(
     again = make_trainer(
         tmp_path, target, data, "p-eagle", [[50]], lr=1e-9, eval_every=2, patience=2
     )
-    again.resume()
+    resume(again)
     assert again.finished and again.progress == trainer.progress
 
 
@@ -339,5 +340,5 @@ def test_recomputed_activations_change_nothing(
 
 
 def test_eagle3_cannot_recompute(tmp_path: Path, target: Target, data: list[Example]) -> None:
-    with pytest.raises(InputError, match="recompute true: P-EAGLE only"):
+    with pytest.raises(InputError, match="recompute true: EAGLE-3's depths share keys"):
         make_trainer(tmp_path, target, data, "eagle3", recompute=True)

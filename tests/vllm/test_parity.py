@@ -21,8 +21,8 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.ties import differences
-from peagle.methods.checkpoint import save_drafter
 from peagle.methods.load import load_drafter
+from peagle.methods.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
 

@@ -1,4 +1,4 @@
-"""Reading what a training run saved, and refusing what is damaged.
+"""Going on with a training run: reading what it saved, and refusing what is damaged.
 
 Every error names the file and what is wrong with it. Nothing here writes, and nothing is taken over
 from a checkpoint before all of it has been checked.
@@ -6,7 +6,7 @@ from a checkpoint before all of it has been checked.
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,25 +14,30 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim import Optimizer
 
 from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
+from peagle.train.sharding import part_of
+from peagle.train.state import (
+    METRICS,
+    MOMENTS,
+    PROGRESS,
+    STATE,
+    UNREADABLE,
+    Progress,
+    checkpoints,
+    read_metrics,
+)
+from peagle.train.trainer import Trainer
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
-METRICS = "metrics.jsonl"
-UNREADABLE = (OSError, ValueError, RecursionError)  # files and JSON (which may be nested too deep)
 
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands. No value is negative."""
-
-    step: int = 0
-    answer_tokens: int = 0
-    seconds: float = 0.0
-    best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
-    stale: int = 0  # measurements since the best one
+def resume(trainer: Trainer) -> None:
+    """Continue from the newest checkpoint of the trainer's output. Raises InputError, with nothing
+    changed on disk, when there is none and when what the run saved is damaged."""
+    output = trainer.config.output
+    trainer.progress = load_checkpoint(output, trainer.drafter, trainer.optimizer)
+    read_metrics(output / METRICS, trainer.progress.step)
 
 
 class Saved(NamedTuple):
@@ -141,28 +146,50 @@ def _wrong_progress(record: Any, step: int) -> str:
     return ""
 
 
-def read_metrics(file: Path, step: int) -> list[bytes]:
-    """Whole lines of `metrics.jsonl` up to `step`. A last line that a kill cut short is left out.
+def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Progress:
+    """Restore drafter and optimizer in place from the newest checkpoint; nothing is written.
 
-    Raises InputError for any other line that is no record of a step.
+    Raises InputError when there is none or it is damaged, naming the newest one that is not.
     """
-    if not file.exists():
-        return []
-    try:
-        *lines, _ = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
-    steps = [_step_of(file, number, line) for number, line in enumerate(lines, start=1)]
-    return [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
+    found = checkpoints(output)
+    if not found:
+        raise InputError(f"--resume: no checkpoint in {output}")
+    tensors, progress = _newest(found, drafter)
+    weights = under("weights/", tensors)
+    own = drafter.state_dict()
+    drafter.load_state_dict({name: part_of(weights[name], like) for name, like in own.items()})
+    for name, parameter in drafter.named_parameters():
+        if f"{MOMENTS[0]}/{name}" in tensors:
+            moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
+            step = torch.tensor(float(progress.step), device=parameter.device)
+            optimizer.state[parameter] = {"step": step, **moments}
+    return progress
 
 
-def _step_of(file: Path, number: int, line: bytes) -> int:
+def _newest(found: list[Path], drafter: Drafter) -> Saved:
+    """The newest checkpoint. Raises InputError that says how to go on when it is damaged."""
     try:
-        record = json.loads(line)
-    except UNREADABLE:
-        record = None
-    step = record.get("step") if isinstance(record, dict) else None
-    if type(step) is not int:
-        why = f"not a record of a step: remove line {number}, or the whole file"
-        raise InputError(f"{file}:{number}: {why}")
-    return step
+        return read_checkpoint(found[-1], drafter)
+    except InputError as error:
+        fix = _fix(found, drafter, isinstance(error, OtherSettings))
+        raise InputError(f"{error}: {fix}") from error
+
+
+def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
+    """What to do when the newest checkpoint is damaged, or of `other` settings than now."""
+    damaged = [str(found[-1])]
+    for folder in reversed(found[:-1]):
+        settings = ""
+        try:
+            read_checkpoint(folder, drafter)
+        except OtherSettings:
+            if other:
+                break
+            settings = " with the settings it was started with"
+        except InputError:
+            damaged.append(str(folder))
+            continue
+        return f"delete {' and '.join(damaged)} to resume from {folder.name}{settings}"
+    if other:
+        return "made with other settings: give the settings it was started with"
+    return f"no other checkpoint is good: delete {found[-1].parent} and start without --resume"

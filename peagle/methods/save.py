@@ -1,0 +1,127 @@
+"""Writing heads, in the dialects that `checkpoint.py` describes."""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+
+from peagle.methods.base import Dialect
+from peagle.methods.keys import FLAGS, LAYER_IDS
+from peagle.methods.registry import method_of
+from peagle.model.config import DrafterConfig
+from peagle.model.drafter import Drafter
+
+ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
+SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
+
+
+def save_drafter(
+    drafter: Drafter,
+    folder: str | Path,
+    dialect: Dialect = "native",
+    dtype: torch.dtype | None = torch.bfloat16,
+) -> None:
+    """Write a head: to a temporary folder first, then renamed over `folder`.
+
+    `vllm` and `speculators` need the embedding table: share the target's before exporting.
+    """
+    config, folder = drafter.config, Path(folder)
+    dtype = dtype or drafter.norm.weight.dtype
+    tensors = _tensors_to_write(drafter, dialect, dtype)
+    raw = config_to_json(config, dialect, str(dtype).removeprefix("torch."))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        save_torch_state_dict(tensors, made, max_shard_size=SHARD_SIZE)
+        (made / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
+        if (folder / "README.md").is_file():  # a model card written by hand stays
+            shutil.copy2(folder / "README.md", made)
+        made.chmod(0o755)
+        for file in made.iterdir():  # safetensors and mkdtemp are private by default
+            file.chmod(0o644)
+        replace_folder(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def replace_folder(made: Path, folder: Path) -> None:
+    """Put `made` in the place of `folder`: a kill in between leaves the old one beside it."""
+    old = folder.with_name(f".{folder.name}-old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(made, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _tensors_to_write(drafter: Drafter, dialect: Dialect, dtype: torch.dtype) -> dict[str, Tensor]:
+    config = drafter.config
+    tensors = {
+        name: t.detach().to("cpu", dtype) if t.is_floating_point() else t.detach().cpu()
+        for name, t in drafter.state_dict().items()
+    }
+    t2d = torch.zeros(config.transformer.vocab_size, dtype=torch.bool)
+    t2d[drafter.target_ids.cpu()] = True
+    tensors["t2d"] = t2d
+    if "mask_hidden" in tensors:
+        tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
+    if dialect != "native" and config.embedding == "mask-row":
+        assert drafter.shared_embedding is not None, "share the target's embedding before exporting"
+        row = tensors.pop("mask_embedding")
+        table = drafter.shared_embedding.detach().to("cpu", row.dtype).clone()
+        table[config.mask_token_id] = row
+        tensors["embed_tokens.weight"] = table
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
+    """config.json of a head. Raises InputError where a dialect would be misread by vLLM."""
+    named = method_of(config).export(config, dialect)
+    exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"
+    flags = {flag: getattr(config, flag) for flag in FLAGS}
+    common = {
+        LAYER_IDS: list(config.feature_layers),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        **flags,
+        "peagle": {
+            "method": config.method,
+            "depths": config.depths,
+            "embedding": exported,
+            "provenance": asdict(config.provenance),
+        },
+    }
+    sizes = config.transformer.to_dict()
+    for key in ("dtype", "architectures", "transformers_version"):
+        sizes.pop(key, None)
+    if config.logit_scale != 1.0:
+        sizes["logit_scale"] = config.logit_scale
+    if dialect == "speculators":
+        sizes["dtype"] = dtype
+        return {**common, **named, "transformer_layer_config": sizes}
+    return {
+        **sizes,
+        **common,
+        **named,
+        "dtype": dtype,
+        "architectures": [ARCHITECTURES[config.transformer.model_type]],
+        # vLLM's Llama drafter counts this list, its newer runner reads the top-level one.
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            LAYER_IDS: list(config.feature_layers),
+            "norm_before_fc": config.norm_before_fc,
+        },
+    }
+
+
+def with_provenance(drafter: Drafter, **changes: Any) -> None:
+    """Record more of where the head comes from (measured acceptance, data)."""
+    provenance = replace(drafter.config.provenance, **changes)
+    drafter.config = replace(drafter.config, provenance=provenance)
