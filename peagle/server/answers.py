@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import pieces
-from peagle.server.errors import ApiError, content
+from peagle.server.errors import ApiError
 from peagle.server.forms import Form
 from peagle.server.jobs import Event, Job, Update
 from peagle.server.schema import Generation, StreamOptions
@@ -108,7 +108,7 @@ def stream(parts: AsyncGenerator[Event]) -> StreamingResponse:
                 async for part in parts:
                     yield _event(part)
         except ApiError as error:
-            yield _event(content(error.status_code, error.detail))
+            yield _event(error.body())
         yield "data: [DONE]\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream")

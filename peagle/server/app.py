@@ -63,7 +63,10 @@ class Api:
     """The handlers, and what they share."""
 
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
-        self.llm, self.config, self.model, self.created = llm, config, config.model, int(time())
+        self.llm = llm
+        self.config = config
+        self.model = config.model
+        self.created = int(time())
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
         self.worker = Worker(llm, self.metrics, config.max_queue, config.max_seconds)
@@ -193,7 +196,7 @@ def create_app(api: Api) -> FastAPI:
         title="peagle",
         version=__version__,
         description=responses.ABOUT,
-        responses=responses.errors(),
+        responses=responses.ERRORS,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
@@ -207,9 +210,9 @@ def create_app(api: Api) -> FastAPI:
     app.post("/detokenize")(api.detokenize)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
-    app.get("/metrics", responses=responses.plain_text())(api.metrics_text)
+    app.get("/metrics", responses=responses.PLAIN_TEXT)(api.metrics_text)
     for path in OPEN:
-        app.get(path, responses=responses.health(), openapi_extra={"security": []})(api.health)
+        app.get(path, responses=responses.HEALTH, openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     key = api.config.api_key

@@ -9,11 +9,10 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.errors import shortened
-from peagle.server.errors import ApiError, content
+from peagle.server.errors import ApiError
 
 OPEN = ("/health", "/ping")  # load balancers have no key
 ANY = "*"
@@ -32,8 +31,8 @@ class ApiKey:
             given = Request(scope).headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._expected):
                 why = "missing or wrong API key: send the header Authorization: Bearer KEY"
-                error = content(401, why, code="invalid_api_key")
-                app = JSONResponse(error, 401, {"www-authenticate": "Bearer"})
+                headers = {"www-authenticate": "Bearer"}
+                app = ApiError(401, why, code="invalid_api_key", headers=headers).response()
         await app(scope, receive, send)
 
 
@@ -50,7 +49,7 @@ class Hosts:
         if scope["type"] == "http" and not self._known(scope):
             host = shortened(repr(_host(Request(scope))))
             why = f"host {host}: not a name of this server, `allowed_hosts` can add it"
-            app = JSONResponse(content(403, why), 403)
+            app = ApiError(403, why).response()
         await app(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
