@@ -46,12 +46,8 @@ class ApiError(HTTPException):
 
     def body(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""
-        error = {
-            "message": self.detail,
-            "type": KINDS.get(self.status_code, "invalid_request_error"),
-            "param": self.param,
-            "code": self.code,
-        }
+        kind = KINDS.get(self.status_code, "invalid_request_error")
+        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self) -> JSONResponse:

@@ -1,6 +1,10 @@
-"""What the answers of the two APIs look like, whole and in parts."""
+"""What the answers of the two APIs look like, whole and in parts.
 
-from typing import Any, Protocol
+A form makes the choices of a response: `opening` is what a streamed choice begins with, `part` what
+a round adds to it, `whole` the choice of a request that has ended. A request is read only then.
+"""
+
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,29 +18,11 @@ Choice = dict[str, Any]
 Logprobs = list[TokenLogprob] | None
 
 
-class Form(Protocol):
-    """The choices of a response, made of text of a request and its tokens' log-probabilities. A
-    request is read only once it has ended."""
-
-    kind: str  # "object" of a whole response
-    part_kind: str  # and of a streamed one
-    prefix: str  # of ids
-
-    def opening(self, index: int) -> Choice | None:
-        """What a streamed choice begins with."""
-
-    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> Choice:
-        """A streamed choice of what a round emitted."""
-
-    def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:
-        """The choice of a request that has ended."""
-
-
 class TextForm:
     """/v1/completions."""
 
-    kind = part_kind = "text_completion"
-    prefix = "cmpl"
+    kind = part_kind = "text_completion"  # "object" of a response, and of a streamed part
+    prefix = "cmpl"  # of ids
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -115,3 +101,6 @@ class ChatForm:
         prompt = request.tokens[: request.prompt_length]
         rest = answer.finish(prompt, request.output)
         return rest._replace(text=certain + rest.text, calls=rest.calls[: self._most_calls])
+
+
+Form = TextForm | ChatForm
