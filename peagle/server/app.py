@@ -23,7 +23,7 @@ from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError, shortened
 from peagle.server import responses
 from peagle.server.answers import answer
-from peagle.server.auth import OPEN, Auth, check_host, check_key
+from peagle.server.auth import OPEN, Auth, check_host_header, check_key
 from peagle.server.console import Console
 from peagle.server.errors import ApiError, respond
 from peagle.server.forms import ChatForm, Form, TextForm
@@ -225,5 +225,5 @@ def create_app(api: Api) -> FastAPI:
     app.add_middleware(Route)
     app.add_middleware(Pages)
     if key is None:
-        app.add_middleware(Auth, check=partial(check_host, api.config.allowed_hosts))
+        app.add_middleware(Auth, check=partial(check_host_header, api.config.allowed_hosts))
     return app

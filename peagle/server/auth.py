@@ -1,4 +1,4 @@
-"""Who may ask: clients with the API key, or, without one, those that call the server by its name.
+"""Who may ask: clients with the API key or, without one, clients that use one of its names.
 
 A page of another site can have its name lead to this machine (DNS rebinding), and a browser then
 counts the server as that site's own. The Host header still holds that name.
@@ -45,7 +45,7 @@ def check_key(key: str, http: Request) -> None:
         raise ApiError(401, why, code="invalid_api_key", headers=headers)
 
 
-def check_host(allowed: tuple[str, ...], http: Request) -> None:
+def check_host_header(allowed: tuple[str, ...], http: Request) -> None:
     """Raises ApiError for a request whose Host is neither a loopback name, nor the address that the
     client has reached, nor in `allowed` (lower case, without ports; "*" is any)."""
     name = _name(_host(http))
@@ -57,11 +57,11 @@ def check_host(allowed: tuple[str, ...], http: Request) -> None:
 
 
 def loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches an address."""
+    """Whether only this machine reaches an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name: nobody knows where it leads
+        return False  # a name, which may lead anywhere
 
 
 def is_trusted(http: Request, key: str | None) -> bool:

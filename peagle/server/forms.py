@@ -1,7 +1,8 @@
 """What the answers of the two APIs look like, whole and in parts.
 
 A form makes the choices of a response: `opening` is what a streamed choice begins with, `part` what
-a round adds to it, `whole` the choice of a request that has ended. A request is read only then.
+a round adds to it, `whole` the choice of a request that has ended. Until a request has ended, only
+its index is read.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from peagle.data.spoken import HARMONY, answer_template
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
 from peagle.server.logprobs import of_chat, of_text
-from peagle.server.tools import ParsedAnswer, ToolText
+from peagle.server.tools import ParsedAnswer, ResponseParser
 
 Choice = dict[str, Any]
 Logprobs = list[TokenLogprob] | None
@@ -59,7 +60,7 @@ class ChatForm:
         self._tokenizer = tokenizer
         self._most_calls = most_calls
         self._parses = most_calls != 0 or answer_template(tokenizer) is HARMONY
-        self._texts = dict[int, ToolText]()
+        self._texts = dict[int, ResponseParser]()
 
     def opening(self, index: int) -> Choice:
         """The role."""
@@ -94,7 +95,7 @@ class ChatForm:
     def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
         if not self._parses:
             return ParsedAnswer(text, [])
-        answer = self._texts.setdefault(request.index, ToolText(self._tokenizer))
+        answer = self._texts.setdefault(request.index, ResponseParser(self._tokenizer))
         certain = answer.push(text)
         if not ended:
             return ParsedAnswer(certain, [])

@@ -158,7 +158,7 @@ def complete_document(app: FastAPI, guarded: bool) -> None:
     document = app.openapi()
     for operations in document["paths"].values():
         for operation in operations.values():
-            operation["responses"].pop("422", None)  # FastAPI's; ours is 400
+            operation["responses"].pop("422", None)  # FastAPI's; this server sends 400
     for unused in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(unused)
     if guarded:
