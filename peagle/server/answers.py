@@ -1,4 +1,4 @@
-"""One call from its requests to its response, whole or streamed."""
+"""Make the response of a call from its job: whole, or streamed as server-sent events."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.request import pieces
-from peagle.server.errors import ApiError, content
+from peagle.server.errors import ApiError
 from peagle.server.forms import Form
 from peagle.server.jobs import Event, Job, Update
 from peagle.server.schema import Generation, StreamOptions
@@ -39,15 +39,13 @@ async def answer(
     for request in job.requests:
         logprobs = None if request.params.logprobs is None else request.logprobs
         choices.append(form.whole(request, request.text.text, logprobs))
-    return JSONResponse(
-        head | {"object": form.kind, "choices": choices, "usage": usage(job)},
-    )
+    return JSONResponse(head | {"object": form.kind, "choices": choices, "usage": usage(job)})
 
 
 async def _parts(
     head: Event, form: Form, job: Job, updates: AsyncGenerator[Update], options: StreamOptions
 ) -> AsyncGenerator[Event]:
-    """A streamed response; all its parts begin with `head`."""
+    """The parts of a streamed response; each begins with `head`."""
     tail = {"usage": None} if options.include_usage else {}
     async with aclosing(updates):
         for request in job.requests:
@@ -68,8 +66,10 @@ async def _parts(
 async def _updates(
     http: HttpRequest, worker: Worker, job: Job, watch: asyncio.Task[None]
 ) -> AsyncGenerator[Update]:
-    """Until all requests have ended, or the client has left, who is watched for. Then nothing runs
-    on for it, and the log tells how it ended. Raises ApiError when a request fails."""
+    """Updates until all requests have ended. At the end, or when the consumer leaves early, the
+    requests that still run are cancelled and `scope["note"]` gets how the call ended.
+
+    Raises ApiError when a request fails."""
     try:
         async for update in job.updates():
             if update.ended and update.request.failure is not None:
@@ -93,7 +93,7 @@ async def _cancel_if_left(http: HttpRequest, worker: Worker, job: Job) -> None:
 
 
 def _failed(why: str) -> ApiError:
-    """Of a request that could not go on: whose fault it is."""
+    """The error of a request that could not go on; the status tells whose fault it is."""
     if why.startswith(TOO_LATE):
         return ApiError(503, why, headers={"retry-after": "1"})
     return ApiError(400 if why.startswith(TOO_COMPLEX) else 500, why)
@@ -108,7 +108,7 @@ def stream(parts: AsyncGenerator[Event]) -> StreamingResponse:
                 async for part in parts:
                     yield _event(part)
         except ApiError as error:
-            yield _event(content(error.status_code, error.detail))
+            yield _event(error.body())
         yield "data: [DONE]\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream")

@@ -1,6 +1,6 @@
 """The routes: OpenAI's API, vLLM's additions, SageMaker's contract."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +23,10 @@ from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError, shortened
 from peagle.server import responses
 from peagle.server.answers import answer
-from peagle.server.auth import OPEN, ApiKey, Hosts
+from peagle.server.auth import OPEN, Auth, check_host_header, check_key
 from peagle.server.console import Console
 from peagle.server.errors import ApiError, respond
-from peagle.server.forms import ChatForm, TextForm
+from peagle.server.forms import ChatForm, Form, TextForm
 from peagle.server.limits import Limits, body_limit
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
@@ -63,7 +63,10 @@ class Api:
     """The handlers, and what they share."""
 
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
-        self.llm, self.config, self.model, self.created = llm, config, config.model, int(time())
+        self.llm = llm
+        self.config = config
+        self.model = config.model
+        self.created = int(time())
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
         self.worker = Worker(llm, self.metrics, config.max_queue, config.max_seconds)
@@ -81,37 +84,54 @@ class Api:
 
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
-        self._check_model(body.model)
-        prompts, form = body.prompts(), TextForm(self.llm.tokenizer)
+        prompts = body.prompts()
 
-        def make() -> list[EngineRequest]:
-            return self._requests(body, [self.llm.prompt_ids(p, i) for i, p in enumerate(prompts)])
+        def token_ids() -> list[list[int]]:
+            return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
 
-        constrained = bool(body.constraint())
-        job = await self.worker.submit(len(prompts) * body.n, make, body.n, constrained)
-        return await answer(http, self.worker, form, body, job)
+        form = TextForm(self.llm.tokenizer)
+        return await self._generate(http, body, form, len(prompts), token_ids)
 
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
-        self._check_model(body.model)
         tools, forced = body.offered(), body.forced()
         if forced:
             several = body.parallel_tool_calls and body.tool_choice == "required"
             grammar = call_grammar(self.llm.tokenizer, forced, several)
             body.structured_outputs = StructuredOutputs(grammar=grammar)
-        calls = None if body.parallel_tool_calls else 1
-        form = ChatForm(self.llm.tokenizer, calls if tools else 0)
 
-        def make() -> list[EngineRequest]:
-            ids = conversation_ids(self.llm, body.messages, tools, body.chat_template_kwargs)
-            return self._requests(body, [ids])
+        def token_ids() -> list[list[int]]:
+            args = body.chat_template_kwargs
+            return [conversation_ids(self.llm, body.messages, tools, args)]
 
+        most_calls = None if body.parallel_tool_calls else 1
+        form = ChatForm(self.llm.tokenizer, most_calls if tools else 0)
         try:
-            job = await self.worker.submit(body.n, make, body.n, bool(body.constraint()))
+            return await self._generate(http, body, form, 1, token_ids)
         except InputError as error:
             if forced and str(error).startswith("grammar"):  # which was made of the tools
                 raise InputError(f"tools: {error}") from error
             raise
+
+    async def _generate(
+        self,
+        http: HttpRequest,
+        body: Generation,
+        form: Form,
+        count: int,
+        token_ids: Callable[[], list[list[int]]],
+    ) -> Response:
+        """Answer `count` prompts, whose `token_ids` another thread makes."""
+        self._check_model(body.model)
+
+        def make() -> list[EngineRequest]:
+            made = list[EngineRequest]()
+            for ids in token_ids():
+                params = body.params(longest=max(1, self.context - len(ids)))
+                made += self.llm.requests(ids, params, len(made))
+            return made
+
+        job = await self.worker.submit(count * body.n, make, body.n, bool(body.constraint()))
         return await answer(http, self.worker, form, body, job)
 
     async def invocations(
@@ -161,13 +181,6 @@ class Api:
             why = f"model {shortened(name)!r}: not served here, there is {self.model!r}"
             raise ApiError(404, why, param="model", code="model_not_found")
 
-    def _requests(self, body: Generation, prompts: list[list[int]]) -> list[EngineRequest]:
-        made = list[EngineRequest]()
-        for ids in prompts:
-            params = body.params(longest=max(1, self.context - len(ids)))
-            made += self.llm.requests(ids, params, len(made))
-        return made
-
 
 def create_app(api: Api) -> FastAPI:
     """The application; its worker runs from its start to its end."""
@@ -183,7 +196,7 @@ def create_app(api: Api) -> FastAPI:
         title="peagle",
         version=__version__,
         description=responses.ABOUT,
-        responses=responses.errors(),
+        responses=responses.ERRORS,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
@@ -197,9 +210,9 @@ def create_app(api: Api) -> FastAPI:
     app.post("/detokenize")(api.detokenize)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
-    app.get("/metrics", responses=responses.plain_text())(api.metrics_text)
+    app.get("/metrics", responses=responses.PLAIN_TEXT)(api.metrics_text)
     for path in OPEN:
-        app.get(path, responses=responses.health(), openapi_extra={"security": []})(api.health)
+        app.get(path, responses=responses.HEALTH, openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     key = api.config.api_key
@@ -207,10 +220,10 @@ def create_app(api: Api) -> FastAPI:
     responses.complete_document(app, guarded=key is not None)
     # The last one is the outermost.
     if key is not None:
-        app.add_middleware(ApiKey, key=key)
+        app.add_middleware(Auth, check=partial(check_key, key))
     app.add_middleware(Limits, body=body_limit(api.context))
     app.add_middleware(Route)
     app.add_middleware(Pages)
     if key is None:
-        app.add_middleware(Hosts, allowed=api.config.allowed_hosts)
+        app.add_middleware(Auth, check=partial(check_host_header, api.config.allowed_hosts))
     return app

@@ -1,4 +1,4 @@
-"""Who may ask: clients with the API key, or, without one, those that call the server by its name.
+"""Who may ask: clients with the API key or, without one, clients that use one of its names.
 
 A page of another site can have its name lead to this machine (DNS rebinding), and a browser then
 counts the server as that site's own. The Host header still holds that name.
@@ -6,65 +6,62 @@ counts the server as that site's own. The Host header still holds that name.
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peagle.errors import shortened
-from peagle.server.errors import ApiError, content
+from peagle.server.errors import ApiError
 
 OPEN = ("/health", "/ping")  # load balancers have no key
 ANY = "*"
 
 
-class ApiKey:
-    """Middleware: requests must carry the `key` as a bearer token."""
+class Auth:
+    """Middleware: `check` raises ApiError for a request that is refused."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, check: Callable[[Request], None]) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            given = Request(scope).headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._expected):
-                why = "missing or wrong API key: send the header Authorization: Bearer KEY"
-                error = content(401, why, code="invalid_api_key")
-                app = JSONResponse(error, 401, {"www-authenticate": "Bearer"})
+        if scope["type"] == "http":
+            try:
+                self._check(Request(scope))
+            except ApiError as error:
+                app = error.response()
         await app(scope, receive, send)
 
 
-class Hosts:
-    """Middleware: refuses requests whose Host is neither a loopback name, nor the address that the
+def check_key(key: str, http: Request) -> None:
+    """Raises ApiError for a request that does not carry the key as a bearer token."""
+    given = http.headers.get("authorization", "").encode("latin-1")
+    if http.scope["path"] not in OPEN and not hmac.compare_digest(given, f"Bearer {key}".encode()):
+        why = "missing or wrong API key: send the header Authorization: Bearer KEY"
+        headers = {"www-authenticate": "Bearer"}
+        raise ApiError(401, why, code="invalid_api_key", headers=headers)
+
+
+def check_host_header(allowed: tuple[str, ...], http: Request) -> None:
+    """Raises ApiError for a request whose Host is neither a loopback name, nor the address that the
     client has reached, nor in `allowed` (lower case, without ports; "*" is any)."""
-
-    def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
-        self._app = app
-        self._allowed = allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http" and not self._known(scope):
-            host = shortened(repr(_host(Request(scope))))
-            why = f"host {host}: not a name of this server, `allowed_hosts` can add it"
-            app = JSONResponse(content(403, why), 403)
-        await app(scope, receive, send)
-
-    def _known(self, scope: Scope) -> bool:
-        name = _name(_host(Request(scope)))
-        reached = (scope.get("server") or ("",))[0]
-        return name in (reached, *self._allowed) or ANY in self._allowed or loopback(name)
+    name = _name(_host(http))
+    reached = (http.scope.get("server") or ("",))[0]
+    if name not in (reached, *allowed) and ANY not in allowed and not loopback(name):
+        host = shortened(repr(_host(http)))
+        why = f"host {host}: not a name of this server, `allowed_hosts` can add it"
+        raise ApiError(403, why)
 
 
 def loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches an address."""
+    """Whether only this machine reaches an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name: nobody knows where it leads
+        return False  # a name, which may lead anywhere
 
 
 def is_trusted(http: Request, key: str | None) -> bool:

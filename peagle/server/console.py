@@ -52,8 +52,11 @@ class Console:
     """What the page can do that clients of OpenAI's API cannot."""
 
     def __init__(self, llm: LLM, worker: Worker, key: str | None) -> None:
-        self._llm, self._worker, self._key = llm, worker, key
-        self._races, self._deploying = Races(llm), False
+        self._llm = llm
+        self._worker = worker
+        self._key = key
+        self._races = Races(llm)
+        self._deploying = False
 
     def add_routes(self, app: FastAPI) -> None:
         """They are the page's own and may change: no document describes them."""
@@ -81,15 +84,13 @@ class Console:
 
     async def race(self, body: RaceBody) -> Response:
         """Events of a race. Others wait until it is over; it is over when its client leaves."""
-        ids = await self._worker.tokenise(partial(self._ids, body))
+        make_ids = partial(conversation_ids, self._llm, body.messages, [], {})
+        ids = await self._worker.tokenise(make_ids)
         steps = self._races.steps(ids, body.max_tokens)
         return stream(self._worker.run_exclusively(steps))
 
-    def _ids(self, body: RaceBody) -> list[int]:
-        return conversation_ids(self._llm, body.messages, [], {})
-
     async def deploy(self, body: DeployBody, http: HttpRequest) -> Response:
-        """Run the command, and say what it says. A client that leaves interrupts it."""
+        """Run the command, and stream its output. A client that leaves interrupts it."""
         if not is_trusted(http, self._key):
             why = "without an API key only this machine may deploy: give the server an `api_key`"
             raise ApiError(403, why)

@@ -18,7 +18,6 @@ KINDS = {
     500: "server_error",
     503: "service_unavailable_error",
 }
-ROUTING = ("Not Found", "Method Not Allowed")  # what the framework says of it
 ROUTES = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 # What sampling parameters are called here, where that is another name.
 NAMES = {
@@ -42,38 +41,49 @@ class ApiError(HTTPException):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(status, message, headers)
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kind = KINDS.get(self.status_code, "invalid_request_error")
+        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
-def content(status: int, message: str, param: str | None = None, code: str | None = None) -> Any:
-    """The body of an error."""
-    kind = KINDS.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def of_input(error: InputError) -> ApiError:
-    """400; our messages about a field begin with its name."""
-    word = str(error).split()[0].rstrip(":")
-    field = NAMES.get(word, word)
-    return ApiError(400, str(error), param=field if field in FIELDS else None)
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body(), self.status_code, self.headers)
 
 
 def respond(request: Request, error: Exception) -> JSONResponse:
     """Any error of a route as a response."""
-    if isinstance(error, InputError):
-        error = of_input(error)
-    elif isinstance(error, RequestValidationError | ValidationError):
-        error = _of_body(error)
-    if not isinstance(error, HTTPException):
-        # The server closes the connection behind it: clients should know.
-        said = content(500, "the server failed: see its log")
-        return JSONResponse(said, 500, {"connection": "close"})
-    if error.detail in ROUTING:
-        why = f"{request.method} {request.url.path}: no such route, there are {ROUTES}"
-        error = ApiError(error.status_code, why)
-    param, code = getattr(error, "param", None), getattr(error, "code", None)
-    said = content(error.status_code, str(error.detail), param, code)
-    return JSONResponse(said, error.status_code, error.headers)
+    return _to_api_error(request, error).response()
+
+
+def _to_api_error(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case InputError():
+            return _of_input(error)
+        case RequestValidationError() | ValidationError():
+            return _of_body(error)
+        case HTTPException(status_code=404 | 405):
+            why = f"{request.method} {request.url.path}: no such route, there are {ROUTES}"
+            return ApiError(error.status_code, why)
+        case HTTPException():
+            return ApiError(error.status_code, error.detail)
+        case _:
+            # The server closes the connection after it: clients should know.
+            headers = {"connection": "close"}
+            return ApiError(500, "the server failed: see its log", headers=headers)
+
+
+def _of_input(error: InputError) -> ApiError:
+    """400; our messages about a field begin with its name."""
+    word = str(error).split()[0].rstrip(":")
+    field = NAMES.get(word, word)
+    return ApiError(400, str(error), param=field if field in FIELDS else None)
 
 
 def _of_body(error: RequestValidationError | ValidationError) -> ApiError:
@@ -83,17 +93,13 @@ def _of_body(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
     refused = first.get("ctx", {}).get("error")
     if isinstance(refused, InputError):
-        return of_input(refused)
-    path = [part for part in first["loc"] if part != "body"]
+        return _of_input(refused)
+    path = [str(part) for part in first["loc"] if part != "body"]
     if not path:
         why = "the body must be a JSON object, with content-type application/json"
         return ApiError(400, why)
     if first["type"] == "missing":
-        return ApiError(400, f"{path[0]}: missing, it must be given", param=str(path[0]))
+        return ApiError(400, f"{path[0]}: missing, it must be given", param=path[0])
     value = shortened(repr(first["input"]))
-    where = ".".join(map(str, path))
-    return ApiError(400, f"{where} {value}: {_lower(first['msg'])}", param=str(path[0]))
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    why = first["msg"][0].lower() + first["msg"][1:]
+    return ApiError(400, f"{'.'.join(path)} {value}: {why}", param=path[0])

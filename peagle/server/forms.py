@@ -1,6 +1,11 @@
-"""What the answers of the two APIs look like, whole and in parts."""
+"""What the answers of the two APIs look like, whole and in parts.
 
-from typing import Any, Protocol
+A form makes the choices of a response: `opening` is what a streamed choice begins with, `part` what
+a round adds to it, `whole` the choice of a request that has ended. Until a request has ended, only
+its index is read.
+"""
+
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -8,35 +13,17 @@ from peagle.data.response_parser import HARMONY, answer_template
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
 from peagle.server.logprobs import of_chat, of_text
-from peagle.server.tools import ParsedAnswer, ToolText
+from peagle.server.tools import ParsedAnswer, ResponseParser
 
 Choice = dict[str, Any]
 Logprobs = list[TokenLogprob] | None
 
 
-class Form(Protocol):
-    """The choices of a response, made of text of a request and its tokens' log-probabilities. A
-    request is read only once it has ended."""
-
-    kind: str  # "object" of a whole response
-    part_kind: str  # and of a streamed one
-    prefix: str  # of ids
-
-    def opening(self, index: int) -> Choice | None:
-        """What a streamed choice begins with."""
-
-    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> Choice:
-        """A streamed choice of what a round emitted."""
-
-    def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:
-        """The choice of a request that has ended."""
-
-
 class TextForm:
     """/v1/completions."""
 
-    kind = part_kind = "text_completion"
-    prefix = "cmpl"
+    kind = part_kind = "text_completion"  # "object" of a response, and of a streamed part
+    prefix = "cmpl"  # of ids
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -73,7 +60,7 @@ class ChatForm:
         self._tokenizer = tokenizer
         self._most_calls = most_calls
         self._parses = most_calls != 0 or answer_template(tokenizer) is HARMONY
-        self._texts = dict[int, ToolText]()
+        self._texts = dict[int, ResponseParser]()
 
     def opening(self, index: int) -> Choice:
         """The role."""
@@ -108,10 +95,13 @@ class ChatForm:
     def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
         if not self._parses:
             return ParsedAnswer(text, [])
-        answer = self._texts.setdefault(request.index, ToolText(self._tokenizer))
+        answer = self._texts.setdefault(request.index, ResponseParser(self._tokenizer))
         certain = answer.push(text)
         if not ended:
             return ParsedAnswer(certain, [])
         prompt = request.tokens[: request.prompt_length]
         rest = answer.finish(prompt, request.output)
         return rest._replace(text=certain + rest.text, calls=rest.calls[: self._most_calls])
+
+
+Form = TextForm | ChatForm

@@ -1,4 +1,4 @@
-"""Logs as JSON, a line each. No line holds what anybody said."""
+"""Logs as JSON, a line each. No line holds text of a prompt or an answer."""
 
 import json
 import logging
@@ -27,5 +27,6 @@ def log_to_stderr() -> None:
     handler.setFormatter(JsonLines())
     for name in ("peagle", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(logging.INFO if name == "peagle" else logging.WARNING)

@@ -37,7 +37,8 @@ class Races:
     """The races of one server; heads that are not served are loaded when they first race."""
 
     def __init__(self, llm: LLM) -> None:
-        self._llm, self._loaded = llm, dict[Path, Drafter]()
+        self._llm = llm
+        self._loaded = dict[Path, Drafter]()
 
     def lanes(self) -> list[Lane]:
         """The target alone, then the heads in the catalog's order: those in folders of this
@@ -90,10 +91,10 @@ def _run(
     first = 0.0
     with closing(run):
         while request.finish_reason is None:
-            said = run.step()
+            chunks = run.step()
             tokens = len(request.output)
             first = first or (run.seconds if tokens else 0.0)
-            yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": pieces(said)}
+            yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": pieces(chunks)}
     if request.failure is not None:
         raise InputError(request.failure)
     result = {

@@ -138,12 +138,12 @@ class Health(Answer):
     status: Literal["ok", "draining", "failed"]
 
 
-def errors() -> Responses:
-    """What every route may answer besides."""
-    found: Responses = {status: {"model": Error, "description": why} for status, why in WHY.items()}
-    seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
-    found[429]["headers"] = {"Retry-After": seconds}
-    return found
+ERRORS: Responses = {status: {"model": Error, "description": why} for status, why in WHY.items()}
+ERRORS[429]["headers"] = {
+    "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}
+}
+HEALTH: Responses = {n: {"model": Health, "description": "How it is."} for n in (200, 503)}
+PLAIN_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 def generated(model: Any) -> Responses:
@@ -153,22 +153,12 @@ def generated(model: Any) -> Responses:
     return {200: {"model": model, "content": {"text/event-stream": {"schema": event}}}}
 
 
-def plain_text() -> Responses:
-    """Of the route that Prometheus reads."""
-    return {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-
-
-def health() -> Responses:
-    """Of the routes that load balancers ask."""
-    return {status: {"model": Health, "description": "How it is."} for status in (200, 503)}
-
-
 def complete_document(app: FastAPI, guarded: bool) -> None:
     """Make /openapi.json, once `app` has all its routes; `guarded` where a key is needed."""
     document = app.openapi()
     for operations in document["paths"].values():
         for operation in operations.values():
-            operation["responses"].pop("422", None)  # FastAPI's; ours is 400
+            operation["responses"].pop("422", None)  # FastAPI's; this server sends 400
     for unused in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(unused)
     if guarded:

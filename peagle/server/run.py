@@ -62,7 +62,8 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=LAST_WORDS, http=Protocol,
         )  # fmt: skip
         super().__init__(config)
-        self.worker, self._announce = api.worker, announce
+        self.worker = api.worker
+        self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer what the sockets accept."""
@@ -84,7 +85,7 @@ class Server(uvicorn.Server):
 
 
 def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
-    """Raises InputError for an address that others reach, where nobody needs a key."""
+    """Raises InputError for an address that other machines reach, where no key is needed."""
     if api_key == "":
         raise InputError("api_key '': is empty, give a key or leave it out")
     if api_key is None and not allow_no_key and not loopback(host):

@@ -1,7 +1,7 @@
-"""Bodies of requests: what OpenAI's API and vLLM's additions to it have that we can do.
+"""Bodies of requests: the fields of OpenAI's API and of vLLM's additions that are supported.
 
-Fields that are not known here are ignored, for clients send many; those that would change the
-answer and cannot be done are refused by name.
+Unknown fields are ignored, for clients send many; unsupported ones that would change the answer
+are refused by name.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a target says in its parts: text, tool calls, and what it thought before.
+"""The parts of an answer: text, tool calls, reasoning.
 
 Where it is known how the model marks them (`peagle.data.response_parser`) the whole answer is
 parsed; else calls are looked for as Hermes and Qwen write them: <tool_call>{"name": …}</tool_call>.
@@ -63,7 +63,7 @@ def named(tool: dict[str, Any], field: str = "tools") -> str:
 
 
 def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What stands before and behind the JSON of a call, in Lark."""
+    """What is before and after the JSON of a call, in Lark."""
     template = answer_template(tokenizer)
     if template is None:
         written = str(getattr(tokenizer, "chat_template", ""))
@@ -85,8 +85,8 @@ def _terminal(tokenizer: PreTrainedTokenizerBase, mark: str) -> str:
     return f"<[{tokenizer.convert_tokens_to_ids(mark)}]>" if special else json.dumps(mark)
 
 
-class ToolText:
-    """The text of one answer as it comes: calls, and what may become one, are held back."""
+class ResponseParser:
+    """Parses one answer as it comes: calls, and what may become one, are held back."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -94,7 +94,7 @@ class ToolText:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Text that is no call for certain."""
+        """Add text; returns what is no call for certain."""
         self._held += text
         if self._parses:
             return ""
@@ -107,7 +107,7 @@ class ToolText:
         return certain
 
     def finish(self, prompt: list[int], answer: list[int]) -> ParsedAnswer:
-        """What was held back, once the answer has ended."""
+        """Parse what was held back, once the answer has ended."""
         if self._parses:
             return _parsed(self._tokenizer, prompt, answer, self._held)
         found = [_call(body) for body in CALL.findall(self._held)]
@@ -120,10 +120,10 @@ class ToolText:
 def _parsed(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: list[int], text: str
 ) -> ParsedAnswer:
-    said = to_message(tokenizer, prompt, answer, text)
-    calls = [_call_of(call.get("function", call)) for call in said.get("tool_calls") or []]
-    thought = said.get("thinking") or said.get("reasoning_content") or ""
-    return ParsedAnswer(said["content"], [call for call in calls if call is not None], thought)
+    message = to_message(tokenizer, prompt, answer, text)
+    calls = [_call_of(call.get("function", call)) for call in message.get("tool_calls") or []]
+    reasoning = message.get("thinking") or message.get("reasoning_content") or ""
+    return ParsedAnswer(message["content"], [call for call in calls if call is not None], reasoning)
 
 
 def _call(body: str) -> dict[str, Any] | None:
@@ -133,11 +133,11 @@ def _call(body: str) -> dict[str, Any] | None:
         return None
 
 
-def _call_of(said: Any) -> dict[str, Any] | None:
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+def _call_of(function: Any) -> dict[str, Any] | None:
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
-    arguments = said.get("arguments", {})
+    arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    function = {"name": said["name"], "arguments": arguments}
+    function = {"name": function["name"], "arguments": arguments}
     return {"id": f"call-{uuid4().hex}", "type": "function", "function": function}

@@ -170,7 +170,7 @@ class Worker:
             why = f"{self.open} requests run or wait, at most {self.capacity}: try again"
             raise ApiError(429, why, headers={"retry-after": "1"})
 
-    # ---- called by the thread, in the event loop
+    # ---- called in the event loop, by the thread
 
     def _receive(self, updates: list[tuple[Job, Update]]) -> None:
         for job, update in updates:
@@ -208,7 +208,7 @@ class Worker:
                     self._step(self._alone)
                 self._report()
         except BaseException:  # a panic in native code is no Exception
-            # The engine is in a state that nobody knows: nothing may go on with it.
+            # The engine's state is unknown: nothing may go on with it.
             self.failed = True
             log.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._receive_failure)

@@ -12,7 +12,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.server.tools import ParsedAnswer, ToolText, call_grammar
+from peagle.server.tools import ParsedAnswer, ResponseParser, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -184,11 +184,11 @@ def test_arguments_of_the_template(serve: Serve) -> None:
 def test_what_looks_like_a_call(llm: LLM) -> None:
     """Text is held back only while it may be a call, and nothing is lost."""
     for text in ("a <tool", "a <b", "<tool_call>no json</tool_call>", "x<tool_call>", "plain"):
-        own = ToolText(llm.tokenizer)
+        own = ResponseParser(llm.tokenizer)
         certain = "".join(map(own.push, text))
         rest = own.finish([], [])
         assert (certain + rest.text, rest.calls) == (text, [])
-    own = ToolText(llm.tokenizer)
+    own = ResponseParser(llm.tokenizer)
     assert own.push("a < b") == "a < b"
     assert own.push("<tool_") == ""
     assert own.push("kit>") == "<tool_kit>"
@@ -206,7 +206,7 @@ def test_a_tokenizer_that_parses() -> None:
     tokenizer.response_template = {"start_anchor": opening, "fields": fields}
 
     def said(text: str) -> ParsedAnswer:
-        own, ids = ToolText(tokenizer), tokenizer(text)["input_ids"]
+        own, ids = ResponseParser(tokenizer), tokenizer(text)["input_ids"]
         assert own.push(text) == ""
         return own.finish(tokenizer(opening)["input_ids"], ids)
 
