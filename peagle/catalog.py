@@ -7,15 +7,15 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
-from peagle import catalog_fields as check
+from peagle.catalog_fields import Flags, HubId, Rule, read_mapping, read_record
 from peagle.errors import InputError, InputWarning, first_line
 
 METHODS = ("p-eagle", "eagle3")  # the best first
@@ -24,6 +24,14 @@ CHOICES = (*METHODS, "none")  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
 HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
 INSTALL_HEADS = "pip install 'peagle[demo]'"
+
+
+def _names_source(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith(("measured: ", "published: "))
+
+
+Source = Annotated[str, Rule(_names_source, "must begin 'measured: ' or 'published: '")]
+MethodName = Annotated[str, Rule(METHODS.__contains__, f"is no method: {' or '.join(METHODS)}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Acceptance:
     dataset: str
     k: int
     length: float
-    source: str
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Head:
 
     k: int
     folder: Path | None = None  # absolute
-    hub: str | None = None
+    hub: HubId | None = None
     licence: str | None = None
     source: str | None = None  # where somebody else published it
     acceptance: tuple[Acceptance, ...] = ()
@@ -68,14 +76,14 @@ class Head:
 class Entry:
     """One catalog entry; `heads` by method. What nobody recorded is None or empty."""
 
-    target: PackagedGGUF | str  # str: a hub id[@revision]
-    heads: Mapping[str, Head]
+    target: PackagedGGUF | HubId
+    heads: Mapping[MethodName, Head]
     licence: str | None = None
     min_vllm: str | None = None
     hardware: str | None = None
     gpus: int = 1
-    vllm_flags: check.Flags = field(default_factory=dict)  # for serving
-    profiles: Mapping[str, check.Flags] = field(default_factory=dict)  # flags over vllm_flags
+    vllm_flags: Flags = field(default_factory=dict)  # for serving
+    profiles: Mapping[str, Flags] = field(default_factory=dict)  # flags over vllm_flags
     vllm_env: Mapping[str, str] = field(default_factory=dict)
     verified: bool = False
     note: str | None = None
@@ -92,8 +100,11 @@ def load_catalog(extra: Path | None = None) -> Mapping[str, Entry]:
     """All entries by name: the packaged ones, and over them those of `extra` or of the file that
     $PEAGLE_CATALOG names. Raises InputError that names file, entry, field and value."""
     named = os.environ.get("PEAGLE_CATALOG")
-    extra = extra or (Path(named).expanduser() if named else None)
-    entries = _read(PACKAGED) | (_read(extra) if extra else {})
+    if extra is None and named:
+        extra = Path(named).expanduser()
+    entries = _read(PACKAGED)
+    if extra is not None:
+        entries |= _read(extra)
     return MappingProxyType(entries)
 
 
@@ -141,7 +152,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
-def flag_options(flags: check.Flags) -> list[str]:
+def flag_options(flags: Flags) -> list[str]:
     """vLLM's flags as an entry has them, on its command line."""
     options = []
     for flag, value in flags.items():
@@ -171,36 +182,35 @@ def choose_head(target: str, head: str | None, method: str | None, k: int | None
         raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
     if method == "none":
         return None
-    place = head or head_place(target, method or "p-eagle")
-    if place is None:
-        missing = missing_head(target, method or "p-eagle")
-        unknown = f"no {method} head is known for {target}: name one with --head"
-        if method is not None:
-            raise InputError(missing or unknown)
-        if missing:
-            warnings.warn(InputWarning(f"no speculation, {missing}"), stacklevel=2)
-    return place
+    wanted = method or METHODS[0]
+    place = head or head_place(target, wanted)
+    if place is not None:
+        return place
+    missing = missing_head(target, wanted)
+    if method is not None:
+        unknown = f"no {method} head is known for {target}: name one with `head`"
+        raise InputError(missing or unknown)
+    if missing:
+        warnings.warn(InputWarning(f"no speculation, {missing}"), stacklevel=2)
+    return None
 
 
 def head_place(target: str, method: str) -> str | None:
     """Folder or hub id of the catalog's head for a target; None when it has none here."""
-    entry = known_entry(target)
-    head = entry.heads.get(method) if entry else None
+    head = _known_head(target, method)
     return head.place if head else None
 
 
 def head_path(target: str, method: str) -> Path | None:
     """Folder of the catalog's head for a target; None when it is not in a folder here."""
-    entry = known_entry(target)
-    head = entry.heads.get(method) if entry else None
-    return head.folder if head and head.folder and head.place else None
+    head = _known_head(target, method)
+    return head.folder if head and head.place else None
 
 
 def missing_head(target: str, method: str) -> str | None:
     """Says that the catalog's head for a target is in a folder that is not there, and how to get
     it; None when it is there, or the catalog knows none."""
-    entry = known_entry(target)
-    head = entry.heads.get(method) if entry else None
+    head = _known_head(target, method)
     if head is None or head.folder is None or head.place:
         return None
     packaged = head.folder.is_relative_to(PACKAGED.parents[1])
@@ -208,34 +218,18 @@ def missing_head(target: str, method: str) -> str | None:
     return f"the {method} head of {target} is not here: {hint}"
 
 
+def _known_head(target: str, method: str) -> Head | None:
+    entry = known_entry(target)
+    return entry.heads.get(method) if entry else None
+
+
 def record(name: str, entry: Entry) -> dict[str, Any]:
-    """An entry as JSON has it: the fields of catalog.yaml, and its name."""
-    target = entry.target if isinstance(entry.target, str) else asdict(entry.target)
-    heads = {
-        method: {
-            "k": head.k,
-            "folder": str(head.folder) if head.folder else None,
-            "hub": head.hub,
-            "licence": head.licence,
-            "source": head.source,
-            "acceptance": [asdict(row) for row in head.acceptance],
-        }
-        for method, head in entry.heads.items()
-    }
-    return {
-        "name": name,
-        "target": target,
-        "heads": heads,
-        "licence": entry.licence,
-        "min_vllm": entry.min_vllm,
-        "hardware": entry.hardware,
-        "gpus": entry.gpus,
-        "vllm_flags": dict(entry.vllm_flags),
-        "profiles": {profile: dict(flags) for profile, flags in entry.profiles.items()},
-        "vllm_env": dict(entry.vllm_env),
-        "verified": entry.verified,
-        "note": entry.note,
-    }
+    """An entry as JSON has it: its name, and the fields of catalog.yaml."""
+    fields = asdict(entry)
+    for head in fields["heads"].values():
+        if head["folder"] is not None:
+            head["folder"] = str(head["folder"])
+    return {"name": name, **fields}
 
 
 def _read(file: Path) -> dict[str, Entry]:
@@ -247,53 +241,22 @@ def _read(file: Path) -> dict[str, Entry]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = first_line(error).rstrip(",")
         raise InputError(f"catalog {file}: not readable as YAML ({why})") from error
-    entries = check.mapping(content, f"catalog {file}")
-    return {name: _entry(value, f"catalog {file}: {name}", file) for name, value in entries.items()}
+    entries = read_mapping(content, f"catalog {file}")
+    return {name: _entry(each, f"catalog {file}: {name}", file) for name, each in entries.items()}
 
 
 def _entry(content: Any, where: str, file: Path) -> Entry:
-    given = check.of_class(content, where, Entry, required=("target", "heads"))
-    heads = check.mapping(given["heads"], f"{where}.heads")
-    for method in heads:
-        if method not in METHODS:
-            raise InputError(f"{where}.heads: {method!r} is no method: {' or '.join(METHODS)}")
-    target = given["target"]
-    if isinstance(target, dict):
-        need = ("package", "member", "sha256")
-        where_target = f"{where}.target"
-        parts = check.of_class(target, where_target, PackagedGGUF, required=need)
-        target = PackagedGGUF(**{name: check.text(parts, name, where_target) for name in need})
-    else:
-        target = check.hub_id(given, "target", where)
-    return Entry(
-        target=target,
-        heads=MappingProxyType(
-            {method: _head(heads[method], f"{where}.heads.{method}", file) for method in heads}
-        ),
-        **check.optional(given, where, _CHECKS),
-    )
+    entry = read_record(Entry, content, where)
+    heads = {}
+    for method, head in entry.heads.items():
+        if (head.folder is None) == (head.hub is None):
+            raise InputError(f"{where}.heads.{method}: give either folder or hub")
+        folder = _folder(file, head.folder) if head.folder else None
+        heads[method] = replace(head, folder=folder)
+    return replace(entry, heads=heads)
 
 
-def _head(content: Any, where: str, file: Path) -> Head:
-    given = check.of_class(content, where, Head, required=("k",))
-    if ("folder" in given) == ("hub" in given):
-        raise InputError(f"{where}: give either folder or hub")
-    acceptance = given.get("acceptance", [])
-    if not isinstance(acceptance, list):
-        raise InputError(f"{where}.acceptance: {acceptance!r} is no list")
-    return Head(
-        k=check.count(given, "k", where),
-        folder=_folder(file, check.text(given, "folder", where)) if "folder" in given else None,
-        hub=check.hub_id(given, "hub", where) if "hub" in given else None,
-        acceptance=tuple(
-            _acceptance(row, f"{where}.acceptance[{number}]")
-            for number, row in enumerate(acceptance)
-        ),
-        **check.optional(given, where, {"licence": check.text, "source": check.text}),
-    )
-
-
-def _folder(file: Path, name: str) -> Path:
+def _folder(file: Path, name: Path) -> Path:
     """A head's folder beside its catalog file. One of the packaged catalog that is not there, as
     without a clone, is the one in the package of heads if that is installed."""
     beside = (file.parent / name).resolve()
@@ -303,30 +266,3 @@ def _folder(file: Path, name: str) -> Path:
     if package is None or package.origin is None:
         return beside
     return Path(package.origin).parent / beside.name
-
-
-def _acceptance(content: Any, where: str) -> Acceptance:
-    names = ("dataset", "k", "length", "source")
-    given = check.of_class(content, where, Acceptance, required=names)
-    length, source = given["length"], check.text(given, "source", where)
-    if isinstance(length, bool) or not isinstance(length, int | float) or length < 1:
-        raise InputError(f"{where}.length: {length!r} is no acceptance length of at least 1")
-    if not source.startswith(("measured: ", "published: ")):
-        raise InputError(f"{where}.source: {source!r} must begin 'measured: ' or 'published: '")
-    k = check.count(given, "k", where)
-    return Acceptance(check.text(given, "dataset", where), k, float(length), source)
-
-
-_CHECKS: Mapping[str, check.Check] = MappingProxyType(
-    {
-        "licence": check.text,
-        "min_vllm": check.text,
-        "hardware": check.text,
-        "gpus": check.count,
-        "vllm_flags": check.flags,
-        "profiles": check.profiles,
-        "vllm_env": check.environment,
-        "verified": check.truth,
-        "note": check.text,
-    }
-)

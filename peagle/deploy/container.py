@@ -134,7 +134,7 @@ def _model(named: list[str], environ: Mapping[str, str], folder: Path) -> str:
 
 
 def _native(found: Flags) -> list[str]:
-    """Options of `peagle serve` with our engine."""
+    """Options of `peagle serve` with the native engine."""
     options = ["--device", "cuda"] if shutil.which("nvidia-smi") else []
     for name, values in found.items():
         if name == "speculative-config":
@@ -143,7 +143,7 @@ def _native(found: Flags) -> list[str]:
             options += _option(name, values)
         else:
             known = ", ".join(map(_variable, ("model", *SERVE_NATIVE, "speculative-config")))
-            why = f"our engine has no such option (it has {known})"
+            why = f"the native engine has no such option (it has {known})"
             raise InputError(f"{_variable(name)}: {why}; PEAGLE_ENGINE=vllm takes all of vLLM's")
     return options
 
@@ -178,7 +178,7 @@ def _head(values: list[str]) -> list[str]:
         if key in HEAD:
             options += [HEAD[key], str(value)]
         elif key not in HEAD_SAYS_ITSELF:
-            raise InputError(f"{where}: {key}: our engine has no such setting, leave it out")
+            raise InputError(f"{where}: {key}: the native engine has no such setting, leave it out")
     return options
 
 

@@ -1,7 +1,7 @@
-"""SageMaker: a model, an endpoint configuration and an endpoint that serves through AWS's container
-of vLLM, or through an image of ours (`container.py`); boto3 is imported when it is called.
+"""SageMaker: a model, an endpoint configuration and an endpoint, served by AWS's container of vLLM
+or by an image of peagle (`container.py`). boto3 is imported when it is needed.
 
-Models and configurations cannot be changed there, so their names carry a digest of what they say:
+Models and configurations cannot be changed there, so their names end in a digest of their content:
 one that is found by its name is the one that is wanted. The endpoint keeps its name and is moved
 from one configuration to the next.
 """
@@ -23,6 +23,7 @@ from peagle.errors import InputError, first_line
 
 # AWS's vLLM container, as its documentation names it; a few regions have another account.
 IMAGE = "763104351884.dkr.ecr.{region}.amazonaws.com/vllm:server-sagemaker-cuda-v1"
+SAGEMAKER = "sagemaker"
 SCALING, REGISTER = "application-autoscaling", "register_scalable_target"
 POLL_SECONDS = 30
 MAX_POLLS = 240  # a download of weights and a start, an hour each
@@ -30,30 +31,25 @@ MAX_POLLS = 240  # a download of weights and a start, an hour each
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call of an AWS service, most of which make something."""
+    """A call of an AWS service that makes something."""
 
     service: str
     operation: str
     parameters: dict[str, Any]
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The parameters by which what it makes is found: a name, or what is scaled."""
-        names = list(self.parameters)[: 3 if self.service == SCALING else 1]
-        return {name: self.parameters[name] for name in names}
+    def kind(self) -> str:
+        """What it makes, in the words of boto3's methods."""
+        return self.operation.removeprefix("create_").removeprefix("register_")
 
     @property
-    def kind(self) -> str:
-        """What it makes, as boto3's method names have it."""
-        return self.operation.removeprefix("create_")
-
-    def undo(self) -> "Request":
-        """The request that deletes what it makes."""
-        undo = "deregister_scalable_target" if self.operation == REGISTER else f"delete_{self.kind}"
-        return Request(self.service, undo, self.identity)
+    def identity(self) -> dict[str, Any]:
+        """The first of its parameters, by which what it makes is described and deleted."""
+        count = len(_variant("")) if self.operation == REGISTER else 1
+        return dict(list(self.parameters.items())[:count])
 
     def __str__(self) -> str:
-        """What it makes, as people say: "model peagle-x-0123"."""
+        """What it makes, for people: "model peagle-x-0123"."""
         if self.operation == REGISTER:
             return f"scaling of {self.parameters['ResourceId']}"
         [name] = self.identity.values()
@@ -76,14 +72,12 @@ def requests(spec: Spec, account: Account) -> list[Request]:
     [variant] = content["config"]["ProductionVariants"]
     variant["ModelName"] = model["ModelName"]
     config = _with_name("EndpointConfigName", spec, content["config"])
-    endpoint = {
-        "EndpointName": spec.resource,
-        "EndpointConfigName": config["EndpointConfigName"],
-    }
+    config_name = config["EndpointConfigName"]
+    endpoint = {"EndpointName": spec.resource, "EndpointConfigName": config_name}
     return [
-        Request("sagemaker", "create_model", model),
-        Request("sagemaker", "create_endpoint_config", config),
-        Request("sagemaker", "create_endpoint", endpoint),
+        Request(SAGEMAKER, "create_model", model),
+        Request(SAGEMAKER, "create_endpoint_config", config),
+        Request(SAGEMAKER, "create_endpoint", endpoint),
         *(Request(**each) for each in content["scaling"]),
     ]
 
@@ -100,28 +94,28 @@ def deploy(spec: Spec, account: Account, say: Callable[[str], None]) -> str:
     refuses, what this call made is deleted again, and the error says so.
     """
     model, config, endpoint, *scaling = requests(spec, account)
-    client, made = _client("sagemaker", account.region), list[Request]()
+    region, made = account.region, list[Request]()
     try:
         for wanted in (model, config):
-            if _describe(client, wanted) is None:
-                _send(client, wanted)
+            if _describe(wanted, region) is None:
+                _send(wanted, region)
                 made.append(wanted)
                 say(f"made {wanted}")
-        if _bring_up(client, endpoint, say):
+        if _bring_up(endpoint, region, say):
             made.append(endpoint)
-        _wait(client, endpoint)
+        _wait(endpoint, region)
         for each in scaling:
-            _send(_client(SCALING, account.region), each)
+            _send(each, region)
             if endpoint in made and each.operation == REGISTER:
                 made.append(each)
     except DeployFailed as error:
-        raise DeployFailed(f"{error}; {_undo_all(account.region, made)}") from error
+        raise DeployFailed(f"{error}; {_delete_all(made, region)}") from error
     return spec.resource
 
 
 def status(endpoint: str, region: str) -> dict[str, Any]:
     """The endpoint's state, and why it failed where it did."""
-    found = _describe(_client("sagemaker", region), _making("endpoint", endpoint))
+    found = _describe(_making("endpoint", endpoint), region)
     if found is None:
         raise InputError(f"no endpoint {endpoint} in {region}")
     variants = found.get("ProductionVariants", [])
@@ -136,53 +130,45 @@ def status(endpoint: str, region: str) -> dict[str, Any]:
 
 def logs(endpoint: str, region: str, lines: int) -> list[str]:
     """The last lines its containers wrote to CloudWatch."""
-    client = _client("logs", region)
-    group = f"/aws/sagemaker/Endpoints/{endpoint}"
-    with _failures():
-        streams = client.describe_log_streams(
-            logGroupName=group, orderBy="LastEventTime", descending=True, limit=1
-        )["logStreams"]
-        if not streams:
-            return []
-        name = streams[0]["logStreamName"]
-        found = client.get_log_events(logGroupName=group, logStreamName=name, limit=lines)
-    return [event["message"] for event in found["events"]]
+    group = {"logGroupName": f"/aws/sagemaker/Endpoints/{endpoint}"}
+    newest = {**group, "orderBy": "LastEventTime", "descending": True, "limit": 1}
+    streams = _call("logs", region, "describe_log_streams", newest)["logStreams"]
+    if not streams:
+        return []
+    asked = {**group, "logStreamName": streams[0]["logStreamName"], "limit": lines}
+    events = _call("logs", region, "get_log_events", asked)["events"]
+    return [event["message"] for event in events]
 
 
 def delete(endpoint: str, region: str) -> list[str]:
     """Delete the endpoint and every configuration and model made for it; returns their names."""
-    client = _client("sagemaker", region)
     running = _making("endpoint", endpoint)
-    found = [running] if _describe(client, running) else []
+    found = [running] if _describe(running, region) else []
     for kind in ("endpoint_config", "model"):
-        found += _made_for(client, endpoint, kind)
-    scaling, variant = _client(SCALING, region), _variant(endpoint)
-    with _failures():
-        scaled = scaling.describe_scalable_targets(
-            ServiceNamespace=variant["ServiceNamespace"], ResourceIds=[variant["ResourceId"]]
-        )
-    if scaled["ScalableTargets"]:
-        _send(scaling, Request(SCALING, REGISTER, dict(variant)).undo())
+        found += _made_for(endpoint, kind, region)
+    variant = _variant(endpoint)
+    asked = {"ServiceNamespace": SAGEMAKER, "ResourceIds": [variant["ResourceId"]]}
+    if _call(SCALING, region, "describe_scalable_targets", asked)["ScalableTargets"]:
+        _delete(Request(SCALING, REGISTER, variant), region)
     for each in found:
-        _send(client, each.undo())
+        _delete(each, region)
     return [str(each) for each in found]
 
 
-def _made_for(client: Any, endpoint: str, kind: str) -> list[Request]:
-    """Models or configurations made for an endpoint. Names that begin alike may be another
-    endpoint's: ours end in a digest."""
+def _made_for(endpoint: str, kind: str, region: str) -> list[Request]:
+    """Models or configurations made for an endpoint. Those of another endpoint may begin alike,
+    but do not go on with a digest."""
+    paginator = _client(SAGEMAKER, region).get_paginator(f"list_{kind}s")
     with _failures():
-        pages = client.get_paginator(f"list_{kind}s").paginate(NameContains=endpoint)
-        listed = pages.build_full_result()
-    named = _camel(kind)
-    names = [item[f"{named}Name"] for item in listed[f"{named}s"]]
-    ours = re.compile(re.escape(endpoint) + r"-[0-9a-f]{12}")
-    return [_making(kind, name) for name in names if ours.fullmatch(name)]
+        listed = paginator.paginate(NameContains=endpoint).build_full_result()
+    names = [item[f"{_camel(kind)}Name"] for item in listed[f"{_camel(kind)}s"]]
+    pattern = re.compile(re.escape(endpoint) + r"-[0-9a-f]{12}")
+    return [_making(kind, name) for name in names if pattern.fullmatch(name)]
 
 
 def _making(kind: str, name: str) -> Request:
-    """The request that would make a model, configuration or endpoint, as far as it names it."""
-    return Request("sagemaker", f"create_{kind}", {f"{_camel(kind)}Name": name})
+    """The request that makes a model, configuration or endpoint, as far as its name."""
+    return Request(SAGEMAKER, f"create_{kind}", {f"{_camel(kind)}Name": name})
 
 
 def _camel(kind: str) -> str:
@@ -190,12 +176,12 @@ def _camel(kind: str) -> str:
 
 
 def _environment(spec: Spec) -> dict[str, str]:
-    """AWS's container makes --a-b VALUE of SM_VLLM_A_B, a bare --a-b of the value true; so does
-    ours, for the options that our engine has."""
+    """The container's variables. AWS's makes --a-b VALUE of SM_VLLM_A_B, and a bare --a-b of the
+    value true; so does ours, for the options that the native engine has."""
     options = {"model": spec.model, "served-model-name": spec.name}
-    ours = {}
+    engine = {}
     if spec.engine == "native":
-        ours["PEAGLE_ENGINE"] = "native"
+        engine["PEAGLE_ENGINE"] = "native"
         told = {"model": spec.head, "num_speculative_tokens": spec.k}
         drafting = {name: value for name, value in told.items() if value is not None}
         if drafting:
@@ -204,66 +190,65 @@ def _environment(spec: Spec) -> dict[str, str]:
         name = f"no-{flag}" if value is False else flag
         options[name] = "true" if isinstance(value, bool) else str(value)
     named = {"SM_VLLM_" + name.upper().replace("-", "_"): text for name, text in options.items()}
-    return {**named, **ours, **spec.env}
+    return {**named, **engine, **spec.env}
 
 
 def _variant(endpoint: str) -> dict[str, str]:
     """What is scaled: the number of the endpoint's instances."""
     return {
-        "ServiceNamespace": "sagemaker",
+        "ServiceNamespace": SAGEMAKER,
         "ResourceId": f"endpoint/{endpoint}/variant/all",
         "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
     }
 
 
 def _with_name(key: str, spec: Spec, content: dict[str, Any]) -> dict[str, Any]:
-    """Parameters with a name before them that ends in their digest."""
+    """Parameters after a name that ends in their digest."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {key: f"{spec.resource}-{digest[:12]}", **content}
 
 
-def _bring_up(client: Any, endpoint: Request, say: Callable[[str], None]) -> bool:
+def _bring_up(endpoint: Request, region: str, say: Callable[[str], None]) -> bool:
     """Make the endpoint, or move the one that is there; True when it was made here."""
-    found = _describe(client, endpoint)
+    found = _describe(endpoint, region)
     if found and found["EndpointStatus"] == "Failed":
         say(f"deleting {endpoint}, which failed: {found.get('FailureReason')}")
-        _send(client, endpoint.undo())
+        _delete(endpoint, region)
+        waiter = _client(SAGEMAKER, region).get_waiter("endpoint_deleted")
         with _failures():
-            client.get_waiter("endpoint_deleted").wait(**endpoint.identity)
+            waiter.wait(**endpoint.identity)
         found = None
     if found is None:
-        _send(client, endpoint)
+        _send(endpoint, region)
         say(f"made {endpoint}; it takes minutes to start")
         return True
     if found["EndpointConfigName"] != endpoint.parameters["EndpointConfigName"]:
-        _wait(client, endpoint)  # one that is being changed cannot be changed
-        _send(client, Request("sagemaker", "update_endpoint", endpoint.parameters))
+        _wait(endpoint, region)  # one that is being changed cannot be changed
+        _call(SAGEMAKER, region, "update_endpoint", endpoint.parameters)
         say(f"moving {endpoint} to what is asked for now")
     else:
         say(f"{endpoint} is there: {found['EndpointStatus']}")
     return False
 
 
-def _wait(client: Any, endpoint: Request) -> None:
+def _wait(endpoint: Request, region: str) -> None:
     polls = {"Delay": POLL_SECONDS, "MaxAttempts": MAX_POLLS}
+    waiter = _client(SAGEMAKER, region).get_waiter("endpoint_in_service")
     try:
         with _failures():
-            waiter = client.get_waiter("endpoint_in_service")
             waiter.wait(**endpoint.identity, WaiterConfig=polls)
     except DeployFailed as error:
-        found = _describe(client, endpoint) or {}
+        found = _describe(endpoint, region) or {}
         why = found.get("FailureReason") or error
         raise DeployFailed(f"{endpoint} did not come into service: {why}") from error
 
 
-def _undo_all(region: str, made: list[Request]) -> str:
+def _delete_all(made: list[Request], region: str) -> str:
     """Delete what was made, newest first; says what was deleted and what could not be."""
-    if not made:
-        return "nothing had been made"
     deleted, left = list[str](), list[str]()
     for each in reversed(made):
         try:
-            _send(_client(each.service, region), each.undo())
+            _delete(each, region)
             deleted.append(str(each))
         except DeployFailed as error:
             left.append(f"{each} ({error})")
@@ -272,22 +257,32 @@ def _undo_all(region: str, made: list[Request]) -> str:
         parts.append(f"deleted {', '.join(deleted)}")
     if left:
         parts.append(f"NOT deleted: {', '.join(left)}")
-    return "; ".join(parts)
+    return "; ".join(parts) or "nothing had been made"
 
 
-def _describe(client: Any, made: Request) -> dict[str, Any] | None:
+def _describe(made: Request, region: str) -> dict[str, Any] | None:
     """What is there by that name; None when nothing is."""
     try:
-        return _send(client, Request(made.service, f"describe_{made.kind}", made.identity))
+        return _call(made.service, region, f"describe_{made.kind}", made.identity)
     except DeployFailed as error:
         if "Could not find" in str(error):  # its code is that of any bad request
             return None
         raise
 
 
-def _send(client: Any, request: Request) -> dict[str, Any]:
+def _delete(made: Request, region: str) -> None:
+    verb = "deregister" if made.operation == REGISTER else "delete"
+    _call(made.service, region, f"{verb}_{made.kind}", made.identity)
+
+
+def _send(request: Request, region: str) -> None:
+    _call(request.service, region, request.operation, request.parameters)
+
+
+def _call(service: str, region: str, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    client = _client(service, region)
     with _failures():
-        return dict(getattr(client, request.operation)(**request.parameters) or {})
+        return dict(getattr(client, operation)(**parameters) or {})
 
 
 @contextmanager

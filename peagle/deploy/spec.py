@@ -62,7 +62,7 @@ class Spec:
         return config | {"revision": revision} if revision else config
 
     def vllm_options(self) -> dict[str, str | int | float | bool]:
-        """vLLM's options by name: flags, the revision and the head; none for our engine."""
+        """vLLM's options by name: flags, the revision and the head; none for native."""
         options = dict(self.flags)
         revision = self.target.removeprefix(self.model).removeprefix("@")
         if revision:
@@ -98,12 +98,13 @@ def make_spec(
     remote: bool,
     drafting: Drafting = FROM_CATALOG,
 ) -> Spec:
-    """How an entry is served. `engine` None: vLLM on other machines, ours on this one and for
+    """How an entry is served. `engine` None: vLLM on other machines, native on this one and for
     packaged targets. Raises InputError for what the engine, or another machine, cannot read."""
     packaged = isinstance(entry.target, PackagedGGUF)
     engine = _engine(name, engine, packaged, remote)
-    if engine == "native" and entry.gpus > 1:
-        raise InputError(f"engine native: {name} takes {entry.gpus} GPUs: use `engine` vllm")
+    gpus = 0 if packaged else entry.gpus
+    if engine == "native" and gpus > 1:
+        raise InputError(f"engine native: {name} takes {gpus} GPUs: use `engine` vllm")
     head = choose(name, entry, drafting, remote=remote)
     native = Spec(
         name=name,
@@ -112,14 +113,15 @@ def make_spec(
         head=head.place,
         parallel=head.parallel,
         k=drafting.k,
-        gpus=0 if packaged else entry.gpus,
+        gpus=gpus,
         flags={},
         env={},
     )
     if engine == "native":
         return native
-    tensor_parallel = {"tensor-parallel-size": entry.gpus} if entry.gpus > 1 else {}
-    flags = {**entry.vllm_flags, **tensor_parallel}
+    flags = dict(entry.vllm_flags)
+    if gpus > 1:
+        flags["tensor-parallel-size"] = gpus
     return replace(native, k=head.k, flags=flags, env=entry.vllm_env)
 
 
@@ -143,8 +145,8 @@ def with_profile(name: str, entry: Entry, profile: str | None) -> Entry:
 
 
 def image_for(spec: Spec, image: str | None, of_vllm: str) -> str:
-    """The container image: the one that is named, or that of vLLM. Raises InputError for our
-    engine, which has no published image."""
+    """The container image: the one that is named, or that of vLLM. Raises InputError for the
+    native engine, which has no published image."""
     if image is None and spec.engine == "native":
         raise InputError(f"`image` is missing: {NO_IMAGE}")
     return image or of_vllm

@@ -135,11 +135,14 @@ def test_vllm() -> None:
     [
         ({"PEAGLE_SM_RULES": "mine"}, "PEAGLE_SM_RULES=mine: choose aws or plain"),
         ({"PEAGLE_ENGINE": "mine"}, "PEAGLE_ENGINE=mine: choose native or vllm"),
-        ({"SM_VLLM_ENABLE_LORA": "true"}, "SM_VLLM_ENABLE_LORA: our engine has no such option"),
+        (
+            {"SM_VLLM_ENABLE_LORA": "true"},
+            "ENABLE_LORA: the native engine has no such option",
+        ),
         ({"SM_VLLM_DTYPE": '["a", "b"]'}, "SM_VLLM_DTYPE: takes one value, not 2"),
         ({"SM_VLLM_HOST": "", "PEAGLE_ENGINE": "vllm"}, "SM_VLLM_HOST: takes one value, not 0"),
         ({"SM_VLLM_SPECULATIVE_CONFIG": "eagle"}, "SM_VLLM_SPECULATIVE_CONFIG: is no JSON object"),
-        ({"SM_VLLM_SPECULATIVE_CONFIG": '{"x": 1}'}, "x: our engine has no such setting"),
+        ({"SM_VLLM_SPECULATIVE_CONFIG": '{"x": 1}'}, "x: the native engine has no such setting"),
     ],
 )
 def test_refusals(

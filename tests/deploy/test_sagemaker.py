@@ -332,6 +332,7 @@ def test_our_image_reads_what_the_container_of_aws_does() -> None:
 
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "boto3", None)
+    for module in ("boto3", "botocore.exceptions"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=r"pip install 'peagle\[deploy\]'"):
         sagemaker.status(ENDPOINT, REGION)
