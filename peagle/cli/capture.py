@@ -31,12 +31,6 @@ def capture(
         Path,
         typer.Option(help="Folder for the shards; documents that it holds are not captured again."),
     ],
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Data type of the captured features: bfloat16, or fp8 for half the disk."
-        ),
-    ] = "bfloat16",
     feature_layers: Annotated[
         str | None,
         typer.Option(
@@ -73,7 +67,7 @@ def capture(
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output}: is a file, name a folder")
     layers = tuple(parse_list(feature_layers, "--feature-layers")) if feature_layers else None
-    config = CaptureConfig(output, layers, dtype, max_length, int(shard_mb * 1e6))
+    config = CaptureConfig(output, layers, max_length, int(shard_mb * 1e6))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     logging.disable_progress_bar()
     loaded = load_target(target, device="cpu" if vllm else device)  # the GPU is vLLM's

@@ -1,6 +1,6 @@
-"""A captured folder: what the target made of every training document, in safetensors shards.
+"""A captured folder: the target's output for every training document, in safetensors shards.
 
-`capture.json` says of what the shards (data/shard.py) were made, and lists the whole ones.
+`capture.json` records what the shards (data/shard.py) were made from, and lists the complete ones.
 """
 
 import hashlib
@@ -17,11 +17,13 @@ from typing import NamedTuple
 import torch
 
 from peagle.data.example import Example
-from peagle.data.shard import OpenShard, Shard
+from peagle.data.shard import DTYPE, OpenShard, Shard
 from peagle.errors import InputError, first_line
 from peagle.model.target import Target, TargetOutput
 
-MANIFEST, FORMAT = "capture.json", 1
+MANIFEST = "capture.json"
+FORMAT = 1
+DTYPE_NAME = str(DTYPE).removeprefix("torch.")
 PER_TARGET = ("config_hash", "weights_hash", "template_hash")
 CALLED = {
     "config_hash": "from another architecture",
@@ -33,14 +35,13 @@ CALLED = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of what a capture was made; all of it must be the same to go on with it."""
+    """What a capture was made from; all but `target` must be the same to continue it."""
 
     target: str  # name the user gave
     config_hash: str  # of the target's architecture (model/target.py)
     weights_hash: str  # of a few of its weights
     template_hash: str  # of its chat template
     feature_layers: tuple[int, ...]
-    dtype: str  # of features and hidden states: bfloat16 or fp8
     max_length: int  # tokens a document was cut to
     shard_bytes: int  # a shard is as many whole documents as fit into these, at least one
     data: str  # sha256 of all ids and of what is supervised
@@ -65,17 +66,18 @@ def fingerprint(examples: Iterable[Example]) -> str:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace `capture.json` in one go."""
     shards = [shard._asdict() for shard in manifest.shards]
-    record = {"format": FORMAT, **asdict(manifest.origin), "shards": shards}
-    made = folder / f".{MANIFEST}"
-    with made.open("w") as file:
+    origin = asdict(manifest.origin)
+    record = {"format": FORMAT, "dtype": DTYPE_NAME, **origin, "shards": shards}
+    temporary = folder / f".{MANIFEST}"
+    with temporary.open("w") as file:
         file.write(json.dumps(record, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(made, folder / MANIFEST)
+    os.replace(temporary, folder / MANIFEST)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """`capture.json` of a folder. Raises InputError when it cannot be read."""
+    """Read `capture.json` of a folder. Raises InputError when it cannot be read."""
     file = folder / MANIFEST
     if not file.is_file():
         raise InputError(f"{folder}: a folder without {MANIFEST}: not a capture")
@@ -83,6 +85,9 @@ def read_manifest(folder: Path) -> Manifest:
         record = json.loads(file.read_text())
         if record["format"] != FORMAT:
             raise InputError(f"{file}: format {record['format']}, this version reads {FORMAT}")
+        if record["dtype"] != DTYPE_NAME:
+            why = f"this version reads {DTYPE_NAME}: capture it again into another folder"
+            raise InputError(f"{file}: dtype {record['dtype']}, {why}")
         given = {field.name: record[field.name] for field in fields(Origin)}
         given["feature_layers"] = tuple(map(index, given["feature_layers"]))
         shards = tuple(Shard(**shard) for shard in record["shards"])
@@ -97,21 +102,25 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def difference(was: Origin, now: Origin) -> str:
-    """How a capture was made otherwise, in words; empty when it was not."""
+    """Name the first difference between two captures; empty when there is none."""
     for field in fields(Origin):
-        name, old, new = field.name, getattr(was, field.name), getattr(now, field.name)
+        name = field.name
+        old = getattr(was, name)
+        new = getattr(now, name)
         if name == "target" or old == new:  # the name may be a folder that was moved
             continue
         if name in CALLED:
             return f"captured {CALLED[name]} ({name} {old[:16]}, now {new[:16]})"
-        old, new = (list(x) if isinstance(x, tuple) else x for x in (old, new))
+        if name == "feature_layers":
+            old = list(old)
+            new = list(new)
         return f"captured with {name.replace('_', ' ')} {old}, now {new}"
     return ""
 
 
 class Captured:
-    """Reads a whole capture, the rows of a few documents at a time: shards are mapped into memory,
-    never loaded. Documents are counted from 0, in the order they were captured."""
+    """Reads a complete capture, the rows of a few documents at a time: shards are mapped into
+    memory, never loaded. Documents are counted from 0, in the order they were captured."""
 
     def __init__(self, folder: Path) -> None:
         """Raises InputError when the folder is no capture, or one that was not finished."""
@@ -132,7 +141,7 @@ class Captured:
                 how = f"{CALLED[name]} ({self.origin.target}, {name} {was}) than {target.name}"
                 again = "capture it again"
                 if name == "template_hash":
-                    again += ", or name that template with --chat-template"
+                    again += ", or name that template with `chat_template`"
                 raise InputError(f"{self.folder}: captured {how} ({now}): {again}")
 
     def check_layers(self, feature_layers: Sequence[int]) -> None:
@@ -145,7 +154,7 @@ class Captured:
             )
 
     def examples(self) -> list[Example]:
-        """All documents, without what the target made of them, whose checksums are left for later.
+        """Return all documents, without the target's output, whose checksums are left for later.
         Raises InputError when the documents are not those that were captured."""
         parts = [OpenShard(self.folder, shard) for shard in self.shards]
         try:
@@ -160,7 +169,7 @@ class Captured:
         return found
 
     def output(self, documents: Sequence[int], target: Target) -> TargetOutput:
-        """What `target` made of documents, one behind the other, in its dtype and on its device.
+        """Return the output of `target` for documents, concatenated, in its dtype and device.
 
         The checksum of each shard is verified when the first of its documents is asked for.
         """

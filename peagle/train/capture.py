@@ -1,16 +1,16 @@
 """The target over every training document once, kept on disk: training then never runs it again.
 
-Which documents a shard holds depends on their lengths alone, and a shard counts once the manifest
-lists it: a capture that was killed goes on at the first shard that does not. What runs the target,
-this process or vLLM (vllm/capture.py), is not recorded: they differ by rounding, as devices
-and dtypes do, and one may finish what the other began.
+The documents of a shard depend on their lengths alone, and a shard counts once the manifest lists
+it: a capture that was killed continues at the first shard that is missing. What runs the target,
+this process or vLLM (vllm/capture.py), is not recorded: they differ by rounding, as devices and
+dtypes do, and one may finish what the other began.
 """
 
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from peagle.data.captured import (
     write_manifest,
 )
 from peagle.data.example import Example
-from peagle.data.shard import DTYPES, Shard, token_bytes, write_shard
+from peagle.data.shard import Shard, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
@@ -43,13 +43,10 @@ class CaptureConfig:
 
     output: Path  # a folder
     feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
-    dtype: str = "bfloat16"  # of features and hidden states; fp8: float8_e4m3fn, a scale a row
     max_length: int = 1024  # tokens the documents were cut to
     shard_bytes: int = 512_000_000
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r}: choose {' or '.join(DTYPES)}")
         if self.shard_bytes < 1:
             raise InputError(f"shard size {self.shard_bytes}: must be above 0 bytes")
 
@@ -68,8 +65,8 @@ class Plan(NamedTuple):
 def plan_capture(
     target: Target, examples: list[Example], config: CaptureConfig, *, passing: int = 0
 ) -> Plan:
-    """What a capture of `examples` into `config.output` has still to do; at most `passing` tokens
-    of the target's output lie beside the shards meanwhile.
+    """Find what a capture of `examples` into `config.output` has still to do; at most `passing`
+    tokens of the target's output lie beside the shards meanwhile.
 
     Raises InputError when another capture is there, or the disk has too little room.
     """
@@ -84,21 +81,24 @@ def plan_capture(
         target.weights_hash(),
         target.template_hash(),
         tuple(layers),
-        config.dtype,
         config.max_length,
         config.shard_bytes,
         fingerprint(examples),
         len(examples),
     )
-    each = token_bytes(target.config.hidden_size, len(layers), config.dtype)
-    shards = _shards([len(e.ids) * each + 4 for e in examples], config.shard_bytes)
-    sizes = [HEADER + sum(len(examples[i].ids) * each + 4 for i in shard) for shard in shards]
     done = _done(config.output, origin)
-    left = sum(size for number, size in enumerate(sizes) if number not in done)
-    tokens = sum(len(e.ids) for e in examples)
-    plan = Plan(origin, shards, done, tokens, sum(sizes), left)
-    rows = target.config.hidden_size * (len(layers) + 1) * target.dtype.itemsize
-    _check_room(config.output, plan, passing * rows if left else 0)
+    each = token_bytes(target.config.hidden_size, len(layers))
+    sizes = [len(example.ids) * each + 4 for example in examples]
+    shards = _shards(sizes, config.shard_bytes)
+    shard_sizes = [HEADER + sum(sizes[i] for i in shard) for shard in shards]
+    left = sum(size for number, size in enumerate(shard_sizes) if number not in done)
+    tokens = sum(len(example.ids) for example in examples)
+    plan = Plan(origin, shards, done, tokens, sum(shard_sizes), left)
+    needed = left
+    if left:
+        rows = target.config.hidden_size * (len(layers) + 1) * target.dtype.itemsize
+        needed += passing * rows
+    _check_room(config.output, plan, needed)
     return plan
 
 
@@ -119,25 +119,25 @@ def capture(
     plan: Plan,
     on_document: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make the shards that `plan` still lacks. Raises OSError when the disk refuses, and what `run`
-    raises; the shards before it stay, and the next call goes on behind them."""
+    """Write the shards that `plan` still lacks. Raises OSError when the disk refuses, and what
+    `run` raises; the shards before it stay, and the next call continues after them."""
     output.mkdir(parents=True, exist_ok=True)
     done = dict(plan.done)
     write_manifest(output, Manifest(plan.origin, tuple(done.values())))
-    parts = {
-        n: [examples[i] for i in plan.shards[n]] for n in range(len(plan.shards)) if n not in done
-    }
+    todo = [number for number in range(len(plan.shards)) if number not in done]
+    documents = [examples[i].ids for number in todo for i in plan.shards[number]]
 
-    def counted(said: Iterator[TargetOutput]) -> Iterator[TargetOutput]:
-        for one in said:
+    def counted(outputs: Iterator[TargetOutput]) -> Iterator[TargetOutput]:
+        for one in outputs:
             yield one
             on_document()
 
     # One run over all of them: vLLM starts once, and works on while a shard is written.
-    with closing(run([example.ids for part in parts.values() for example in part])) as said:
-        for number, part in parts.items():
-            path, outputs = output / _file_name(number), counted(islice(said, len(part)))
-            done[number] = write_shard(path, part, outputs, plan.origin.dtype)
+    with closing(run(documents)) as outputs:
+        for number in todo:
+            part = [examples[i] for i in plan.shards[number]]
+            made = counted(islice(outputs, len(part)))
+            done[number] = write_shard(output / _file_name(number), part, made)
             shards = tuple(done[n] for n in sorted(done))
             write_manifest(output, Manifest(plan.origin, shards))
 
@@ -153,41 +153,43 @@ def _file_name(number: int) -> str:
 
 def _shards(sizes: list[int], most: int) -> list[range]:
     """Documents of each shard, in order: as many as `most` bytes hold, at least one."""
-    starts, filled = [0], 0
+    starts = [0]
+    filled = 0
     for number, size in enumerate(sizes):
         if filled and filled + size > most:
             starts.append(number)
             filled = 0
         filled += size
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+    return [range(a, b) for a, b in pairwise([*starts, len(sizes)])]
 
 
 def _done(output: Path, origin: Origin) -> dict[int, Shard]:
     """Shards of a former run of the same capture that are still there."""
     if not (output / MANIFEST).is_file():
         return {}
-    was, shards = read_manifest(output)
-    if how := difference(was, origin):
-        raise InputError(f"--output {output}: {how}: name another folder, or the same settings")
-    found = {shard.file: shard for shard in shards if _is_there(output, shard)}
-    return {n: found[name] for n in range(origin.documents) if (name := _file_name(n)) in found}
+    manifest = read_manifest(output)
+    if how := difference(manifest.origin, origin):
+        raise InputError(f"output {output}: {how}: name another folder, or the same settings")
+    listed = {shard.file: shard for shard in manifest.shards}
+    done: dict[int, Shard] = {}
+    for number in range(origin.documents):
+        file = output / _file_name(number)
+        shard = listed.get(file.name)
+        if shard and file.is_file() and file.stat().st_size == shard.bytes:
+            done[number] = shard
+    return done
 
 
-def _is_there(output: Path, shard: Shard) -> bool:
-    file = output / shard.file
-    return file.is_file() and file.stat().st_size == shard.bytes
-
-
-def _check_room(output: Path, plan: Plan, passing: int) -> None:
+def _check_room(output: Path, plan: Plan, needed: int) -> None:
     there = next(p for p in (output, *output.absolute().parents) if p.exists())
-    if (free := shutil.disk_usage(there).free) < (needed := plan.bytes_left + passing):
+    free = shutil.disk_usage(there).free
+    if free < needed:
         raise InputError(
-            f"--output {output}: needs {size_text(needed)} for {plan.origin.documents} "
-            f"documents ({plan.tokens} tokens), {size_text(free)} are free: make room, name "
-            "another folder, or give --dtype fp8"
+            f"output {output}: needs {size_text(needed)} for {plan.origin.documents} documents "
+            f"({plan.tokens} tokens), {size_text(free)} are free: make room, or name another folder"
         )
 
 
 def size_text(size: int) -> str:
-    """ "1.5 GB"."""
+    """Write bytes as "1.5 GB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -65,7 +65,7 @@ def test_the_layers_of_the_capture_are_the_heads(
     target: Path, answers: Path, tmp_path: Path, refused
 ) -> None:
     made = tmp_path / "made"
-    invoke(*capture(target, answers, made), "--feature-layers", "1,2", "--dtype", "fp8")
+    invoke(*capture(target, answers, made), "--feature-layers", "1,2")
     invoke("train", target, "--data", made, "--output", tmp_path / "out", *STEPS)
     assert len(metrics(tmp_path / "out")) == 3
     command = ("train", target, "--data", made, "--output", tmp_path / "other", *STEPS)
@@ -102,7 +102,6 @@ def test_a_folder_that_is_no_capture(target: Path, tmp_path: Path, refused) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--dtype", "int3"), "dtype 'int3': choose bfloat16 or fp8"),
         (("--shard-mb", 0), "shard size 0: must be above 0 bytes"),
         (("--feature-layers", "3,1"), "feature layers [3, 1]: must be strictly ascending"),
         (("--feature-layers", "1,9"), "feature layers [1, 9]: "),

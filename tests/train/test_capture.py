@@ -169,23 +169,21 @@ def test_the_estimate_is_what_the_files_take_and_what_is_asked_for(
         monkeypatch.setattr(capture_module.shutil, "disk_usage", lambda path: Usage(free))
         return plan_capture(target, data, config)
 
-    for dtype in ("bfloat16", "fp8"):
-        config = settings(folder / dtype, dtype=dtype)
-        plan = planned(1 << 40, config)
-        assert plan.tokens == sum(len(e.ids) for e in data)
-        with pytest.raises(InputError, match=r"needs 0\.\d MB for 24 documents \(\d+ tokens\)"):
-            planned(plan.bytes - 1, config)
-        assert not (folder / dtype).exists()
-        capture(in_process(target, LAYERS), data, folder / dtype, planned(plan.bytes, config))
-        taken = sum(shard.bytes for shard in Captured(folder / dtype).shards)
-        assert taken <= plan.bytes <= taken + 1024 * len(plan.shards)
-        assert planned(0, config).bytes_left == 0, "nothing left to write"
+    config = settings(folder)
+    plan = planned(1 << 40, config)
+    assert plan.tokens == sum(len(e.ids) for e in data)
+    with pytest.raises(InputError, match=r"needs 0\.\d MB for 24 documents \(\d+ tokens\)"):
+        planned(plan.bytes - 1, config)
+    assert not folder.exists()
+    capture(in_process(target, LAYERS), data, folder, planned(plan.bytes, config))
+    taken = sum(shard.bytes for shard in Captured(folder).shards)
+    assert taken <= plan.bytes <= taken + 1024 * len(plan.shards)
+    assert planned(0, config).bytes_left == 0, "nothing left to write"
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dtype": "fp8"}, "captured with dtype bfloat16, now fp8"),
         ({"feature_layers": (0, 2)}, "captured with feature layers [1, 2, 3], now [0, 2]"),
         ({"shard_bytes": 9}, "captured with shard bytes 25000, now 9"),
         ({"max_length": 9}, "captured with max length 1024, now 9"),
@@ -254,11 +252,11 @@ class Wrong(Captured):
         return said._replace(**{self.moved: getattr(said, self.moved).roll(1, 0)})
 
 
-@pytest.mark.parametrize(("dtype", "near"), [("bfloat16", 0.003), ("fp8", 0.02)])
 def test_training_from_a_capture_is_training_online(
-    tmp_path: Path, target: Target, data: list[Example], dtype: str, near: float
+    tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
-    read, wrong = captured(target, data, tmp_path / "cap", dtype=dtype), Wrong(tmp_path / "cap")
+    near = 0.003
+    read, wrong = captured(target, data, tmp_path / "cap"), Wrong(tmp_path / "cap")
     more = {"batch": 2, "pack": 90, "segments": 2}
     online, _ = losses(tmp_path / "online", target, data, None, **more)
     stored, _ = losses(tmp_path / "stored", target, data, read, **more)
