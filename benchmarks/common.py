@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from peagle.bench import run, workload
 from peagle.bench.side_by_side import device_name
-from peagle.catalog import head_path
+from peagle.catalog import find_entry, head_path
 from peagle.cli.common import progress_bar
 from peagle.data.captured import Captured
 from peagle.data.chat import prompt_ids
@@ -49,6 +49,13 @@ def heads(args: argparse.Namespace) -> dict[str, Path]:
         if folder is None or not folder.is_dir():
             sys.exit(f"no {method} head at {folder}: name one with --{method}")
     return folders
+
+
+def catalog_k() -> dict[str, int]:
+    """The K of the catalog's heads, by method: the fastest of `peagle bench smollm2-135m --limit 10
+    --max-tokens 96 --k 1,2,3,4,5,6,7` (the demo answers other prompts)."""
+    heads = find_entry(TARGET).heads
+    return {method: heads[method].k for method in METHODS}
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -2,10 +2,10 @@
 
     python benchmarks/deterministic.py [--concurrency 1,8]
 
-bf16, greedy, HumanEval with the chat template; the target alone and with each head at its best K.
+bf16, greedy, HumanEval with the chat template; the target alone and with each head at its K in the
+catalog.
 """
 
-import json
 import time
 from dataclasses import dataclass, field
 from statistics import median
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from common import (
-    RESULTS,
     as_ids,
+    catalog_k,
     environment,
     heads,
     human_eval,
@@ -68,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     llm = load("bfloat16")
     llms = {False: llm, True: LLM(llm.target, deterministic=True)}
-    best = json.loads((RESULTS / "best_k.json").read_text())["best_k"]
+    best = catalog_k()
     drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
     kinds = [("none", None, None), *((m, d, best[m]) for m, d in drafters.items())]
     rows = [Row(*kind, concurrency) for concurrency in args.concurrency for kind in kinds]

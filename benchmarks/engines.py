@@ -13,7 +13,6 @@ transformers: tokens a forward.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -26,9 +25,9 @@ from typing import Any
 import torch
 from common import (
     METHODS,
-    RESULTS,
     TARGET,
     as_ids,
+    catalog_k,
     environment,
     fingerprint,
     heads,
@@ -338,7 +337,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=whole_numbers, default=[3, 9], help="c = 1, above")
     parser.add_argument("--threads", type=int, default=2, help="of everybody")
     args = parser.parse_args()
-    args.k = json.loads((RESULTS / "best_k.json").read_text())["best_k"]
+    args.k = catalog_k()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         report = run(args, Path(folder))

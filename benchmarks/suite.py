@@ -17,9 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from common import RESULTS, TARGET
-
-from peagle.catalog import find_entry
+from common import RESULTS, TARGET, catalog_k
 
 HERE = Path(__file__).resolve().parent
 PEAGLE = [sys.executable, "-m", "peagle"]
@@ -59,7 +57,9 @@ SHORT = Sizes(
 
 def steps(args: argparse.Namespace) -> list[Step]:
     """What is run, in order."""
-    sizes, k = SHORT if args.short else FULL, f"--k {best_k()}"
+    sizes = SHORT if args.short else FULL
+    depths = sorted(set(catalog_k().values()))
+    k = f"--k {','.join(map(str, depths))}"
     no_vllm = None if args.vllm_python else "no interpreter has vLLM: name it with --vllm-python"
     no_vllm = "it takes minutes to compile, and a test does it" if args.short else no_vllm
     no_mt = None if args.mt_bench else "it is no part of this project: MT_BENCH=FILE or a hub id"
@@ -87,11 +87,6 @@ def steps(args: argparse.Namespace) -> list[Step]:
         shape = bench("openai/gpt-oss-20b --random-weights", sizes.shape, device)
         found.append(Step("bench-gpt-oss-20b", shape))
     return found
-
-
-def best_k() -> str:
-    """The K that the catalog's heads are used with."""
-    return ",".join(map(str, sorted({head.k for head in find_entry(TARGET).heads.values()})))
 
 
 def main() -> None:

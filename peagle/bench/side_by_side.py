@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,9 +84,7 @@ def device_name() -> str:
         return torch.cuda.get_device_name()
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    for line in lines:
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
+    if cpuinfo.is_file():
+        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = found[1] if found else model
     return f"{model}, {torch.get_num_threads()} of {os.cpu_count()} cores"

@@ -26,6 +26,7 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.sampling import Choice, Sampler, greedy
 from peagle.errors import InputError, first_line
+from peagle.methods.registry import METHODS
 from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -33,6 +34,7 @@ from peagle.model.vocab import draft_offsets
 
 SHAPES = Path(__file__).parent / "shapes"
 GIVEN_K = 7  # the K at which an acceptance length is given
+MAX_K = 32  # that heads and profiles are made for
 
 
 def read_shape(name: str) -> PretrainedConfig:
@@ -63,15 +65,13 @@ def random_target(name: str, device: str = "cpu", dtype: torch.dtype = torch.bfl
 
 
 @torch.no_grad()
-def random_drafter(
-    target: Target, method: str, depths: int = GIVEN_K, draft_vocab: int = 32_768
-) -> Drafter:
-    """A head for a target that drafts up to `depths` tokens, its weights drawn at random; it has as
-    many layers as the published ones."""
-    spec = HeadSpec(method, depths=depths, draft_vocab=draft_vocab)
+def random_drafter(target: Target, method: str, draft_vocab: int = 32_768) -> Drafter:
+    """A head for a target, its weights drawn at random; it has as many layers as the published
+    ones."""
+    spec = HeadSpec(method, depths=MAX_K, draft_vocab=draft_vocab)
     config = drafter_config(target, spec, mask_token_id=len(target.embedding) - 1)
     with torch.device(target.device):
-        drafter = Drafter(config).to(target.dtype).eval()
+        drafter = METHODS[method].build(config).to(target.dtype).eval()
     for parameter in drafter.parameters():
         nn.init.normal_(parameter, std=0.02) if parameter.ndim > 1 else nn.init.ones_(parameter)
     drafter.d2t.copy_(draft_offsets(torch.arange(config.draft_vocab_size)))
@@ -79,25 +79,28 @@ def random_drafter(
     return drafter
 
 
-def acceptance_rate(acceptance_length: float) -> float:
-    """The chance that a draft token is accepted if those before it are, the same for every token,
-    of a head with an acceptance length at K = 7. Raises InputError for an impossible one."""
+def profile(acceptance_length: float) -> list[float]:
+    """Acceptance by position (unconditional) of a head with an acceptance length at K = 7, whose
+    draft tokens are each accepted with the same chance if those before them are.
+
+    Raises InputError for an impossible length.
+    """
     if not 1 <= acceptance_length < GIVEN_K + 1:
         raise InputError(f"acceptance length {acceptance_length}: must be 1 to below {GIVEN_K + 1}")
     low, high = 0.0, 1.0
     for _ in range(50):
-        rate = (low + high) / 2
-        if 1 + sum(rate**i for i in range(1, GIVEN_K + 1)) > acceptance_length:
-            high = rate
+        chance = (low + high) / 2
+        if 1 + sum(chance**i for i in range(1, GIVEN_K + 1)) > acceptance_length:
+            high = chance
         else:
-            low = rate
-    return low
+            low = chance
+    return [low**i for i in range(1, MAX_K + 1)]
 
 
 class GivenAcceptance(Sampler):
-    """Accepts draft tokens at a given rate, whatever the target thinks of them."""
+    """Accepts as much of a draft as a profile says, whatever the target thinks of it."""
 
-    rate: float  # of acceptance of a draft token if those before it are
+    accepted: list[float]  # share of rounds whose i-th draft token is accepted
     draws: random.Random
 
     @property
@@ -107,9 +110,8 @@ class GivenAcceptance(Sampler):
 
     def choose(self, logits: Tensor, draft: list[int]) -> Choice:
         """The draft up to a place that is drawn, then another token than the draft's."""
-        accepted = 0
-        while accepted < len(draft) and self.draws.random() < self.rate:
-            accepted += 1
+        drawn = self.draws.random()
+        accepted = sum(drawn < share for share in self.accepted[: len(draft)])
         best = greedy(logits)
         best.tokens[:accepted] = draft[:accepted]
         if accepted < len(draft) and best.tokens[accepted] == draft[accepted]:
@@ -121,11 +123,11 @@ class Synthetic(Native):
     """Answers prompts of random ids, with given acceptance."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, prompt_tokens: int, acceptance_rate: float
+        self, llm: LLM, params: SamplingParams, prompt_tokens: int, accepted: list[float]
     ) -> None:
         super().__init__(llm, params)
         self.prompt_tokens = prompt_tokens
-        self.acceptance_rate = acceptance_rate
+        self.accepted = accepted
         self._requests = 0
 
     def ids(self, messages: list[Message]) -> list[int]:
@@ -135,10 +137,10 @@ class Synthetic(Native):
         return torch.randint(most, (self.prompt_tokens,), generator=draws).tolist()
 
     def prepare(self, request: Request) -> None:
-        """Have drafts accepted at the given rate."""
+        """Have drafts accepted as the profile says."""
         vocabulary = len(self.llm.target.embedding)
         sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
-        sampler.rate = self.acceptance_rate
+        sampler.accepted = self.accepted
         sampler.draws = random.Random(self._requests)
         request.sampler = sampler
         self._requests += 1

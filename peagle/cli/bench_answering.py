@@ -92,7 +92,7 @@ def synthetic(
 ) -> Answering:
     """A shape with random weights."""
     from peagle.bench.side_by_side import device_name
-    from peagle.bench.synthetic import Synthetic, acceptance_rate, random_drafter, random_target
+    from peagle.bench.synthetic import Synthetic, profile, random_drafter, random_target
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
 
@@ -109,17 +109,16 @@ def synthetic(
     with screen.status(f"drawing weights of {target}"):
         drawn = random_target(target, device)
         drafters: dict[str, Any] = {"none": None}
-        deepest = max(cell.k for cell in cells)
-        drafters |= {method: random_drafter(drawn, method, deepest) for method in wanted}
+        drafters |= {method: random_drafter(drawn, method) for method in wanted}
     most = max(cell.concurrency for cell in cells) or AT_RANDOM
     llm = LLM(drawn, kv_tokens=most * (prompt_tokens + sampled["max_tokens"] + 64))
-    rates = {method: acceptance_rate(length) for method, length in given.items()}
+    accepted = {method: profile(length) for method, length in given.items()}
 
     def opened(cell: Any) -> Synthetic:
         batch = cell.concurrency or AT_RANDOM
         used = llm.use(drafters[cell.method], cell.k or None, max_batch=batch)
-        rate = rates.get(cell.method, 0.0)
-        return Synthetic(used, SamplingParams(**sampled), prompt_tokens, rate)
+        profiled = accepted.get(cell.method, [])
+        return Synthetic(used, SamplingParams(**sampled), prompt_tokens, profiled)
 
     named = {method: f"random, acceptance length {given[method]} at K = 7" for method in wanted}
     return Answering(device_name(), "native", opened, named)

@@ -13,7 +13,7 @@ from peagle.bench.load import Played, closed_loop
 from peagle.bench.synthetic import (
     SHAPES,
     Synthetic,
-    acceptance_rate,
+    profile,
     random_drafter,
     random_target,
     read_shape,
@@ -47,15 +47,17 @@ def test_every_shape_is_checked() -> None:
 
 
 @pytest.mark.parametrize("length", [1.0, 1.8, 3.03, 3.94, 6.5])
-def test_a_rate_has_its_acceptance_length_at_seven(length: float) -> None:
-    rate = acceptance_rate(length)
-    assert 1 + sum(rate**i for i in range(1, 8)) == pytest.approx(length)
+def test_a_profile_has_its_acceptance_length_at_seven(length: float) -> None:
+    shares = profile(length)
+    assert 1 + sum(shares[:7]) == pytest.approx(length)
+    assert shares == sorted(shares, reverse=True) and len(shares) >= 18
+    assert shares[17] == pytest.approx(shares[0] ** 18)
 
 
 @pytest.mark.parametrize("length", [0.9, 8.0])
 def test_impossible_acceptance_lengths(length: float) -> None:
     with pytest.raises(InputError, match="must be 1 to below 8"):
-        acceptance_rate(length)
+        profile(length)
 
 
 @pytest.fixture(params=sorted(PARAMETERS))
@@ -77,20 +79,19 @@ def test_drafts_are_accepted_as_often_as_given(
     small: str, method: str, k: int, recwarn: pytest.WarningsRecorder
 ) -> None:
     target = random_target(small, dtype=torch.float32)
-    drafter = random_drafter(target, method, depths=k, draft_vocab=128)
+    drafter = random_drafter(target, method, draft_vocab=128)
     llm = LLM(target, drafter, k=k, max_batch=8, kv_tokens=4096)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    rate = acceptance_rate(3.94)
+    given = profile(3.94)
 
     async def play() -> Played:
-        async with Synthetic(llm, params, 9, rate) as asker:
+        async with Synthetic(llm, params, 9, given) as asker:
             return await closed_loop([[str(i)] for i in range(16)], 8, asker)
 
     found = asyncio.run(play())
     assert [s.tokens for s in found.samples] == [100] * 16
     shares = found.drafting.accepted_per_position
-    wanted = [rate**i for i in range(1, k + 1)]
-    assert shares == pytest.approx(wanted, abs=0.08)  # about 450 rounds
+    assert shares == pytest.approx(given[:k], abs=0.08)  # about 450 rounds
     assert found.drafting.rounds > 300
     assert not [w for w in recwarn if "draft tokens" in str(w.message)], "the head is that deep"
 
