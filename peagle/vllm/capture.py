@@ -7,13 +7,11 @@ than two windows of documents lie on the disk: one that is read, one that is mad
 Shapes: N tokens of a document, F feature layers, E target hidden.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,10 +19,9 @@ from safetensors.torch import load_file
 
 from peagle.errors import InputError
 from peagle.model.target import Target, TargetOutput
-from peagle.vllm.arguments import llm_arguments
-from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment
+from peagle.vllm.llm import start_llm
+from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, look
 
-SCRIPT = str(Path(__file__).with_name("states_script.py"))
 WINDOW = 16_384  # tokens of the documents that are handed over together
 FILES = ".vllm"  # folder in that of the capture
 LOG = "vllm.log"  # there, and in the folder of the capture when vLLM fails
@@ -36,6 +33,8 @@ ENVIRONMENT = {
     # The token after a document as long as the context is sampled, never run.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
+CONNECTOR = {"kv_connector": "ExampleHiddenStatesConnector"}
+CPU_CONNECTOR = {"kv_connector": "CpuConnector", "kv_connector_module_path": "cpu_connector"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +87,27 @@ def through_vllm(
         shutil.rmtree(files, ignore_errors=True)  # of a run that was killed
         (output / LOG).unlink(missing_ok=True)  # of one that failed
         files.mkdir()
-        arguments = json.dumps(_arguments(vllm, target, layers, max(map(len, documents))))
-        command = [str(vllm.python), SCRIPT, str(files), arguments]
+        arguments = {
+            "tensor_parallel_size": vllm.tensor_parallel,
+            "max_model_len": max(map(len, documents)) + 1,  # every document is answered by a token
+            "speculative_config": {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
+            },
+            "kv_transfer_config": {
+                **(CPU_CONNECTOR if look(vllm.python).cpu else CONNECTOR),
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"shared_storage_path": str(files)},
+            },
+        }
+        log = files / LOG
         try:
-            with closing(Process(command, environment(ENVIRONMENT), files / LOG)) as process:
+            with closing(start_llm(vllm.python, target, arguments, log, ENVIRONMENT)) as process:
                 for ids, file in zip(documents, _files(process, documents), strict=True):
                     yield read(file, ids)
         except VllmFailed as error:
-            log = (files / LOG).rename(output / LOG)
+            log = log.rename(output / LOG)
             raise VllmFailed(f"{error} (its log is {log})") from error
         finally:
             shutil.rmtree(files, ignore_errors=True)
@@ -103,28 +115,14 @@ def through_vllm(
     return run
 
 
-def _arguments(vllm: Vllm, target: Target, layers: list[int], longest: int) -> dict[str, Any]:
-    """Of `vllm.LLM`; the script adds where files go."""
-    return {
-        **llm_arguments(target),
-        "tensor_parallel_size": vllm.tensor_parallel,
-        "max_model_len": longest + 1,  # vLLM answers every document with a token
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
-        },
-    }
-
-
 def _files(process: Process, documents: list[list[int]]) -> Iterator[Path]:
     """The files of all documents in their order. While a window's are read, the next one runs."""
-    windows = _windows(documents)
-    process.send(windows[0])
-    for following in [*windows[1:], None]:
+    requests = [{"prompts": window, "max_tokens": 1} for window in _windows(documents)]
+    process.send(requests[0])
+    for following in [*requests[1:], None]:
         if following is not None:
             process.send(following)
-        for file in process.receive():
+        for file in process.receive()["files"]:
             yield Path(file)
 
 

@@ -1,10 +1,8 @@
 """vLLM beside the native engine: one prompt, the same head and K; tokens and acceptance."""
 
-import json
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -15,11 +13,10 @@ from peagle.methods.save import save_drafter
 from peagle.methods.validate import Problem, Skipped
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.vllm.arguments import llm_arguments
 from peagle.vllm.head import Head
-from peagle.vllm.process import Process, VllmFailed, environment
+from peagle.vllm.llm import start_llm
+from peagle.vllm.process import VllmFailed
 
-SCRIPT = str(Path(__file__).with_name("parity_script.py"))
 MAX_TOKENS = 64
 SECONDS = 1200  # vLLM compiles kernels when it starts
 APART = 0.1  # share of accepted draft tokens that rounding in the drafts explains
@@ -34,9 +31,7 @@ def compare_with_vllm(
         raise Skipped("no interpreter named with `vllm_python`")
     llm = LLM(target, drafter, k=default_k(drafter.config), max_batch=1)
     [native] = llm.generate([prompt], SamplingParams(max_tokens=MAX_TOKENS))
-    answer = _ask(python, drafter, target, prompt, llm.k)
-    token_ids, rounds = answer["token_ids"], answer["rounds"]
-    counted = Stats(rounds, rounds * llm.k, answer["accepted"])
+    token_ids, counted = _ask(python, drafter, target, prompt, llm.k)
     same = _same_tokens(target, prompt, native.token_ids, token_ids)
     lengths = f"{native.stats.acceptance_length:.2f} / {counted.acceptance_length:.2f}"
     accepted = sum(native.stats.accepted)
@@ -65,24 +60,23 @@ def _same_tokens(target: Target, prompt: list[int], native: list[int], vllm: lis
 
 def _ask(
     python: Path, drafter: Drafter, target: Target, prompt: list[int], k: int
-) -> dict[str, Any]:
+) -> tuple[list[int], Stats]:
     """vLLM's token ids and counters. Raises Problem when it fails."""
     with tempfile.TemporaryDirectory() as name:
         head = Head(Path(name, "head"), drafter.config, k)
         save_drafter(drafter, head.folder, "vllm", dtype=None)
-        llm = {
-            **llm_arguments(target),
+        arguments = {
             "speculative_config": head.speculative(),
             # Near its end vLLM drafts less.
             "max_model_len": min(len(prompt) + MAX_TOKENS + 4 * k, target.max_context),
             "max_num_seqs": 1,
-            "disable_log_stats": False,  # the counters are among them
         }
-        command = [str(python), SCRIPT, json.dumps(llm)]
         try:
-            with closing(Process(command, environment(), Path(name, "vllm.log"))) as process:
-                process.send({"prompt": prompt, "max_tokens": MAX_TOKENS})
-                answer: dict[str, Any] = process.receive(SECONDS)
+            with closing(start_llm(python, target, arguments, Path(name, "log"))) as process:
+                process.send({"prompts": [prompt], "max_tokens": MAX_TOKENS})
+                reply = process.receive(SECONDS)
         except VllmFailed as error:
             raise Problem(str(error), "run it by itself with the exported head") from error
-    return answer
+    rounds = int(reply["counters"]["vllm:spec_decode_num_drafts"])
+    accepted = reply["counters"]["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    return reply["token_ids"][0], Stats(rounds, rounds * k, accepted)

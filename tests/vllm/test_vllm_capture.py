@@ -21,6 +21,7 @@ from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.vllm import capture as vllm_capture
+from peagle.vllm import llm
 from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
 from peagle.vllm.process import VllmFailed
 
@@ -145,7 +146,7 @@ def test_vllm_is_not_started_when_nothing_is_left(
 ) -> None:
     plan = plan_capture(target, data[:4], settings(tmp_path))
     capture(in_process(target, LAYERS), data[:4], tmp_path, plan)
-    monkeypatch.setattr(vllm_capture, "SCRIPT", tmp_path / "nowhere.py")
+    monkeypatch.setattr(llm, "SCRIPT", "nowhere.py")
     captured(target, data[:4], tmp_path)
 
 

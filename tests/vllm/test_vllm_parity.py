@@ -57,8 +57,12 @@ class StandIn:
         self.python.chmod(0o755)
 
     def answers(self, tokens: list[int], rounds: int, accepted: list[int]) -> None:
-        said = {"token_ids": tokens, "rounds": rounds, "accepted": accepted}
-        (self.folder / "answer.json").write_text(json.dumps(said))
+        counters = {
+            "vllm:spec_decode_num_drafts": rounds,
+            "vllm:spec_decode_num_accepted_tokens_per_pos": accepted,
+        }
+        reply = {"token_ids": [tokens], "files": [None], "counters": counters}
+        (self.folder / "answer.json").write_text(json.dumps(reply))
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def test_the_same_answer_passes(target: Target, drafter: Drafter, stand_in: Stan
     found = compare_with_vllm(stand_in.python, drafter, target, PROMPT)
     assert f"the same {len(tokens)} tokens" in found
     asked = json.loads((stand_in.folder / "asked.json").read_text())
-    assert asked["prompt"] == PROMPT and asked["llm"]["model"] == target.name
+    assert asked["prompts"] == [PROMPT] and asked["llm"]["model"] == target.name
     assert asked["llm"]["speculative_config"]["parallel_drafting"] is True
     assert asked["llm"]["dtype"] == "float32"
     assert read_config(stand_in.folder / "head").embedding == "full", "vLLM wants the table"

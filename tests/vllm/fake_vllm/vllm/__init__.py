@@ -24,8 +24,13 @@ class TokensPrompt(NamedTuple):
     prompt_token_ids: list[int]
 
 
+class Answer(NamedTuple):
+    token_ids: list[int]
+
+
 class Output(NamedTuple):
     kv_transfer_params: dict[str, str]
+    outputs: list[Answer]
 
 
 class LLM:
@@ -48,7 +53,11 @@ class LLM:
         self, prompts: list[TokensPrompt], params: SamplingParams, *, use_tqdm: bool
     ) -> list[Output]:
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1", "files would never be written"
-        return [Output({"hidden_states_path": str(self.states(*prompt))}) for prompt in prompts]
+        files = [str(self.states(*prompt)) for prompt in prompts]
+        return [Output({"hidden_states_path": file}, [Answer([0])]) for file in files]
+
+    def get_metrics(self) -> list[Any]:
+        return []
 
     @torch.no_grad()
     def states(self, ids: list[int]) -> Path:

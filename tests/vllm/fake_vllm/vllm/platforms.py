@@ -1,7 +1,0 @@
-"""Of the stand-in."""
-
-
-class current_platform:
-    @staticmethod
-    def is_cpu() -> bool:
-        return False
