@@ -133,6 +133,12 @@ class Captured:
             raise InputError(f"{folder}: {why}: finish it with the same `peagle data capture`")
         self._open: dict[int, OpenShard] = {}
 
+    def check(self, target: Target, feature_layers: Sequence[int]) -> None:
+        """Raises InputError that names the difference when it is of another target, or has other
+        features than the head reads."""
+        self.check_target(target)
+        self.check_layers(feature_layers)
+
     def check_target(self, target: Target) -> None:
         """Raises InputError that names the difference when it is of another target."""
         hashes = (target.config_hash(), target.weights_hash(), target.template_hash())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
-from peagle.errors import InputError
 from peagle.methods.base import Dialect, DraftingPass, NewSlots, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
@@ -28,8 +27,6 @@ class Eagle3:
     layers = 1
 
     def build(self, config: DrafterConfig) -> Drafter:
-        if config.embedding == "mask-row":
-            raise InputError(f"an {self.name} head has no mask token: embedding 'full' or 'shared'")
         return Drafter(config)
 
     def propose(self, given: DraftingPass) -> None:

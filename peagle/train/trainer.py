@@ -93,12 +93,8 @@ Measure = Callable[[Drafter], Acceptance]
 class CapturedStates(Protocol):
     """What the target made of the data once, and wrote to shards (data/captured.py)."""
 
-    def check_target(self, target: Target) -> None:
-        """Raises InputError when they are of another target."""
-        ...
-
-    def check_layers(self, feature_layers: tuple[int, ...]) -> None:
-        """Raises InputError when they are of other layers."""
+    def check(self, target: Target, feature_layers: tuple[int, ...]) -> None:
+        """Raises InputError when they are of another target or of other layers."""
         ...
 
     def output(self, documents: list[int], target: Target) -> TargetOutput:
@@ -137,8 +133,7 @@ class Trainer:
         self.captured = captured
         target.check_layers(drafter.config.feature_layers)
         if captured is not None:
-            captured.check_target(target)
-            captured.check_layers(drafter.config.feature_layers)
+            captured.check(target, drafter.config.feature_layers)
         if drafter.config.depths is None:
             raise InputError("depths: name how many draft tokens the head is trained for")
         self.depths = drafter.config.depths
