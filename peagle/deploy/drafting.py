@@ -1,18 +1,10 @@
 """The head that a deployment drafts with: the one that is named, or the catalog's."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from peagle.catalog import (
-    METHODS,
-    PARALLEL_METHODS,
-    Entry,
-    PackagedGGUF,
-    load_catalog,
-    missing_head,
-)
+from peagle.catalog import METHODS, Entry, PackagedGGUF, load_catalog, missing_head
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, InputWarning
 
@@ -21,11 +13,12 @@ DEFAULT_K = 3  # of a head elsewhere, where neither the user nor the catalog nam
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What a user asks for about drafting, checked; `choose` resolves None."""
+    """A head, its method, and how many tokens it drafts; checked. None as a user gives it is the
+    catalog's; after `choose` it is what the engine finds by itself."""
 
-    head: str | None = None  # hub id, or a folder of this machine
+    head: str | None = None  # hub id[@revision], or a folder of this machine
     method: str | None = None
-    k: int | None = None
+    k: int | None = None  # num_speculative_tokens
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
@@ -34,15 +27,7 @@ class Drafting:
             raise InputError(f"k {self.k}: must be at least 1")
 
 
-class Chosen(NamedTuple):
-    """A head as the engine is told of it."""
-
-    place: str | None  # hub id or folder; None: none, or the engine finds it by the target's name
-    parallel: bool  # it drafts all tokens in one forward; an engine on this machine sees for itself
-    k: int | None  # None: the engine chooses
-
-
-def choose(name: str, entry: Entry, asked: Drafting, *, remote: bool) -> Chosen:
+def choose(name: str, entry: Entry, asked: Drafting, *, remote: bool) -> Drafting:
     """The head that is named, else the catalog's of the method that is named, else the catalog's
     best. Warns when there is none. Raises InputError for a head that cannot be read where the
     engine runs (`remote`: on another machine)."""
@@ -53,36 +38,36 @@ def choose(name: str, entry: Entry, asked: Drafting, *, remote: bool) -> Chosen:
         if asked.k is not None:
             raise InputError(f"k {asked.k}: {name} has no head: name one with `head`")
         _warn(f"{name} has no head: nothing will draft; name one with `head`")
-        return Chosen(None, False, None)
+        return asked
     if method not in entry.heads:
         why = f"the catalog has no such head for {name}: name one with `head`"
         raise InputError(f"method {method}: {why}")
     if asked.method is None:
         _name_substitute(name, entry, method)
-    return _of_catalog(name, entry, method, asked.k, remote)
+    return _of_catalog(name, entry, replace(asked, method=method), remote)
 
 
-def _named(head: str, asked: Drafting, entry: Entry, remote: bool) -> Chosen:
-    """The head of a folder or hub id. A folder's method and K are read by the engine itself."""
+def _named(head: str, asked: Drafting, entry: Entry, remote: bool) -> Drafting:
+    """The head of a folder or hub id. On this machine the engine reads the method and K from it."""
     folder = Path(head).expanduser()
     if folder.is_dir():
         if remote:
             why = "a folder is read on this machine only: `peagle push` it and give its hub id"
             raise InputError(f"head {head}: {why}")
-        return Chosen(str(folder.resolve()), False, asked.k)
+        return replace(asked, head=str(folder.resolve()))
     if not is_hub_id(head):
         raise InputError(f"head {head}: no such folder, and no hub id (owner/name[@revision])")
     for known in (entry, *load_catalog().values()):
         for method, each in known.heads.items():
             if each.hub == head and asked.method in (None, method):
-                return Chosen(head, method in PARALLEL_METHODS, asked.k or each.k)
+                return Drafting(head, method, asked.k or each.k)
     if not remote:
-        return Chosen(head, False, asked.k)
+        return asked
     method = asked.method or _guess(head)
     if asked.method is None:
         why = f"not in the catalog, assumed to be a {method} head: if it is not, give `method`"
         _warn(f"head {head}: {why}")
-    return Chosen(head, method in PARALLEL_METHODS, asked.k or DEFAULT_K)
+    return Drafting(head, method, asked.k or DEFAULT_K)
 
 
 def _guess(head: str) -> str:
@@ -91,24 +76,26 @@ def _guess(head: str) -> str:
     return next((method for method in others if method in head.lower()), best)
 
 
-def _of_catalog(name: str, entry: Entry, method: str, k: int | None, remote: bool) -> Chosen:
-    head, parallel = entry.heads[method], method in PARALLEL_METHODS
-    if isinstance(entry.target, PackagedGGUF) and method == METHODS[0]:
+def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Drafting:
+    """The catalog's head of the method that is asked for."""
+    assert asked.method is not None
+    head = entry.heads[asked.method]
+    if isinstance(entry.target, PackagedGGUF) and asked.method == METHODS[0]:
         # The engine finds it by the target's name; an image made of the repository has it.
-        missing = None if remote else missing_head(name, method)
+        missing = None if remote else missing_head(name, asked.method)
         if missing:
             _warn(f"nothing will draft: {missing}")
-        return Chosen(None, parallel, k)
+        return asked
     if remote and head.hub is None:
         how = "upload it with `peagle push` and name it with `hub:` in the catalog"
         raise InputError(f"the head of {name} is the folder {head.folder}: {how}")
     if head.place is None:
         raise InputError(f"the head of {name} is not here: no folder {head.folder}")
-    return Chosen(head.place, parallel, k or head.k)
+    return Drafting(head.place, asked.method, asked.k or head.k)
 
 
 def _name_substitute(name: str, entry: Entry, method: str) -> None:
-    """Warn that somebody else's head is used, since the entry has none of the best method."""
+    """Warn that a head published by others is used, since the entry has none of the best method."""
     head = entry.heads[method]
     if method != METHODS[0] and head.source:
         public = f"the public {method} head {head.hub} drafts (source: {head.source})"

@@ -182,7 +182,7 @@ def _environment(spec: Spec) -> dict[str, str]:
     engine = {}
     if spec.engine == "native":
         engine["PEAGLE_ENGINE"] = "native"
-        told = {"model": spec.head, "num_speculative_tokens": spec.k}
+        told = {"model": spec.drafting.head, "num_speculative_tokens": spec.drafting.k}
         drafting = {name: value for name, value in told.items() if value is not None}
         if drafting:
             options["speculative-config"] = json.dumps(drafting)

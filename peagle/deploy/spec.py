@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from peagle.catalog import Entry, PackagedGGUF, flag_options, speculative_config
+from peagle.catalog import PARALLEL_METHODS, Entry, PackagedGGUF, flag_options, speculative_config
 from peagle.deploy.drafting import Drafting, choose
 from peagle.errors import InputError
 
@@ -30,9 +30,7 @@ class Spec:
     name: str  # the catalog's, or a hub id; clients call the model so
     engine: str  # one of ENGINES
     target: str  # as the engine is told: hub id[@revision], or catalog name
-    head: str | None  # hub id[@revision] or folder; None: none, or the engine finds it by itself
-    parallel: bool  # the head drafts all tokens in one forward
-    k: int | None  # num_speculative_tokens; None: the engine's choice
+    drafting: Drafting
     gpus: int  # 0: a CPU
     flags: Mapping[str, str | int | float | bool]  # the catalog's for vLLM
     env: Mapping[str, str]
@@ -55,10 +53,11 @@ class Spec:
     @property
     def speculative(self) -> dict[str, Any] | None:
         """vLLM's --speculative-config; None when vLLM is told of no head."""
-        if self.engine == "native" or self.head is None or self.k is None:
+        head, k = self.drafting.head, self.drafting.k
+        if self.engine == "native" or head is None or k is None:
             return None
-        model, _, revision = self.head.partition("@")
-        config = speculative_config(self.parallel, model, self.k)
+        model, _, revision = head.partition("@")
+        config = speculative_config(self.drafting.method in PARALLEL_METHODS, model, k)
         return config | {"revision": revision} if revision else config
 
     def vllm_options(self) -> dict[str, str | int | float | bool]:
@@ -74,10 +73,10 @@ class Spec:
     def head_options(self) -> list[str]:
         """The head in the words of `peagle serve`."""
         options = []
-        if self.head is not None:
-            options += ["--head", self.head]
-        if self.k is not None:
-            options += ["--k", str(self.k)]
+        if self.drafting.head is not None:
+            options += ["--head", self.drafting.head]
+        if self.drafting.k is not None:
+            options += ["--k", str(self.drafting.k)]
         return options
 
     def command(self, host: str, port: int) -> list[str]:
@@ -105,24 +104,22 @@ def make_spec(
     gpus = 0 if packaged else entry.gpus
     if engine == "native" and gpus > 1:
         raise InputError(f"engine native: {name} takes {gpus} GPUs: use `engine` vllm")
-    head = choose(name, entry, drafting, remote=remote)
-    native = Spec(
-        name=name,
-        engine=engine,
-        target=name if isinstance(entry.target, PackagedGGUF) else entry.target,
-        head=head.place,
-        parallel=head.parallel,
-        k=drafting.k,
-        gpus=gpus,
-        flags={},
-        env={},
-    )
-    if engine == "native":
-        return native
+    chosen = choose(name, entry, drafting, remote=remote)
     flags = dict(entry.vllm_flags)
     if gpus > 1:
         flags["tensor-parallel-size"] = gpus
-    return replace(native, k=head.k, flags=flags, env=entry.vllm_env)
+    vllm = Spec(
+        name=name,
+        engine=engine,
+        target=name if isinstance(entry.target, PackagedGGUF) else entry.target,
+        drafting=chosen,
+        gpus=gpus,
+        flags=flags,
+        env=entry.vllm_env,
+    )
+    if engine == "native":  # which chooses K itself
+        return replace(vllm, drafting=replace(chosen, k=drafting.k), flags={}, env={})
+    return vllm
 
 
 def _engine(name: str, engine: str | None, packaged: bool, remote: bool) -> str:

@@ -7,7 +7,7 @@ import pytest
 from stand_ins import entry
 
 from peagle.catalog import Entry, Head, find_entry
-from peagle.deploy.drafting import DEFAULT_K, Chosen, Drafting, choose
+from peagle.deploy.drafting import DEFAULT_K, Drafting, choose
 from peagle.errors import InputError, InputWarning
 
 BOTH = entry(heads={"p-eagle": Head(k=5, hub="a/p"), "eagle3": Head(k=3, hub="a/e", source="web")})
@@ -15,7 +15,7 @@ EAGLE3 = entry(heads={"eagle3": BOTH.heads["eagle3"]})
 
 
 def chosen(of: Entry, head: str | None = None, method: str | None = None,
-           k: int | None = None, *, remote: bool = True) -> Chosen:  # fmt: skip
+           k: int | None = None, *, remote: bool = True) -> Drafting:  # fmt: skip
     """Without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", InputWarning)
@@ -23,22 +23,22 @@ def chosen(of: Entry, head: str | None = None, method: str | None = None,
 
 
 def test_the_catalogs_head() -> None:
-    assert chosen(BOTH) == ("a/p", True, 5)
-    assert chosen(BOTH, k=2) == ("a/p", True, 2)
-    assert chosen(BOTH, method="eagle3") == ("a/e", False, 3)
+    assert chosen(BOTH) == Drafting("a/p", "p-eagle", 5)
+    assert chosen(BOTH, k=2) == Drafting("a/p", "p-eagle", 2)
+    assert chosen(BOTH, method="eagle3") == Drafting("a/e", "eagle3", 3)
 
 
 def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
     said = r"mine has no p-eagle head: the public eagle3 head a/e drafts \(source: web\)"
     with pytest.warns(InputWarning, match=said):
-        assert choose("mine", EAGLE3, Drafting(), remote=True) == ("a/e", False, 3)
-    assert chosen(EAGLE3, method="eagle3") == ("a/e", False, 3)  # as asked
-    assert chosen(entry(heads={"eagle3": Head(k=3, hub="a/e")})) == ("a/e", False, 3)
+        assert choose("mine", EAGLE3, Drafting(), remote=True) == Drafting("a/e", "eagle3", 3)
+    assert chosen(EAGLE3, method="eagle3") == Drafting("a/e", "eagle3", 3)  # as asked
+    assert chosen(entry(heads={"eagle3": Head(k=3, hub="a/e")})) == Drafting("a/e", "eagle3", 3)
 
 
 def test_no_head() -> None:
     with pytest.warns(InputWarning, match="mine has no head: nothing will draft; name one with"):
-        assert choose("mine", entry(heads={}), Drafting(), remote=False).place is None
+        assert choose("mine", entry(heads={}), Drafting(), remote=False).head is None
     with pytest.raises(InputError, match="k 3: mine has no head: name one with `head`"):
         chosen(entry(heads={}), k=3)
     with pytest.raises(InputError, match="method p-eagle: the catalog has no such head for mine"):
@@ -46,10 +46,10 @@ def test_no_head() -> None:
 
 
 def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
-    assert chosen(entry(heads={}), "amazon/GPT-OSS-20B-P-EAGLE") == (
-        "amazon/GPT-OSS-20B-P-EAGLE", True, 7
+    assert chosen(entry(heads={}), "amazon/GPT-OSS-20B-P-EAGLE") == Drafting(
+        "amazon/GPT-OSS-20B-P-EAGLE", "p-eagle", 7
     )  # fmt: skip
-    assert chosen(EAGLE3, "a/e", k=2) == ("a/e", False, 2)
+    assert chosen(EAGLE3, "a/e", k=2) == Drafting("a/e", "eagle3", 2)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_the_method_of_an_unknown_head_is_guessed_and_said(head: str, method: st
     said = f"head {head}: not in the catalog, assumed to be a {method} head"
     with pytest.warns(InputWarning, match=said):
         found = choose("mine", entry(), Drafting(head), remote=True)
-    assert found == (head, method == "p-eagle", DEFAULT_K)
-    assert chosen(entry(), head, "eagle3", 2) == (head, False, 2)
+    assert found == Drafting(head, method, DEFAULT_K)
+    assert chosen(entry(), head, "eagle3", 2) == Drafting(head, "eagle3", 2)
     here = chosen(entry(), head, remote=False)
-    assert (here.place, here.k) == (head, None)  # read where it is served
+    assert (here.head, here.k) == (head, None)  # read where it is served
 
 
 def test_a_folder_is_for_this_machine(tmp_path: Path) -> None:
     found = chosen(entry(), str(tmp_path), remote=False)
-    assert (found.place, found.k) == (str(tmp_path), None)
+    assert (found.head, found.k) == (str(tmp_path), None)
     with pytest.raises(InputError, match=r"a folder is read on this machine only: `peagle push`"):
         chosen(entry(), str(tmp_path))
     for remote in (True, False):
@@ -78,9 +78,9 @@ def test_a_folder_is_for_this_machine(tmp_path: Path) -> None:
 def test_the_demo_targets_heads() -> None:
     """Its P-EAGLE head is found by the target's name, in an image too."""
     demo = find_entry("smollm2-135m")
-    assert chosen(demo) == chosen(demo, remote=False) == (None, True, None)
+    assert chosen(demo) == chosen(demo, remote=False) == Drafting(None, "p-eagle", None)
     found = chosen(demo, method="eagle3", remote=False)
-    assert str(found.place).endswith("smollm2-135m-eagle3")
+    assert str(found.head).endswith("smollm2-135m-eagle3")
     with pytest.raises(InputError, match="upload it with `peagle push`"):
         chosen(demo, method="eagle3")
 
@@ -90,4 +90,4 @@ def test_a_demo_head_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
     demo = find_entry("smollm2-135m")
     with pytest.warns(InputWarning, match="nothing will draft: get it"):
         choose("smollm2-135m", demo, Drafting(), remote=False)
-    assert chosen(demo) == (None, True, None)  # an image has it
+    assert chosen(demo) == Drafting(None, "p-eagle", None)  # an image has it
