@@ -189,7 +189,7 @@ def _documents(
 
 def _synthesize(target: "Target", config: "TrainConfig") -> Path:
     """Data for this run that the target writes itself, into the run's folder."""
-    from peagle.data.synth import SynthConfig, synth_for_run
+    from peagle.data.synth import SynthConfig, synthesize
     from peagle.engine.llm import LLM
 
     records = 1000
@@ -197,15 +197,17 @@ def _synthesize(target: "Target", config: "TrainConfig") -> Path:
         records = config.steps * config.batch
     elif config.max_train_tokens is not None:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
+    file = config.output / "data.jsonl"
+    wanted = SynthConfig(count=max(records, SYNTH_LEAST), max_tokens=SYNTH_TOKENS)
     with progress_bar("writing data") as bar:
         task = bar.add_task("", total=records)
-        wanted = SynthConfig(count=max(records, SYNTH_LEAST), max_tokens=SYNTH_TOKENS)
-        return synth_for_run(
+        synthesize(
             LLM(target),
-            config.output,
+            file,
             wanted,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
+    return file
 
 
 def _train(trainer: "Trainer", resume: bool) -> None:

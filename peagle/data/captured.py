@@ -8,11 +8,11 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from operator import index
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ from peagle.model.target import Target, TargetOutput
 MANIFEST = "capture.json"
 FORMAT = 1
 DTYPE_NAME = str(DTYPE).removeprefix("torch.")
-PER_TARGET = ("config_hash", "weights_hash", "template_hash")
-CALLED = {
+CHANGED = {
     "config_hash": "from another architecture",
     "weights_hash": "from a target with other weights",
     "template_hash": "with another chat template",
@@ -101,20 +100,25 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{file}: {why}") from error
 
 
+def target_hashes(target: Target) -> dict[str, Any]:
+    """Return the fields of `Origin` that identify a target."""
+    return {
+        "config_hash": target.config_hash(),
+        "weights_hash": target.weights_hash(),
+        "template_hash": target.template_hash(),
+    }
+
+
 def difference(was: Origin, now: Origin) -> str:
-    """Name the first difference between two captures; empty when there is none."""
-    for field in fields(Origin):
-        name = field.name
-        old = getattr(was, name)
-        new = getattr(now, name)
-        if name == "target" or old == new:  # the name may be a folder that was moved
-            continue
-        if name in CALLED:
-            return f"captured {CALLED[name]} ({name} {old[:16]}, now {new[:16]})"
-        if name == "feature_layers":
-            old = list(old)
-            new = list(new)
-        return f"captured with {name.replace('_', ' ')} {old}, now {new}"
+    """Name the first difference between two captures; empty when there is none. The target's name
+    may differ: it may be a folder that was moved."""
+    old_fields = asdict(replace(was, target=now.target))
+    for name, new in asdict(now).items():
+        old = old_fields[name]
+        if old != new and name in CHANGED:
+            return f"captured {CHANGED[name]} ({name} {old[:16]}, now {new[:16]})"
+        if old != new:
+            return f"captured with {name.replace('_', ' ')} {old}, now {new}"
     return ""
 
 
@@ -141,22 +145,22 @@ class Captured:
 
     def check_target(self, target: Target) -> None:
         """Raises InputError that names the difference when it is of another target."""
-        hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
-        for name, now in zip(PER_TARGET, hashes, strict=True):
-            if (was := getattr(self.origin, name)) != now:
-                how = f"{CALLED[name]} ({self.origin.target}, {name} {was}) than {target.name}"
-                again = "capture it again"
-                if name == "template_hash":
-                    again += ", or name that template with `chat_template`"
-                raise InputError(f"{self.folder}: captured {how} ({now}): {again}")
+        now = replace(self.origin, **target_hashes(target))
+        if how := difference(self.origin, now):
+            again = "capture it again"
+            if CHANGED["template_hash"] in how:
+                again += ", or name that template with `chat_template`"
+            names = f"target {self.origin.target}, now {target.name}"
+            raise InputError(f"{self.folder}: {how}, {names}: {again}")
 
     def check_layers(self, feature_layers: Sequence[int]) -> None:
         """Raises InputError when it has other features than the head reads."""
-        if (was := self.origin.feature_layers) != tuple(feature_layers):
-            layers = ",".join(map(str, was))
+        if self.origin.feature_layers != tuple(feature_layers):
+            was = ",".join(map(str, self.origin.feature_layers))
+            now = ",".join(map(str, feature_layers))
             raise InputError(
-                f"{self.folder}: captured with feature layers {layers}, the head has "
-                f"{','.join(map(str, feature_layers))}: capture it again, or make a head of those"
+                f"{self.folder}: captured with feature layers {was}, the head has {now}: "
+                "capture it again, or make a head of those"
             )
 
     def examples(self) -> list[Example]:
@@ -180,10 +184,11 @@ class Captured:
         The checksum of each shard is verified when the first of its documents is asked for.
         """
         parts = [self._document(number) for number in documents]
-        hidden, features = (
-            torch.cat(rows).to(target.device, target.dtype) for rows in zip(*parts, strict=True)
+        hidden = torch.cat([part.hidden for part in parts])
+        features = torch.cat([part.features for part in parts])
+        return TargetOutput(
+            hidden.to(target.device, target.dtype), features.to(target.device, target.dtype)
         )
-        return TargetOutput(hidden, features)
 
     def _document(self, number: int) -> TargetOutput:
         index = bisect_right(self._ends, number)

@@ -1,4 +1,4 @@
-"""From a conversation to token ids and the mask of what the assistant said."""
+"""From a conversation to token ids and the mask of the assistant's tokens."""
 
 import json
 from collections.abc import Mapping
@@ -70,31 +70,22 @@ def encode_documents(
 
     Raises InputError when there is no assistant turn, or an answer does not follow its prompt.
     """
-    documents: list[tuple[str, list[tuple[int, int]]]] = []  # text, where its answers stand
+    documents: list[tuple[str, list[tuple[int, int]]]] = []  # text, first and last of each answer
     for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = render(tokenizer, messages[:index], answer=True, style=style)
-            after = render(tokenizer, messages[: index + 1], answer=False, style=style)
-            if not after.startswith(before):
-                why = "the chat template rewrites earlier turns: answers cannot be located"
-                raise InputError(f"{why}; `peagle data regenerate` gives their exact tokens")
-            spans = [(len(before), len(after.rstrip()))]
-            if documents and after.startswith(documents[-1][0].rstrip()):
-                spans = documents.pop()[1] + spans
-            documents.append((after, spans))
+        if message["role"] != "assistant":
+            continue
+        before = render(tokenizer, messages[:index], answer=True, style=style)
+        after = render(tokenizer, messages[: index + 1], answer=False, style=style)
+        if not after.startswith(before):
+            why = "the chat template rewrites earlier turns: answers cannot be located"
+            raise InputError(f"{why}; `peagle data regenerate` gives their exact tokens")
+        spans = [(len(before), len(after.rstrip()))]
+        if documents and after.startswith(documents[-1][0].rstrip()):
+            spans = documents.pop()[1] + spans
+        documents.append((after, spans))
     if not documents:
         raise InputError("the conversation has no assistant turn to train on")
     return [_encode(tokenizer, text, spans) for text, spans in documents]
-
-
-def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
-) -> Example:
-    """`encode_documents` where it must be one; InputError when the template makes several."""
-    first, *others = encode_documents(tokenizer, messages, style)
-    if others:
-        raise InputError("the chat template rewrites earlier turns: answers cannot be located")
-    return first
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[tuple[int, int]]) -> Example:
@@ -119,19 +110,22 @@ def to_messages(record: dict[str, Any]) -> list[Message]:
 def _message(turn: object) -> Message:
     if not isinstance(turn, dict):
         raise InputError(f"a turn is {turn!r:.40}: expected an object with role and content")
-    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-    role = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    role = turn.get("role", turn.get("from"))
+    if isinstance(role, str):
+        role = SHAREGPT_ROLES.get(role, role)
+    content = turn.get("content", turn.get("value"))
     calls = turn.get("tool_calls") if role == "assistant" else None
     if calls and content is None:
         content = ""
     if role not in ROLES or not isinstance(content, str):
         raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
-    kept = {key: turn[key] for key in KEPT if turn.get(key) is not None}
+    message = {"role": role, "content": content}
+    message |= {key: turn[key] for key in KEPT if turn.get(key) is not None}
     if thought := next((turn[key] for key in THOUGHT if turn.get(key)), None):
-        kept |= dict.fromkeys(THOUGHT, thought)
+        message |= dict.fromkeys(THOUGHT, thought)
     if calls:
-        kept["tool_calls"] = [_tool_call(call) for call in calls]
-    return {"role": role, "content": content, **kept}
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    return message
 
 
 def _tool_call(call: object) -> dict[str, Any]:
@@ -142,9 +136,9 @@ def _tool_call(call: object) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         arguments = _from_json(arguments, "tool call arguments")
-    said = {"name": function["name"], "arguments": arguments}
-    name = {"id": call["id"]} if isinstance(call, dict) and "id" in call else {}
-    return {**name, "type": "function", "function": said}
+    given = {"name": function["name"], "arguments": arguments}
+    identity = {"id": call["id"]} if isinstance(call, dict) and "id" in call else {}
+    return {**identity, "type": "function", "function": given}
 
 
 def to_style(record: dict[str, Any]) -> Style:

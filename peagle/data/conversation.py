@@ -1,5 +1,6 @@
 """Conversations to answer, and what is known of one while it is answered."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,6 +57,10 @@ class PendingRecord:
     def skip(self) -> None:
         """Give up the rest: the next turn is too long even alone."""
         self.skipped = len(self.conversation.asks) - self.answers
+
+
+# Called with records that are finished.
+Write = Callable[[list[PendingRecord]], None]
 
 
 def drop_oldest(messages: list[Message]) -> list[Message]:

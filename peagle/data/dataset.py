@@ -68,7 +68,8 @@ def read_conversations(
     conversations = []
     for number, record in enumerate(read_records(path), start=1):
         try:
-            asks, style = _asks(_given(record)), to_style(record)
+            asks = _asks(_messages(record))
+            style = to_style(record)
         except InputError as error:
             raise InputError(f"{path}: record {number}: {error}") from error
         if asks[0][0]["role"] not in SYSTEM_ROLES:
@@ -80,19 +81,19 @@ def read_conversations(
     return conversations
 
 
-def _given(record: dict[str, Any]) -> list[Message]:
+def _messages(record: dict[str, Any]) -> list[Message]:
+    """Messages of a record, whose user turns are texts. Raises InputError otherwise."""
     turns = record.get("turns")
     if turns is None:
         try:
             messages = to_messages(record)
         except InputError as error:
             raise InputError(f"needs 'turns', or {error}") from error
-        turns = [m["content"] for m in messages if m["role"] == "user"]
     else:
-        messages = (
-            [{"role": "user", "content": t} for t in turns] if isinstance(turns, list) else []
-        )
-    if not messages or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        texts = turns if isinstance(turns, list) else []
+        messages = [{"role": "user", "content": text} for text in texts]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    if not asked or not all(isinstance(text, str) and text.strip() for text in asked):
         raise InputError("'turns' must be a list of non-empty texts")
     return messages
 
@@ -130,22 +131,29 @@ def read_examples(
             documents = to_examples(record, tokenizer)
         except InputError as error:
             raise InputError(f"{path}: record {number}: {error}") from error
-        cut = [Example(ids[:max_length], said[:max_length]) for ids, said in documents]
-        examples += [example for example in cut if teaches(example)]
+        examples += [used for _, used in trainable(documents, max_length)]
     if not examples:
-        raise InputError(f"{path}: no answer within --max-length {max_length} tokens to train on")
+        raise InputError(f"{path}: no answer within `max_length` {max_length} tokens to train on")
     return examples
 
 
-def teaches(example: Example) -> bool:
-    """Whether it has a supervised token that a drafter could predict: x[2] is the first."""
-    return any(example.supervised[2:])
+def trainable(
+    documents: list[Example], max_length: int | None = None
+) -> list[tuple[Example, Example]]:
+    """Find the documents with an answer left to train on: whole, and cut to `max_length` tokens."""
+    found = []
+    for whole in documents:
+        used = Example(whole.ids[:max_length], whole.supervised[:max_length])
+        if any(used.supervised[2:]):  # x[2] is the first token that a drafter could predict
+            found.append((whole, used))
+    return found
 
 
 def to_examples(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[Example]:
-    """The documents of one record, whole. Raises InputError when it has none."""
+    """Return the documents of one record, whole. Raises InputError when it has none."""
     if "answer_ids" in record:
-        prompt, answer = record.get("prompt_ids"), record["answer_ids"]
+        prompt = record.get("prompt_ids")
+        answer = record["answer_ids"]
         if not _token_ids(prompt) or not _token_ids(answer):
             raise InputError("'prompt_ids' and 'answer_ids' must both be lists of token ids")
         return [Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))]

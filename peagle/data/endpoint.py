@@ -7,14 +7,14 @@ there are pauses the worker stops. The run ends when every record is finished or
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
 from peagle.data.chat import THOUGHT, Message, Style, to_messages
-from peagle.data.conversation import PendingRecord, drop_oldest
+from peagle.data.conversation import PendingRecord, Write, drop_oldest
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
 
@@ -83,10 +83,7 @@ def connect(
 
 
 def ask_servers(
-    servers: Servers,
-    todo: Sequence[PendingRecord],
-    params: SamplingParams,
-    write: Callable[[list[PendingRecord]], None],
+    servers: Servers, todo: Sequence[PendingRecord], params: SamplingParams, write: Write
 ) -> list[str]:
     """Answer records, and `write` each when it is finished. Returns what went wrong with records
     and endpoints. Raises InputError when no worker is left and records are."""
@@ -101,7 +98,7 @@ class _Run:
     """The records that are left, and the workers that take them."""
 
     params: SamplingParams
-    write: Callable[[list[PendingRecord]], None]
+    write: Write
     problems: list[str]
     waiting: asyncio.Queue[PendingRecord] = field(default_factory=asyncio.Queue)
 

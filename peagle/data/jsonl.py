@@ -14,31 +14,28 @@ T = TypeVar("T")
 
 
 def open_to_append(output: Path) -> BinaryIO:
-    """The file, in a folder that is made when it is not there; nobody else can open it so until it
-    is closed, or this process ends. Raises InputError when somebody has it open."""
+    """Open a file, and make its folder when it is not there. No other process can open it so until
+    it is closed, or this process ends. Raises InputError when another process has it open."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         file = output.open("a+b")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        why = "another process is writing it: name another file"
+        raise InputError(f"output {output}: {why}") from error
     except OSError as error:
         raise InputError(f"output {output}: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        busy = isinstance(error, BlockingIOError)
-        why = "another process is writing it: name another file" if busy else error.strerror
-        raise InputError(f"output {output}: {why}") from error
     return file
 
 
 def read_back(
     file: BinaryIO, command: str, parse: Callable[[dict[str, Any]], T]
 ) -> list[tuple[T, int]]:
-    """What `parse` makes of every line a former run of `command` left in a file that
-    `open_to_append` opened, and the byte it begins at.
+    """Parse every line a former run of `command` left in a file that `open_to_append` opened.
+    Returns what `parse` returned, and the byte the line begins at.
 
     A last line that a kill cut short is removed from the file. Raises InputError, and leaves the
-    file as it is, when `parse` raises LookupError, TypeError or ValueError: it is not ours.
+    file as it is, when `parse` raises LookupError, TypeError or ValueError.
     """
     found: list[tuple[T, int]] = []
     size = 0

@@ -82,7 +82,11 @@ def regenerate(
             problems = ask_servers(source, todo, params, write)
         else:
             engine = native(source) if isinstance(source, LLM) else source
-            _answer_in_groups(engine, todo, params, write)
+            for start in range(0, len(todo), engine.group):
+                group = todo[start : start + engine.group]
+                while records := [record for record in group if record.open]:
+                    answer_turn(engine, records, params)
+                write(group)
     return Report(
         sum(record.answers for record in todo if not record.open),
         sum(record.truncated for record in todo),
@@ -92,21 +96,8 @@ def regenerate(
     )
 
 
-def _answer_in_groups(
-    engine: Engine,
-    todo: list[PendingRecord],
-    params: SamplingParams,
-    write: Callable[[list[PendingRecord]], None],
-) -> None:
-    for start in range(0, len(todo), engine.group):
-        group = todo[start : start + engine.group]
-        while records := [record for record in group if record.open]:
-            _answer_turn(engine, records, params)
-        write(group)
-
-
-def _answer_turn(engine: Engine, records: list[PendingRecord], params: SamplingParams) -> None:
-    """Answer the next turn of all records together."""
+def answer_turn(engine: Engine, records: list[PendingRecord], params: SamplingParams) -> None:
+    """Answer the next turn of all records together; a turn that does not fit is skipped."""
     asked: list[tuple[PendingRecord, list[Message]]] = []
     prompts: list[list[int]] = []
     for record in records:

@@ -42,17 +42,12 @@ def token_bytes(width: int, layers: int) -> int:
 def write_shard(path: Path, examples: Sequence[Example], outputs: Iterable[TargetOutput]) -> Shard:
     """Write documents under a temporary name, then rename. Raises OSError, and leaves nothing, when
     the disk refuses."""
-    features: list[Tensor] = []
-    hidden: list[Tensor] = []
-    for output in outputs:
-        assert output.features is not None
-        features.append(output.features.to("cpu", DTYPE))
-        hidden.append(output.hidden.to("cpu", DTYPE))
+    rows = [TargetOutput(*(each.to("cpu", DTYPE) for each in output)) for output in outputs]
     ids = [token for example in examples for token in example.ids]
     supervised = [flag for example in examples for flag in example.supervised]
     tensors = {
-        "features": torch.cat(features),
-        "hidden": torch.cat(hidden),
+        "features": torch.cat([output.features for output in rows]),
+        "hidden": torch.cat([output.hidden for output in rows]),
         "ids": torch.tensor(ids, dtype=torch.int32),
         "supervised": torch.tensor(supervised),
         "lengths": torch.tensor([len(example.ids) for example in examples], dtype=torch.int32),

@@ -2,7 +2,7 @@
 
 It is given the start of a user turn of its own chat template, perhaps with a few words that set the
 kind, and samples until it ends that turn. Draw i depends on the seed and i only, and whether it is
-kept on the records before it: a run that was stopped goes on as if it never had been.
+kept depends on the records before it: a stopped run continues as if it had not been stopped.
 """
 
 import random
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Message, Style, prompt_ids, render, system_turn
+from peagle.data.conversation import Conversation, PendingRecord
 from peagle.data.dedup import Kept
 from peagle.data.jsonl import append, open_to_append, read_back
-from peagle.data.response_parser import to_message
+from peagle.data.regenerate import answer_turn, native
 from peagle.data.starters import STARTERS
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion
 from peagle.engine.text import end_tokens
 from peagle.errors import InputError
 
@@ -58,8 +58,9 @@ class SynthConfig:
     @property
     def quotas(self) -> dict[str, int]:
         """Records of each kind: shares of the count, what is left over to the largest rests."""
-        exact = {k: self.count * w / sum(self.mix.values()) for k, w in self.mix.items()}
-        quotas = {kind: int(share) for kind, share in exact.items()}
+        total = sum(self.mix.values())
+        exact = {kind: self.count * share / total for kind, share in self.mix.items()}
+        quotas = {kind: int(number) for kind, number in exact.items()}
         by_rest = sorted(exact, key=lambda kind: quotas[kind] - exact[kind])
         for kind in by_rest[: self.count - sum(quotas.values())]:
             quotas[kind] += 1
@@ -82,22 +83,15 @@ class UserTurn(NamedTuple):
     end_text: str | None  # where the template's own mark is not a special token
 
 
-class Draw(NamedTuple):
-    """One attempt."""
+@dataclass(slots=True)
+class Draft:
+    """A user's turn: drawn first, then written by the target."""
 
-    number: int
+    number: int  # of the draw
     kind: str
-    starter: str
-    seed: int
-
-
-class Draft(NamedTuple):
-    """What the target wrote for a draw."""
-
-    draw: Draw
-    text: str  # the user's words
-    prompt: list[int]  # up to where the answer begins
-    fault: str | None = None  # why it cannot be used, whatever the others are
+    starter: str = ""
+    seed: int = 0
+    text: str = ""  # the user's words
 
 
 def user_turn(
@@ -112,7 +106,7 @@ def user_turn(
     start, *rest = text.split(SENTINEL)
     if len(rest) != 1 or not rest[0].strip():
         why = "the chat template cannot be cut where the user speaks"
-        raise InputError(f"{why}: name another with --chat-template FILE, or use data regenerate")
+        raise InputError(f"{why}: name another with `chat_template`, or use data regenerate")
     after = rest[0].strip()
     first = tokenizer(after, add_special_tokens=False)["input_ids"][0]
     known = tokenizer.added_tokens_decoder.get(first)
@@ -136,28 +130,19 @@ def synthesize(
     return _Synthesis(llm, config or SynthConfig()).run(output, on_record)
 
 
-def synth_for_run(
-    llm: LLM,
-    folder: Path,
-    config: SynthConfig | None = None,
-    on_record: Callable[[int, int], None] = lambda done, total: None,
-) -> Path:
-    """`data.jsonl` in a training run's folder, made or completed by `synthesize`."""
-    file = folder / "data.jsonl"
-    synthesize(llm, file, config, on_record)
-    return file
-
-
 class _Synthesis:
-    """One run: draw → judge → answer, until every kind has its records."""
+    """One run: draw → write → select → answer, until every kind has its records."""
 
     def __init__(self, llm: LLM, config: SynthConfig) -> None:
-        self.llm, self.config = llm, config
+        self.llm = llm
+        self.config = config
         self.style = Style(None, config.template_args)
         self.system = system_turn(config.system)
         self.turn = user_turn(llm.tokenizer, self.system, self.style, end_tokens(llm.target))
-        self.kept, self.kinds = Kept(), Counter[str]()
-        self.refused, self.in_a_row = Counter[str](), Counter[str]()
+        self.kept = Kept()
+        self.kinds = Counter[str]()
+        self.refused = Counter[str]()
+        self.in_a_row = Counter[str]()  # refused since the last record, by reason
         self.next_draw = 0
         known = llm.tokenizer.added_tokens_decoder
         self.special = {token for token, added in known.items() if added.special}
@@ -165,15 +150,16 @@ class _Synthesis:
     def run(self, output: Path, on_record: Callable[[int, int], None]) -> SynthReport:
         total = self.config.count
         with open_to_append(output) as file:
-            for (draw, text), _ in read_back(file, "synth", _from_line):
-                self._keep(draw, text)
+            for draft, _ in read_back(file, "synth", _from_line):
+                self._keep(draft)
             before = self.kinds.total()
             on_record(total - self.missing.total(), total)
-            while self.missing and self.in_a_row.total() < PATIENCE:
-                append(file, self._answer(self._judge(self._write(self._draws()))))
+            while self.missing:
+                drafts = self._select(self._write(self._draw()))
+                append(file, self._answer(drafts))
                 on_record(total - self.missing.total(), total)
-        if self.missing:
-            raise self._exhausted(output)
+                if self.in_a_row.total() >= PATIENCE and self.missing:
+                    raise self._exhausted(output)
         return SynthReport(self.kinds.total() - before, self.kinds, self.refused)
 
     @property
@@ -181,89 +167,87 @@ class _Synthesis:
         """Records that each kind still lacks."""
         return Counter(self.config.quotas) - self.kinds
 
-    def _draws(self) -> list[Draw]:
+    def _draw(self) -> list[Draft]:
         """The next draws of kinds that lack records, about as many as will do."""
-        missing, draws = self.missing, list[Draw]()
+        missing = self.missing
+        drafts: list[Draft] = []
         size = min(2 * self.llm.max_batch, 2 * missing.total())
-        while len(draws) < size:
-            draw = _draw(self.config, self.next_draw)
+        while len(drafts) < size:
+            draft = _draw(self.config, self.next_draw)
             self.next_draw += 1
-            if missing[draw.kind]:
-                draws.append(draw)
-        return draws
+            if missing[draft.kind]:
+                drafts.append(draft)
+        return drafts
 
-    def _write(self, draws: list[Draw]) -> list[Draft]:
-        """What the user says in every draw."""
+    def _write(self, drafts: list[Draft]) -> list[tuple[Draft, str | None]]:
+        """Have the target write the user's turns. Returns why each cannot be used, too."""
         stop = (self.turn.end_text,) if self.turn.end_text else ()
-        starts = [
-            self.llm.tokenizer(self.turn.start + draw.starter, add_special_tokens=False)[
-                "input_ids"
-            ]
-            for draw in draws
-        ]
-        how = [replace(self.config.user, seed=draw.seed, stop=stop) for draw in draws]
-        done = self.llm.generate(starts, how)
-        return [self._draft(*each) for each in zip(draws, starts, done, strict=True)]
+        starts = [self._ids(self.turn.start + draft.starter) for draft in drafts]
+        params = [replace(self.config.user, seed=draft.seed, stop=stop) for draft in drafts]
+        done = self.llm.generate(starts, params)
+        written = zip(drafts, starts, done, strict=True)
+        return [(draft, self._fill(draft, start, one.token_ids)) for draft, start, one in written]
 
-    def _draft(self, draw: Draw, start: list[int], done: Completion) -> Draft:
-        """The target's tokens up to the end of the user's turn."""
-        tokenizer, turn = self.llm.tokenizer, self.turn
-        end = next((at for at, token in enumerate(done.token_ids) if token in turn.end_ids), None)
-        tokens = done.token_ids[:end]
+    def _fill(self, draft: Draft, start: list[int], written: list[int]) -> str | None:
+        """Set a draft's text. Returns why it cannot be used, whatever the others are."""
+        tokenizer = self.llm.tokenizer
+        end = next((at for at, token in enumerate(written) if token in self.turn.end_ids), None)
+        tokens = written[:end]
         # Decoded together: some tokenizers drop the space before the first token of a text.
         before, whole = tokenizer.batch_decode([start, [*start, *tokens]], skip_special_tokens=True)
-        said, mark, _ = whole[len(before) :].partition(turn.end_text or "\0")
+        text, mark, _ = whole[len(before) :].partition(self.turn.end_text or "\0")
         if end is None and not mark:
-            return Draft(draw, "", [], "unfinished")
-        if any(token in self.special for token in tokens):
-            return Draft(draw, "", [], "special token")
-        text = (draw.starter + said).strip()
+            return "unfinished"
+        if self.special.intersection(tokens):
+            return "special token"
         if len(tokens) < SHORTEST:
-            return Draft(draw, text, [], "too short")
-        prompt = prompt_ids(tokenizer, self._asked(text), self.style)
-        too_long = len(prompt) > self.llm.target.max_context // 2
-        return Draft(draw, text, prompt, "too long" if too_long else None)
+            return "too short"
+        draft.text = (draft.starter + text).strip()
+        prompt = prompt_ids(tokenizer, self._asked(draft.text), self.style)
+        if len(prompt) > self.llm.target.max_context // 2:
+            return "too long"
+        return None
 
-    def _judge(self, drafts: list[Draft]) -> list[Draft]:
-        """The drafts to keep, in the order of the draws; the others are counted."""
-        good = []
-        for draft in drafts:
-            if not self.missing[draft.draw.kind]:
+    def _select(self, drafts: list[tuple[Draft, str | None]]) -> list[Draft]:
+        """Keep what is new, in the order of the draws, and count the rest."""
+        selected = []
+        for draft, fault in drafts:
+            if not self.missing[draft.kind]:
                 continue
-            why = draft.fault or self.kept.refuse(draft.text, self._length(draft.text))
+            why = fault or self.kept.refuse(draft.text, len(self._ids(draft.text)))
             if why:
                 self.refused[why] += 1
                 self.in_a_row[why] += 1
             else:
-                self._keep(draft.draw, draft.text)
+                self._keep(draft)
                 self.in_a_row.clear()
-                good.append(draft)
-        return good
+                selected.append(draft)
+        return selected
 
-    def _keep(self, draw: Draw, text: str) -> None:
-        self.kept.add(text, self._length(text))
-        self.kinds[draw.kind] += 1
-        self.next_draw = max(self.next_draw, draw.number + 1)
-
-    def _length(self, text: str) -> int:
-        return len(self.llm.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def _keep(self, draft: Draft) -> None:
+        self.kept.add(draft.text, len(self._ids(draft.text)))
+        self.kinds[draft.kind] += 1
+        self.next_draw = max(self.next_draw, draft.number + 1)
 
     def _answer(self, drafts: list[Draft]) -> list[dict[str, Any]]:
         """Lines of the data file."""
-        params = SamplingParams(max_tokens=self.config.max_tokens)
-        answers = self.llm.generate([draft.prompt for draft in drafts], params)
         first = self.kinds.total() - len(drafts)
+        records = []
+        for number, draft in enumerate(drafts, start=first):
+            asked = Conversation([self._asked(draft.text)], self.style)
+            records.append(PendingRecord(number, asked))
+        answer_turn(native(self.llm), records, SamplingParams(max_tokens=self.config.max_tokens))
         lines = []
-        for number, (draft, answer) in enumerate(zip(drafts, answers, strict=True), start=first):
-            said = to_message(self.llm.tokenizer, draft.prompt, answer.token_ids, answer.text)
-            origin = {"record": number, "kind": draft.draw.kind, "draw": draft.draw.number}
-            talk = {"messages": [*self._asked(draft.text), said], **self.style.in_line()}
-            tokens = {"prompt_ids": draft.prompt, "answer_ids": answer.token_ids}
-            lines.append({**origin, **talk, **tokens})
+        for draft, record in zip(drafts, records, strict=True):
+            [line] = record.lines
+            lines.append({**line, "kind": draft.kind, "draw": draft.number})
         return lines
 
     def _asked(self, text: str) -> list[Message]:
         return [*self.system, {"role": "user", "content": text}]
+
+    def _ids(self, text: str) -> list[int]:
+        return self.llm.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _exhausted(self, output: Path) -> InputError:
         reasons = ", ".join(f"{count} {why}" for why, count in self.in_a_row.most_common())
@@ -274,14 +258,15 @@ class _Synthesis:
         )
 
 
-def _draw(config: SynthConfig, index: int) -> Draw:
-    """Draw `index` of a seed, whatever came before it."""
-    rng = random.Random(f"{config.seed}:{index}")
+def _draw(config: SynthConfig, number: int) -> Draft:
+    """Draw `number` of a seed, whatever came before it."""
+    rng = random.Random(f"{config.seed}:{number}")
     kinds = sorted(config.mix)
     [kind] = rng.choices(kinds, [config.mix[kind] for kind in kinds])
-    return Draw(index, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
+    return Draft(number, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
 
 
-def _from_line(line: dict[str, Any]) -> tuple[Draw, str]:
-    """What a record of a former run was made from."""
-    return Draw(int(line["draw"]), str(line["kind"]), "", 0), str(line["messages"][-2]["content"])
+def _from_line(line: dict[str, Any]) -> Draft:
+    """The draft that a line of a former run was made from."""
+    text = str(line["messages"][-2]["content"])
+    return Draft(int(line["draw"]), str(line["kind"]), text=text)

@@ -23,6 +23,7 @@ from peagle.data.captured import (
     difference,
     fingerprint,
     read_manifest,
+    target_hashes,
     write_manifest,
 )
 from peagle.data.example import Example
@@ -76,15 +77,13 @@ def plan_capture(
         raise InputError(f"feature layers {list(layers)}: {why}: name others")
     target.check_layers(layers)
     origin = Origin(
-        target.name,
-        target.config_hash(),
-        target.weights_hash(),
-        target.template_hash(),
-        tuple(layers),
-        config.max_length,
-        config.shard_bytes,
-        fingerprint(examples),
-        len(examples),
+        target=target.name,
+        **target_hashes(target),
+        feature_layers=tuple(layers),
+        max_length=config.max_length,
+        shard_bytes=config.shard_bytes,
+        data=fingerprint(examples),
+        documents=len(examples),
     )
     done = _done(config.output, origin)
     each = token_bytes(target.config.hidden_size, len(layers))

@@ -164,5 +164,5 @@ def test_differences_are_named() -> None:
         f"(data {DATA[:16]}, now e)"
     )
     assert difference(ORIGIN, replace(ORIGIN, feature_layers=(1, 2))) == (
-        "captured with feature layers [1, 2, 3], now [1, 2]"
+        "captured with feature layers (1, 2, 3), now (1, 2)"
     )

@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerFast
 
 from peagle.data.chat import (
     Style,
-    encode_conversation,
     encode_documents,
     prompt_ids,
     render,
@@ -72,7 +71,7 @@ def said(ids: list[int], supervised: list[bool]) -> list[str]:
 
 
 def test_answers_and_their_end_of_turn_are_supervised() -> None:
-    ids, supervised = encode_conversation(TOKENIZER, TALK)
+    [(ids, supervised)] = encode_documents(TOKENIZER, TALK)
     assert said(ids, supervised) == ["the cat sat<|im_end|>", "it ran!\n\nfar<|im_end|>"]
     assert TOKENIZER.decode(ids) == render(TOKENIZER, TALK, answer=False)
     assert not supervised[-1] and TOKENIZER.decode(ids[-1:]) == "\n", "the newline behind is not"
@@ -80,34 +79,34 @@ def test_answers_and_their_end_of_turn_are_supervised() -> None:
 
 def test_every_prefix_is_what_the_engine_is_asked() -> None:
     """Training sees the prompt's very tokens before the first supervised one."""
-    ids, supervised = encode_conversation(TOKENIZER, TALK)
+    [(ids, supervised)] = encode_documents(TOKENIZER, TALK)
     assert ids[: supervised.index(True)] == prompt_ids(TOKENIZER, TALK[:2])
 
 
 def test_the_users_words_in_an_answer_do_not_confuse() -> None:
     talk = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "the cat"}]
-    ids, supervised = encode_conversation(TOKENIZER, talk)
+    [(ids, supervised)] = encode_documents(TOKENIZER, talk)
     assert said(ids, supervised) == ["the cat<|im_end|>"]
 
 
 def test_a_conversation_that_ends_with_the_user() -> None:
-    ids, supervised = encode_conversation(TOKENIZER, TALK[:4])
+    [(ids, supervised)] = encode_documents(TOKENIZER, TALK[:4])
     assert said(ids, supervised) == ["the cat sat<|im_end|>"]
 
 
 def test_an_empty_answer_is_its_end_of_turn() -> None:
     talk = [TALK[1], {"role": "assistant", "content": ""}]
-    assert said(*encode_conversation(TOKENIZER, talk)) == ["<|im_end|>"]
+    assert said(*encode_documents(TOKENIZER, talk)[0]) == ["<|im_end|>"]
 
 
 def test_no_assistant_turn() -> None:
     with pytest.raises(InputError, match="no assistant turn"):
-        encode_conversation(TOKENIZER, TALK[:2])
+        encode_documents(TOKENIZER, TALK[:2])
 
 
 def test_tool_calls_are_supervised_and_results_are_not() -> None:
     tokenizer, messages = with_template(WITH_TOOLS), to_messages({"messages": USED_TOOL})
-    ids, supervised = encode_conversation(tokenizer, messages, Style(TOOLS))
+    [(ids, supervised)] = encode_documents(tokenizer, messages, Style(TOOLS))
     assert said(ids, supervised) == ["look mat<|im_end|>", "it sat<|im_end|>"]
     assert tokenizer.decode(ids).startswith('[{"type": "function"')
 
@@ -130,15 +129,13 @@ def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents
     assert [said(*document) for document in documents] == [[answer] for answer in answers]
     for (ids, supervised), asked in zip(documents, (talk[:1], talk[:3]), strict=True):
         assert ids[: supervised.index(True)] == prompt_ids(tokenizer, asked)
-    with pytest.raises(InputError, match="rewrites earlier turns"):
-        encode_conversation(tokenizer, talk)
 
 
 def test_template_arguments() -> None:
     tokenizer, style = with_template(THINKING), Style(None, {"think": False})
     assert tokenizer.decode(prompt_ids(tokenizer, TALK[:2], style)).endswith("assistant\n()")
-    assert said(*encode_conversation(tokenizer, TALK[:3], style)) == ["the cat sat<|im_end|>"]
-    assert said(*encode_conversation(tokenizer, TALK[:3])) == ["()the cat sat<|im_end|>"]
+    assert said(*encode_documents(tokenizer, TALK[:3], style)[0]) == ["the cat sat<|im_end|>"]
+    assert said(*encode_documents(tokenizer, TALK[:3])[0]) == ["()the cat sat<|im_end|>"]
 
 
 def test_a_template_whose_answers_do_not_follow_their_prompts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny import make_tokenizer
 
-from peagle.data.chat import Style, encode_conversation
+from peagle.data.chat import Style, encode_documents
 from peagle.data.dataset import read_conversations, read_examples, read_prompts, read_records
 from peagle.errors import InputError
 
@@ -150,14 +150,14 @@ def test_examples_of_both_kinds(tmp_path: Path) -> None:
     ids = {"prompt_ids": [9, 8, 7], "answer_ids": [6, 5]}
     examples = read_examples(write(tmp_path, ids, {"messages": TALK}), TOKENIZER, 100)
     assert examples[0] == ([9, 8, 7, 6, 5], [False] * 3 + [True] * 2)
-    assert examples[1] == encode_conversation(TOKENIZER, TALK)
+    assert [examples[1]] == encode_documents(TOKENIZER, TALK)
 
 
 def test_truncation_drops_what_has_no_answer_left(tmp_path: Path) -> None:
     long, short = ({"prompt_ids": [9] * n, "answer_ids": [6] * 4} for n in (10, 3))
     (example,) = read_examples(write(tmp_path, long, short), TOKENIZER, 5)
     assert example == ([9, 9, 9, 6, 6], [False] * 3 + [True] * 2)
-    with pytest.raises(InputError, match="no answer within --max-length 3 tokens"):
+    with pytest.raises(InputError, match="no answer within `max_length` 3 tokens"):
         read_examples(write(tmp_path, long, short), TOKENIZER, 3)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny import make_tokenizer
 
-from peagle.data.chat import encode_conversation
+from peagle.data.chat import encode_documents
 from peagle.data.dataset import read_examples
 from peagle.data.show import documents_of, nth_record, percentiles, pieces, summarize
 from peagle.errors import InputError
@@ -41,7 +41,7 @@ def test_the_numbers_of_a_file(tmp_path: Path) -> None:
     assert found.lengths == {"p0": 5, "p10": 5, "p50": 10, "p90": 33, "p99": 33, "p100": 33}
     assert found.kinds == {"chat": 3, "math": 1, "code": 1}
     assert found.reasons == [
-        "record 3: no answer within --max-length 16 tokens to train on",
+        "record 3: no answer within `max_length` 16 tokens to train on",
         "record 4: the conversation has no assistant turn to train on",
     ]
 
@@ -83,7 +83,7 @@ def test_percentiles(lengths: list[int], middle: int | None) -> None:
 
 
 def test_pieces_are_the_whole_text_marked_where_supervised() -> None:
-    example = encode_conversation(TOKENIZER, TALK)
+    [example] = encode_documents(TOKENIZER, TALK)
     found = list(pieces(example, TOKENIZER))
     assert "".join(piece.text for piece in found) == TOKENIZER.decode(example.ids)
     assert [piece.text for piece in found if piece.supervised] == ["sat on\nthe mat<|im_end|>"]
@@ -93,7 +93,7 @@ def test_pieces_are_the_whole_text_marked_where_supervised() -> None:
 def test_records_are_counted_from_one(tmp_path: Path) -> None:
     file = write(tmp_path, {"a": 1}, {"a": 2})
     assert [nth_record(file, number) for number in (1, 2)] == [{"a": 1}, {"a": 2}]
-    with pytest.raises(InputError, match="--record 3: .*data.jsonl has records 1 to 2"):
+    with pytest.raises(InputError, match="record 3: .*data.jsonl has records 1 to 2"):
         nth_record(file, 3)
 
 

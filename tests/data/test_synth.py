@@ -16,7 +16,6 @@ from peagle.data.starters import STARTERS
 from peagle.data.synth import (
     PATIENCE,
     SynthConfig,
-    synth_for_run,
     synthesize,
     user_turn,
 )
@@ -102,8 +101,8 @@ def test_batching_does_not_change_the_file(made: Path, tmp_path: Path, batch: in
 def test_more_can_be_asked_for_later_and_is_reported(llm: LLM, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     few, more = (SynthConfig(n, EACH, USER, max_tokens=2) for n in (3, 6))
-    file = synth_for_run(llm, tmp_path / "run", few)
-    assert file == tmp_path / "run" / "data.jsonl"
+    file = tmp_path / "run" / "data.jsonl"
+    synthesize(llm, file, few)
     before = file.read_bytes()
     report = synthesize(llm, file, more, lambda *at: progress.append(at))
     assert report.written == 3
@@ -252,7 +251,7 @@ def test_templates_that_cannot_be_cut(template: str | None, message: str) -> Non
     tokenizer.chat_template = template
     with pytest.raises(InputError, match=message) as caught:
         user_turn(tokenizer, [], PLAIN_STYLE, {2})
-    assert "--chat-template" in str(caught.value)
+    assert "chat_template" in str(caught.value).replace("-", "_")
 
 
 # --- what users get wrong ------------------------------------------------------------------------

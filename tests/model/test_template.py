@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny import make_tokenizer
 
-from peagle.data.chat import encode_conversation, prompt_ids
+from peagle.data.chat import encode_documents, prompt_ids
 from peagle.errors import InputError
 from peagle.model.template import (
     check_template,
@@ -54,7 +54,7 @@ def test_plain_text_is_continued() -> None:
     tokenizer = make_tokenizer()
     use_template(tokenizer, "plain")
     assert prompt_ids(tokenizer, TALK[:1]) == tokenizer("the cat")["input_ids"]
-    ids, supervised = encode_conversation(tokenizer, TALK)
+    [(ids, supervised)] = encode_documents(tokenizer, TALK)
     assert tokenizer.decode([i for i, mine in zip(ids, supervised, strict=True) if mine]) == " sat"
 
 

@@ -184,7 +184,7 @@ def test_the_estimate_is_what_the_files_take_and_what_is_asked_for(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"feature_layers": (0, 2)}, "captured with feature layers [1, 2, 3], now [0, 2]"),
+        ({"feature_layers": (0, 2)}, "captured with feature layers (1, 2, 3), now (0, 2)"),
         ({"shard_bytes": 9}, "captured with shard bytes 25000, now 9"),
         ({"max_length": 9}, "captured with max length 1024, now 9"),
     ],
