@@ -75,6 +75,11 @@ class Played(NamedTuple):
     whole: bool  # False: the asker was gone, and the rest was not asked
 
     @property
+    def tokens_per_second(self) -> float:
+        """Output tokens of all conversations."""
+        return sum(sample.tokens for sample in self.samples) / self.seconds
+
+    @property
     def errors(self) -> list[str]:
         return [sample.error for sample in self.samples if sample.error is not None]
 

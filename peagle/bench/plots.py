@@ -84,8 +84,8 @@ def latency(axes: Any, rows: list[Row]) -> bool:
     for place, row in enumerate(rows):
         colour = methods[row["method"]].colour
         for shift, name, hatch in ((-0.2, "ttft", "//"), (0.2, "tpot", "")):
-            half, most = row[f"{name}_ms_p50"], row[f"{name}_ms_p99"]
-            spread = [[0], [max(0, most - half)]]
+            half = row[f"{name}_ms_p50"]
+            spread = [[0], [max(0, row[f"{name}_ms_p99"] - half)]]
             look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
             axes.bar(place + shift, half, 0.38, yerr=spread, **look)
     names = [f"{methods[row['method']].title}\nc = {row['concurrency']}" for row in rows]

@@ -49,13 +49,11 @@ def published(report: dict[str, Any]) -> list[dict[str, Any]]:
     for figure in yaml.safe_load((HERE / "published.yaml").read_text()):
         if figure["dataset"] != report["settings"]["dataset"]:
             continue
-        method, over = figure["method"], figure["over"]
-        what = f"{methods[method].title} ÷ {methods[over].title}"
+        what = f"{methods[figure['method']].title} ÷ {methods[figure['over']].title}"
         for concurrency, ratio in figure["by_concurrency"].items():
-            here = None
-            speed, base = speeds.get((method, concurrency)), speeds.get((over, concurrency))
-            if speed and base:
-                here = round(speed / base, 2)
+            speed = speeds.get((figure["method"], concurrency))
+            base = speeds.get((figure["over"], concurrency))
+            here = round(speed / base, 2) if speed and base else None
             row = {"what": what, "concurrency": concurrency, "ratio": ratio, "here": here}
             found.append({**figure, **row})
     return found

@@ -151,10 +151,8 @@ def _output(command: list[str]) -> list[str]:
 def solved(answers: list[tuple[dict[str, Any], str]]) -> list[bool]:
     """Whether each answer to a HumanEval problem (with prompt, entry_point and test) passes."""
     programs = [program_of(problem, answer) for problem, answer in answers]
-    unique = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(unique, pool.map(passes, unique), strict=True))
-    return [found[program] for program in programs]
+        return list(pool.map(passes, programs))
 
 
 def judge(results: list[Result], rows: list[dict[str, Any]]) -> None:

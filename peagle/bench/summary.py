@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -51,7 +52,7 @@ class Result:
     @property
     def speeds(self) -> list[float]:
         """Output tokens per second of each repeat."""
-        return [sum(s.tokens for s in p.samples) / p.seconds for p in self.repeats]
+        return [played.tokens_per_second for played in self.repeats]
 
 
 def row(result: Result, base: Result | None) -> dict[str, Any]:
@@ -116,10 +117,11 @@ def interval(point: float, *results: Result) -> list[float] | None:
     conversations may be drawn though they overlap.
     """
     totals = [_by_conversation(result) for result in results]
-    shared = [number for number in totals[0] if all(number in total for total in totals)]
+    shared = sorted(set(totals[0]).intersection(*totals))
     if len(shared) < 2:
         return None
-    table = np.stack([[total[number] for number in shared] for total in totals])
+    choose = itemgetter(*shared)
+    table = np.array([choose(total) for total in totals])  # (1 or 2, conversations, 2)
     draws = np.random.default_rng(0).integers(len(shared), size=(DRAWS, len(shared)))
     drawn = _ratio(table[:, draws].sum(2))
     spread = np.quantile(drawn, [0.025, 0.975]) / _ratio(table.sum(1))
@@ -170,23 +172,24 @@ def two_sample(result: Result, base: Result) -> float | None:
     """The p-value that two sets of sampled answers to the same turns have one distribution of
     tokens (of a server: words): a permutation test of χ², in which the answers to a turn are
     exchanged at random. None without answers."""
-    mine, theirs = _first_answers(result), _first_answers(base)
-    pairs = [(mine[key], theirs[key]) for key in mine if key in theirs]
+    expected = _first_answers(base)
+    found = _first_answers(result).items()
+    pairs = [(answer, expected[key]) for key, answer in found if key in expected]
     if not pairs:
         return None
     total = Counter(chain.from_iterable(chain.from_iterable(pairs)))
     column = {word: number for number, word in enumerate(total)}
     difference = np.zeros((len(pairs), len(total)))
-    for line, (ours, others) in zip(difference, pairs, strict=True):
-        for word in ours:
+    for line, (answer, other) in zip(difference, pairs, strict=True):
+        for word in answer:
             line[column[word]] += 1
-        for word in others:
+        for word in other:
             line[column[word]] -= 1
     counts = np.array(list(total.values()))
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
     drawn = ((signs @ difference) ** 2 / counts).sum(1)
-    found = (difference.sum(0) ** 2 / counts).sum()
-    return round(float(1 + (drawn >= found - 1e-9).sum()) / (1 + DRAWS), 4)
+    measured = (difference.sum(0) ** 2 / counts).sum()
+    return round(float(1 + (drawn >= measured - 1e-9).sum()) / (1 + DRAWS), 4)
 
 
 def _first_answers(result: Result) -> dict[tuple[int, int], Output]:

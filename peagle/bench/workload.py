@@ -62,7 +62,8 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
         conversations = [turns for file in files for turns in _conversations(file)]
     if not conversations[:limit]:
         raise InputError(f"dataset {name}: no conversation in it")
-    return Workload(path.stem if path.exists() else name, conversations[:limit])
+    shown = path.stem if path.exists() else name
+    return Workload(shown, conversations[:limit])
 
 
 def _conversations(file: Path) -> Iterator[list[str]]:
