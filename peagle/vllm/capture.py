@@ -22,7 +22,7 @@ from peagle.model.target import Target, TargetOutput
 from peagle.vllm.llm import start_llm
 from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, look
 
-WINDOW = 16_384  # tokens of the documents that are handed over together
+WINDOW = 16_384  # tokens of the documents that are handed over together, at most
 FILES = ".vllm"  # folder in that of the capture
 LOG = "vllm.log"  # there, and in the folder of the capture when vLLM fails
 ENVIRONMENT = {
@@ -117,23 +117,12 @@ def through_vllm(
 
 def _files(process: Process, documents: list[list[int]]) -> Iterator[Path]:
     """The files of all documents in their order. While a window's are read, the next one runs."""
-    requests = [{"prompts": window, "max_tokens": 1} for window in _windows(documents)]
+    count = max(1, WINDOW // max(map(len, documents)))
+    windows = [documents[start : start + count] for start in range(0, len(documents), count)]
+    requests = [{"prompts": window, "max_tokens": 1} for window in windows]
     process.send(requests[0])
     for following in [*requests[1:], None]:
         if following is not None:
             process.send(following)
         for file in process.receive()["files"]:
             yield Path(file)
-
-
-def _windows(documents: list[list[int]]) -> list[list[list[int]]]:
-    """As many documents each as WINDOW tokens hold, at least one."""
-    windows: list[list[list[int]]] = []
-    filled = WINDOW
-    for ids in documents:
-        if filled + len(ids) > WINDOW:
-            windows.append([])
-            filled = 0
-        windows[-1].append(ids)
-        filled += len(ids)
-    return windows

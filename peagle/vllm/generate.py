@@ -1,4 +1,4 @@
-"""vLLM in this process as what answers prompts."""
+"""vLLM in this process as the engine that answers prompts."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,29 +17,27 @@ class VllmEngine(NamedTuple):
 
 
 def open_vllm(target: str) -> VllmEngine:
-    """Load the target into vLLM.
-
-    Raises InputError where vLLM cannot be imported.
-    """
+    """Load the target into vLLM. Raises InputError where vLLM cannot be imported."""
     try:
         import vllm  # noqa: PLC0415 (large, and rarely there)
     except ImportError as error:
         raise InputError(
-            f"--engine vllm: it cannot be imported here ({first_line(error)}): "
-            "pip install 'peagle[vllm]', or run `vllm serve` elsewhere and name its --url"
+            f"engine vllm: it cannot be imported here ({first_line(error)}): "
+            "pip install 'peagle[vllm]', or run `vllm serve` elsewhere and name its `url`"
         ) from error
     path, revision = locate(target)
     llm = vllm.LLM(path, revision=revision)
 
     def generate(prompts: list[list[int]], params: SamplingParams) -> Sequence[Completion]:
-        how = vllm.SamplingParams(
+        sampling = vllm.SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
             seed=params.seed,
             max_tokens=params.max_tokens,
         )
-        done = llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
-        answers = [request.outputs[0] for request in done]
+        requests = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = llm.generate(requests, sampling, use_tqdm=False)
+        answers = [output.outputs[0] for output in outputs]
         return [
             Completion(a.text, list(a.token_ids), a.finish_reason, Stats(), []) for a in answers
         ]

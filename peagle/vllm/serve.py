@@ -183,9 +183,8 @@ def server_environment(
 
 def _preload(installed: Installed, given: Mapping[str, str]) -> str:
     """The libraries that its log asks for on a CPU, where they are installed, before the given."""
-    libraries = [given["LD_PRELOAD"]] if given.get("LD_PRELOAD") else []
+    before = given.get("LD_PRELOAD", "")
     tcmalloc = find_library("tcmalloc_minimal") or find_library("tcmalloc")
-    for name, library in (("iomp", installed.openmp), ("tcmalloc", tcmalloc)):
-        if library and name not in given.get("LD_PRELOAD", ""):
-            libraries.insert(0, library)
-    return ":".join(libraries)
+    wanted = {"tcmalloc": tcmalloc, "iomp": installed.openmp}
+    found = [library for name, library in wanted.items() if library and name not in before]
+    return ":".join([*found, before]).strip(":")

@@ -181,7 +181,7 @@ def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
 
 def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(InputError, match=r"--engine vllm: .*pip install 'peagle\[vllm\]'.*--url"):
+    with pytest.raises(InputError, match=r"engine vllm: .*pip install 'peagle\[vllm\]'.*`url`"):
         through_vllm("anything", llm.tokenizer)
 
 

@@ -1,14 +1,25 @@
-"""The engine where none is named, on machines with and without a GPU and a vLLM."""
+"""Interpreters that have vLLM, the engine where none is named, and processes of vLLM."""
 
 import json
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from peagle.errors import InputError
-from peagle.vllm.process import Installed, default_engine, has_gpu, look
+from peagle.vllm.process import (
+    Installed,
+    Process,
+    VllmFailed,
+    default_engine,
+    environment,
+    has_gpu,
+    look,
+)
+from peagle.vllm.server import serving
 
 Machine = Callable[..., Path]
 
@@ -90,3 +101,46 @@ def test_an_interpreter_that_describes_no_vllm(tmp_path: Path) -> None:
     program(tmp_path / "python", "echo 1")
     with pytest.raises(InputError, match="python: prints no description of a vLLM"):
         look(tmp_path / "python")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Callable[[str], Process]:
+    """A script in the part of vLLM's; its log is in tmp_path."""
+
+    def start(script: str) -> Process:
+        command = [sys.executable, "-c", script]
+        return Process(command, environment(), tmp_path / "log")
+
+    return start
+
+
+def test_messages_are_answered(started: Callable[[str], Process]) -> None:
+    with closing(started("print(input(), flush=True); input()")) as process:
+        process.send({"a": [1]})
+        assert process.receive(60) == {"a": [1]}
+        with pytest.raises(VllmFailed, match="vLLM gave no answer in 0 s"):
+            process.receive(0.01)
+    assert process.child.returncode == 1, "its input ended"
+
+
+def test_an_end_is_reported_by_its_last_line(started: Callable[[str], Process]) -> None:
+    with closing(started("import sys; sys.exit('loading\\nno room\\n')")) as process:
+        process.child.wait()
+        process.send("anybody?")
+        with pytest.raises(VllmFailed, match="vLLM ended with code 1: no room$"):
+            process.receive()
+
+
+def test_its_workers_end_with_it(started: Callable[[str], Process]) -> None:
+    script = "import subprocess; print(subprocess.Popen(['sleep', '100']).pid, flush=True); input()"
+    with closing(started(script)) as process:
+        worker = psutil.Process(process.receive(60))
+    worker.wait(10)
+
+
+def test_a_server_that_ends_is_reported(tmp_path: Path) -> None:
+    with (
+        pytest.raises(VllmFailed, match="vLLM ended with code 2: .*not a Python interpreter"),
+        serving(["anything"], tmp_path / "nowhere"),
+    ):
+        pass
