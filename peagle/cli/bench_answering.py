@@ -3,17 +3,51 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from peagle.bench.summary import Cell, Result
 from peagle.catalog import head_place
-from peagle.cli.common import announced_device, screen
+from peagle.cli.common import ModelOptions, announced_device, open_llm, screen
 from peagle.errors import InputError
+from peagle.model.loader import resolve_device
 
 ADAPTIVE = "adaptive"
 AT_RANDOM = 16  # requests that run together, where they come at random times
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be measured."""
+
+    target: str  # empty: the model that the server has
+    named: dict[str, str | None]  # heads by method; None: the catalog's
+    model: ModelOptions
+    sampled: dict[str, Any]  # max_tokens and ignore_eos
+    cells: list[Cell]
+
+    @property
+    def most(self) -> int:
+        """Requests that run together, at most."""
+        return max(cell.concurrency for cell in self.cells) or AT_RANDOM
+
+    @property
+    def drafting(self) -> set[str]:
+        """The methods that need a head."""
+        return {cell.method for cell in self.cells} - {"none"}
+
+    def heads(self) -> dict[str, str]:
+        """Folder or hub id of the head of every method: as named, or the catalog's."""
+        heads = dict[str, str]()
+        for method in self.drafting:
+            place = self.named[method] or head_place(self.target, method)
+            if place is None:
+                why = f"name one with --{method}"
+                raise InputError(f"no {method} head is known for {self.target}: {why}")
+            heads[method] = place
+        return heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +61,7 @@ class Answering:
     close: Callable[[], None] = lambda: None
     apart: bool = False  # methods and K one after the other, instead of interleaved
 
-    def groups(self, results: list[Any]) -> list[list[Any]]:
+    def groups(self, results: list[Result]) -> list[list[Result]]:
         """What is interleaved."""
         if not self.apart:
             return [results]
@@ -35,161 +69,133 @@ class Answering:
         return [[r for r in results if (r.cell.method, r.cell.k) == kind] for kind in kinds]
 
 
-def _places(target: str, named: dict[str, str | None], cells: list[Any]) -> dict[str, str]:
-    """Folder or hub id of the head of every method: as named, or the catalog's."""
-    heads = dict[str, str]()
-    for method in {cell.method for cell in cells} - {"none"}:
-        place = named[method] or head_place(target, method)
-        if place is None:
-            raise InputError(f"no {method} head is known for {target}: name one with --{method}")
-        heads[method] = place
-    return heads
-
-
-def native(
-    target: str,
-    named: dict[str, str | None],
-    options: dict[str, Any],
-    sampled: dict[str, Any],
-    cells: list[Any],
-) -> Answering:
+def native(asked: Asked) -> Answering:
     """The engine in this process; all heads stay loaded."""
     from peagle.bench.native import Native
     from peagle.bench.side_by_side import device_name
-    from peagle.cli.common import open_llm
     from peagle.engine.params import SamplingParams
     from peagle.methods.load import find_head
 
-    heads = _places(target, named, cells)
+    heads = asked.heads()
     folders = {method: find_head(place) for method, place in heads.items()}
-    force = options.pop("force")
-    llm = open_llm(target, None, "none", None, **options)
+    alone = replace(asked.model, method="none", device=resolve_device(asked.model.device))
+    llm = open_llm(asked.target, alone)
     drafters: dict[str, Any] = {"none": None}
     for method, folder in folders.items():
-        drafters[method] = llm.load_head(folder, force=force)
+        drafters[method] = llm.load_head(folder, force=asked.model.force)
         if (found := drafters[method].config.method) != method:
             raise InputError(f"--{method} {heads[method]}: is a {found} head")
 
     loads = count()  # each draws by seeds of its own
 
-    def opened(cell: Any) -> Native:
-        k = None if cell.k in (0, ADAPTIVE) else cell.k
-        batch = cell.concurrency or AT_RANDOM
-        used = llm.use(drafters[cell.method], k, max_batch=batch)
+    def opened(cell: Cell) -> Native:
+        k = cell.k if isinstance(cell.k, int) and cell.k else None
+        used = llm.use(drafters[cell.method], k, max_batch=cell.concurrency or AT_RANDOM)
         seed = 10_000 * next(loads)
-        return Native(used, SamplingParams(temperature=cell.temperature, seed=seed, **sampled))
+        params = SamplingParams(temperature=cell.temperature, seed=seed, **asked.sampled)
+        return Native(used, params)
 
     return Answering(device_name(), "native", opened, heads)
 
 
-def synthetic(
-    target: str,
-    device: str,
-    sampled: dict[str, Any],
-    prompt_tokens: int,
-    acceptance: str,
-    cells: list[Any],
-) -> Answering:
+def synthetic(asked: Asked, prompt_tokens: int, acceptance: str) -> Answering:
     """A shape with random weights."""
     from peagle.bench.side_by_side import device_name
     from peagle.bench.synthetic import Synthetic, profile, random_drafter, random_target
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
 
-    device = announced_device(device)
-    try:
-        given = {m: float(a) for m, a in (part.split("=") for part in acceptance.split(","))}
-    except ValueError as error:
-        raise InputError(f"--acceptance {acceptance!r}: expected p-eagle=3.9,eagle3=3.0") from error
-    wanted = {cell.method for cell in cells} - {"none"}
-    if missing := sorted(wanted - given.keys()):
-        raise InputError(f"--acceptance {acceptance!r}: says nothing of {missing[0]}")
-    if any(cell.k == ADAPTIVE or cell.temperature for cell in cells):
+    device = announced_device(asked.model.device)
+    lengths = _acceptance_lengths(acceptance, asked.drafting)
+    if any(cell.k == ADAPTIVE or cell.temperature for cell in asked.cells):
         raise InputError("--random-weights: pin --k, and leave --temperature at 0")
-    with screen.status(f"drawing weights of {target}"):
-        drawn = random_target(target, device)
+    with screen.status(f"drawing weights of {asked.target}"):
+        drawn = random_target(asked.target, device)
         drafters: dict[str, Any] = {"none": None}
-        drafters |= {method: random_drafter(drawn, method) for method in wanted}
-    most = max(cell.concurrency for cell in cells) or AT_RANDOM
-    llm = LLM(drawn, kv_tokens=most * (prompt_tokens + sampled["max_tokens"] + 64))
-    accepted = {method: profile(length) for method, length in given.items()}
+        for method in asked.drafting:
+            drafters[method] = random_drafter(drawn, method)
+    room = prompt_tokens + asked.sampled["max_tokens"] + 64
+    llm = LLM(drawn, kv_tokens=asked.most * room)
+    accepted = {method: profile(length) for method, length in lengths.items()}
 
-    def opened(cell: Any) -> Synthetic:
-        batch = cell.concurrency or AT_RANDOM
-        used = llm.use(drafters[cell.method], cell.k or None, max_batch=batch)
+    def opened(cell: Cell) -> Synthetic:
+        k = cell.k if isinstance(cell.k, int) and cell.k else None
+        used = llm.use(drafters[cell.method], k, max_batch=cell.concurrency or AT_RANDOM)
         profiled = accepted.get(cell.method, [])
-        return Synthetic(used, SamplingParams(**sampled), prompt_tokens, profiled)
+        return Synthetic(used, SamplingParams(**asked.sampled), prompt_tokens, profiled)
 
-    named = {method: f"random, acceptance length {given[method]} at K = 7" for method in wanted}
+    what = "random, acceptance length {} at K = 7"
+    named = {method: what.format(lengths[method]) for method in asked.drafting}
     return Answering(device_name(), "native", opened, named)
 
 
-def server(
-    model: str | None,
-    url: str,
-    api_key: str | None,
-    hardware: str | None,
-    sampled: dict[str, Any],
-    cells: list[Any],
-) -> Answering:
+def _acceptance_lengths(text: str, methods: set[str]) -> dict[str, float]:
+    """ "p-eagle=3.9,eagle3=3.0" → {"p-eagle": 3.9, "eagle3": 3.0}, with all of `methods`."""
+    try:
+        lengths = {m: float(a) for m, a in (part.split("=") for part in text.split(","))}
+    except ValueError as error:
+        raise InputError(f"--acceptance {text!r}: expected p-eagle=3.9,eagle3=3.0") from error
+    if missing := sorted(methods - lengths.keys()):
+        raise InputError(f"--acceptance {text!r}: says nothing of {missing[0]}")
+    return lengths
+
+
+def server(asked: Asked, url: str, api_key: str | None, hardware: str | None) -> Answering:
     """Somebody's server: its method and K are what it was started with."""
     from peagle.bench.client import Server, served_model
 
-    if len({(cell.method, cell.k) for cell in cells}) > 1:
+    if len({(cell.method, cell.k) for cell in asked.cells}) > 1:
         why = "a server has one: name it (--methods p-eagle --k 7)"
         raise InputError(f"--url {url}: several methods or K, {why}")
-    named = model or served_model(url, api_key)
-
+    body = {"model": asked.target or served_model(url, api_key), **asked.sampled}
     loads = count()  # each draws by seeds of its own
 
-    def opened(cell: Any) -> Server:
-        body = {"model": named, "temperature": cell.temperature, "seed": 10_000 * next(loads)}
-        body |= sampled
-        return Server(url, body, api_key)
+    def opened(cell: Cell) -> Server:
+        drawn = {"temperature": cell.temperature, "seed": 10_000 * next(loads)}
+        return Server(url, body | drawn, api_key)
 
     return Answering(hardware or "not told (--hardware)", url, opened, {})
 
 
-def vllm(
-    target: str,
-    named: dict[str, str | None],
-    options: dict[str, Any],
-    python: Path | None,
-    sampled: dict[str, Any],
-    cells: list[Any],
-) -> Answering:
+def vllm(asked: Asked, python: Path | None) -> Answering:
     """vLLM on this machine, a server a method and K, one after another."""
     from peagle.bench.client import Server
     from peagle.bench.side_by_side import device_name
     from peagle.vllm.process import look
     from peagle.vllm.server import serving
 
-    installed = look(python or Path(sys.executable))
-    allowed = {"device": ("auto", "cpu" if installed.cpu else "cuda"), "quantize": (None,)}
-    for name, values in allowed.items():
-        if options[name] not in values:
-            raise InputError(f"--{name} {options[name]}: vLLM decides by itself, leave it out")
-    if any(cell.k == ADAPTIVE for cell in cells):
+    installed, model = look(python or Path(sys.executable)), asked.model
+    if model.device not in ("auto", "cpu" if installed.cpu else "cuda"):
+        raise InputError(f"--device {model.device}: vLLM decides by itself, leave it out")
+    if model.quantize is not None:
+        raise InputError(f"--quantize {model.quantize}: vLLM decides by itself, leave it out")
+    if any(cell.k == ADAPTIVE for cell in asked.cells):
         raise InputError("--engine vllm: it cannot choose K every round: give numbers, as --k 7")
-    heads = _places(target, named, cells)
-    most = max(cell.concurrency for cell in cells) or AT_RANDOM
-    stack, running, loads = ExitStack(), dict[tuple[str, int], str](), count()
+    heads = asked.heads()
+    stack, running, loads = ExitStack(), dict[tuple[str, int | str], str](), count()
 
-    def opened(cell: Any) -> Server:
+    def opened(cell: Cell) -> Server:
         kind = cell.method, cell.k
         if kind not in running:
             stack.close()
             running.clear()
-            line = [target, "--method", cell.method, "--max-batch", str(most)]
-            line += ["--dtype", options["dtype"], "--served-model-name", "bench"]
-            line += ["--force"] if options["force"] else []
-            if cell.method != "none":
-                line += ["--head", heads[cell.method], "--k", str(cell.k)]
-            if options["chat_template"]:
-                line += ["--chat-template", options["chat_template"]]
+            line = _serve_options(asked, cell, heads.get(cell.method))
             running[kind] = stack.enter_context(serving(line, python))
-        body = {"model": "bench", "temperature": cell.temperature, "seed": 10_000 * next(loads)}
-        return Server(running[kind], body | sampled)
+        drawn = {"temperature": cell.temperature, "seed": 10_000 * next(loads)}
+        return Server(running[kind], {"model": "bench", **drawn, **asked.sampled})
 
     engine = f"{installed.package} {installed.version}"
     return Answering(device_name(), engine, opened, heads, stack.close, apart=True)
+
+
+def _serve_options(asked: Asked, cell: Cell, head: str | None) -> list[str]:
+    """Options of `peagle serve` for a cell."""
+    line = [asked.target, "--method", cell.method, "--max-batch", str(asked.most)]
+    line += ["--dtype", asked.model.dtype, "--served-model-name", "bench"]
+    if asked.model.force:
+        line.append("--force")
+    if head is not None:
+        line += ["--head", head, "--k", str(cell.k)]
+    if asked.model.chat_template:
+        line += ["--chat-template", asked.model.chat_template]
+    return line

@@ -1,6 +1,7 @@
 """`peagle data capture`: what training needs of the target, made once."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,13 @@ from peagle.cli.common import (
     DeviceOption,
     TargetArgument,
     existing_file,
-    parse_list,
     progress_bar,
     screen,
 )
 from peagle.cli.engines import VllmPythonOption
+from peagle.cli.options import Fields, check_at_least
 from peagle.errors import InputError
+from peagle.train.capture import CaptureConfig
 
 if TYPE_CHECKING:
     from peagle.vllm.capture import Vllm
@@ -24,32 +26,14 @@ if TYPE_CHECKING:
 
 def capture(
     target: TargetArgument,
-    data: Annotated[
-        Path, typer.Option(help="JSONL file of answers or conversations, plain or .gz.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(help="Folder for the shards; documents that it holds are not captured again."),
-    ],
-    feature_layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Target layers whose hidden states are captured, as 2,15,27. Default: those of "
-            "vLLM."
-        ),
-    ] = None,
-    max_length: Annotated[
-        int, typer.Option(min=4, help="Maximum length of a document in tokens; the rest is cut.")
-    ] = 1024,
+    *,
+    data: Annotated[Path, "JSONL file of answers or conversations, plain or .gz."],
+    config: Annotated[CaptureConfig, Fields("output", "feature_layers", "max_length")],
     chat_template: ChatTemplateOption = None,
-    shard_mb: Annotated[float, typer.Option(help="Size of one shard file in megabytes.")] = 512,
+    shard_mb: Annotated[float, "Size of one shard file in megabytes."] = 512,
     device: DeviceOption = "auto",
-    engine: Annotated[
-        str, typer.Option(help="Engine that runs the target: transformers or vllm.")
-    ] = "transformers",
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Number of GPUs that vLLM splits the target over.")
-    ] = 1,
+    engine: Annotated[str, "Engine that runs the target: transformers or vllm."] = "transformers",
+    tensor_parallel_size: Annotated[int, "Number of GPUs that vLLM splits the target over."] = 1,
     vllm_python: VllmPythonOption = None,
 ) -> None:
     """Run the target over a data file once; `train --data FOLDER` reuses its features."""
@@ -58,22 +42,24 @@ def capture(
     from peagle.data.dataset import read_examples
     from peagle.model.loader import load_target
     from peagle.model.template import use_template
-    from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
     from peagle.train.capture import capture as run_capture
+    from peagle.train.capture import in_process, plan_capture, size_text
     from peagle.vllm.capture import through_vllm, tokens_in_passing
     from peagle.vllm.process import VllmFailed
 
     existing_file(data, "--data")
+    output = config.output
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output}: is a file, name a folder")
-    layers = tuple(parse_list(feature_layers, "--feature-layers")) if feature_layers else None
-    config = CaptureConfig(output, layers, max_length, int(shard_mb * 1e6))
+    check_at_least(1, tensor_parallel_size=tensor_parallel_size)
+    check_at_least(4, max_length=config.max_length)
+    config = replace(config, shard_bytes=int(shard_mb * 1e6))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     logging.disable_progress_bar()
     loaded = load_target(target, device="cpu" if vllm else device)  # the GPU is vLLM's
     assert loaded.tokenizer is not None
     use_template(loaded.tokenizer, chat_template)
-    examples = read_examples(data, loaded.tokenizer, max_length)
+    examples = read_examples(data, loaded.tokenizer, config.max_length)
     passing = tokens_in_passing(loaded, [e.ids for e in examples]) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)
     tapped = plan.origin.feature_layers

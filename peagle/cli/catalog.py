@@ -11,8 +11,9 @@ from rich.text import Text
 
 from peagle.catalog import find_name, load_catalog, record
 from peagle.catalog_fields import Flags
+from peagle.cli.options import App
 
-app = typer.Typer(add_completion=False)
+app = App()
 CatalogOption = Annotated[
     Path | None,
     typer.Option(

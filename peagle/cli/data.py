@@ -2,33 +2,28 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.text import Text
+from transformers import PreTrainedTokenizerBase
 
 from peagle.cli.capture import capture
 from peagle.cli.common import (
     ChatTemplateOption,
-    DeviceOption,
-    DtypeOption,
-    HeadOption,
     JsonOption,
-    MaxTokensOption,
-    MinPOption,
+    ModelOptions,
     TargetArgument,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
+    console,
+    counting,
     existing_file,
     open_llm,
-    progress_bar,
     screen,
 )
-from peagle.cli.generate import console
+from peagle.cli.options import App, Fields, check_at_least
 from peagle.data.dataset import read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.regenerate import Engine, Report, through_vllm
@@ -45,15 +40,9 @@ from peagle.model.template import (
     use_template,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Make training data, and inspect it."
-)
-SystemOption = Annotated[
-    str | None, typer.Option("--system", help="System prompt of every conversation. Default: none.")
-]
+app = App(no_args_is_help=True, help="Make training data, and inspect it.")
+MODEL = Fields("head", "chat_template", "dtype", "device")
+USER = SynthConfig().user  # how user turns are sampled unless told otherwise
 TemplateArgsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,11 +52,8 @@ TemplateArgsOption = Annotated[
         "several arguments.",
     ),
 ]
-BatchOption = Annotated[int, typer.Option(min=1, help="Number of prompts decoded together.")]
-OutputOption = Annotated[
-    Path, typer.Option(help="JSONL file to append to; records that it holds are not made again.")
-]
-SeedOption = Annotated[int, typer.Option(help="Seed of the random number generator.")]
+BatchOption = Annotated[int, "Number of prompts decoded together."]
+OutputOption = Annotated[Path, "JSONL file to append to; records that it holds are not made again."]
 
 
 @app.callback()
@@ -78,48 +64,32 @@ def data() -> None:
 @app.command()
 def synth(
     target: TargetArgument,
+    *,
     output: OutputOption,
-    count: Annotated[int, typer.Option(help="Number of records that the file is to hold.")] = 1000,
-    mix: Annotated[
-        str, typer.Option(help="Weight of each kind of prompt, as kind=weight.")
-    ] = ",".join(f"{kind}={share}" for kind, share in MIX.items()),
-    head: HeadOption = None,
+    config: Annotated[SynthConfig, Fields("count", "max_tokens", "seed", "system")],
+    mix: Annotated[str, "Weight of each kind of prompt, as kind=weight."] = ",".join(
+        f"{kind}={share}" for kind, share in MIX.items()
+    ),
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature of the user's turns, above 0.")
-    ] = 0.9,
-    top_p: TopPOption = 0.95,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
-    prompt_tokens: Annotated[
-        int, typer.Option(help="Maximum number of tokens of a user's turn.")
-    ] = 256,
-    max_tokens: MaxTokensOption = 512,
-    seed: SeedOption = 0,
-    system: SystemOption = None,
-    chat_template: ChatTemplateOption = None,
+        float, "Sampling temperature of the user's turns, above 0."
+    ] = USER.temperature,
+    user: Annotated[SamplingParams, Fields("top_k", "min_p", top_p=USER.top_p)],
+    prompt_tokens: Annotated[int, "Maximum number of tokens of a user's turn."] = USER.max_tokens,
     chat_template_arg: TemplateArgsOption = None,
+    model: Annotated[ModelOptions, MODEL],
     batch: BatchOption = 16,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
 ) -> None:
     """Let the target write prompts and answer them: training data without any prompts of yours."""
-    args = _pairs(chat_template_arg or [], "--chat-template-arg")
-    user = SamplingParams(temperature, top_p, top_k, min_p, max_tokens=prompt_tokens)
-    config = SynthConfig(count, _mix(mix), user, max_tokens, seed, system, args)
-    SamplingParams(max_tokens=max_tokens)  # checked before anything is loaded
-    llm = open_llm(
-        target,
-        head,
-        dtype=dtype,
-        device=device,
-        chat_template=chat_template,
-        max_batch=batch,
+    check_at_least(1, batch=batch, max_tokens=config.max_tokens, prompt_tokens=prompt_tokens)
+    config = replace(
+        config,
+        mix=_mix(mix),
+        user=replace(user, temperature=temperature, max_tokens=prompt_tokens),
+        template_args=_pairs(chat_template_arg or [], "--chat-template-arg"),
     )
-    with progress_bar("records") as bar:
-        task = bar.add_task("", total=count)
-        report = synthesize(
-            llm, output, config, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    llm = open_llm(target, model, max_batch=batch)
+    with counting("records", config.count) as count:
+        report = synthesize(llm, output, config, count)
     kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(report.kinds.items()))
     screen.print(f"wrote {report.written} records to {output}, which has {kinds}")
     if report.refused:
@@ -130,83 +100,60 @@ def synth(
 @app.command()
 def regenerate(
     target: TargetArgument,
-    prompts: Annotated[
-        Path, typer.Option(help='JSONL file of {"turns": [...]} or conversations, plain or .gz.')
-    ],
+    *,
+    prompts: Annotated[Path, 'JSONL file of {"turns": [...]} or conversations, plain or .gz.'],
     output: OutputOption,
-    engine: Annotated[str, typer.Option(help="Engine in this process: native or vllm.")] = "native",
+    engine: Annotated[str, "Engine in this process: native or vllm."] = "native",
     url: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Base URL of an OpenAI-compatible server, as http://host:8000/v1; repeat the "
-            "option for several servers. Default: the engine in this process."
-        ),
+        "Base URL of an OpenAI-compatible server, as http://host:8000/v1; repeat the option for "
+        "several servers. Default: the engine in this process.",
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name at --url. Default: the only model there.")
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of concurrent requests to each URL.")
-    ] = 8,
+    model: Annotated[str | None, "Model name at --url. Default: the only model there."] = None,
+    workers: Annotated[int, "Number of concurrent requests to each URL."] = 8,
     api_key_env: Annotated[
-        str | None, typer.Option(help="Name of the environment variable with the API key of --url.")
+        str | None, "Name of the environment variable with the API key of --url."
     ] = None,
-    head: HeadOption = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of records to answer. Default: all.")
-    ] = None,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = 0,
-    max_tokens: MaxTokensOption = 512,
-    system: SystemOption = None,
-    chat_template: ChatTemplateOption = None,
+    limit: Annotated[int | None, "Number of records to answer. Default: all."] = None,
+    sampling: Annotated[SamplingParams, Fields("temperature", "top_p", seed=0, max_tokens=512)],
+    system: Annotated[str | None, "System prompt of every conversation. Default: none."] = None,
     chat_template_arg: TemplateArgsOption = None,
+    options: Annotated[ModelOptions, MODEL],
     batch: BatchOption = 16,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
 ) -> None:
     """Let the target answer prompts: the text its drafter must learn to predict."""
     existing_file(prompts, "--prompts")
-    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    check_at_least(1, workers=workers, limit=limit, batch=batch)
     args = _pairs(chat_template_arg or [], "--chat-template-arg")
     conversations = read_conversations(prompts, system, args)
     source: LLM | Engine | Servers
     if url:
-        here = {"--head": head, "--chat-template": chat_template}
-        here["--engine"] = None if engine == "native" else engine
-        for option in (name for name, given in here.items() if given is not None):
-            raise InputError(f"{option} with --url: the endpoint has its own")
+        _check_no_engine(engine, options)
         key = _api_key(api_key_env)
         source = connect(url, model, prefer=target, workers=workers, api_key=key)
     elif engine == "vllm":
         tokenizer = load_tokenizer(target)
-        use_template(tokenizer, chat_template)
+        use_template(tokenizer, options.chat_template)
         _check_template(tokenizer, args)
         source = through_vllm(target, tokenizer)
     elif engine == "native":
-        source = open_llm(
-            target,
-            head,
-            dtype=dtype,
-            device=device,
-            chat_template=chat_template,
-            max_batch=batch,
-        )
+        source = open_llm(target, options, max_batch=batch)
         _check_template(source.tokenizer, args)
     else:
         raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")
-    with progress_bar("records") as bar:
-        task = bar.add_task("", total=None)
-        report = run_regenerate(
-            source,
-            conversations,
-            output,
-            params,
-            limit,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with counting("records", None) as count:
+        report = run_regenerate(source, conversations, output, sampling, limit, count)
     _tell(report, output)
+
+
+def _check_no_engine(engine: str, options: ModelOptions) -> None:
+    """Raises InputError for what a server decides itself."""
+    named = {"--head": options.head, "--chat-template": options.chat_template}
+    if engine != "native":
+        named["--engine"] = engine
+    for option, value in named.items():
+        if value is not None:
+            raise InputError(f"{option} with --url: the endpoint has its own")
 
 
 def _tell(report: Report, output: Path) -> None:
@@ -228,27 +175,22 @@ app.command()(capture)
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="JSONL file of answers or conversations.")],
-    target: Annotated[
-        str, typer.Option(help="Target model whose tokenizer and chat template are used.")
-    ],
+    *,
+    target: Annotated[str, "Target model whose tokenizer and chat template are used."],
     record: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Number of the record whose tokens are shown, from 1. Default: a summary."
-        ),
+        "Number of the record whose tokens are shown, from 1. Default: a summary.",
     ] = None,
     max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=4,
-            help="Maximum length of a document in tokens, as `train` has it. Default: none.",
-        ),
+        int | None, "Maximum length of a document in tokens, as `train` has it. Default: none."
     ] = None,
     chat_template: ChatTemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Summarise a data file; with --record, show which tokens of a record are trained on."""
     existing_file(file, "data file")
+    check_at_least(1, record=record)
+    check_at_least(4, max_length=max_length)
     tokenizer = load_tokenizer(target)
     use_template(tokenizer, chat_template)
     if record is not None:
@@ -276,7 +218,7 @@ def _counts(value: int | dict[str, int], records: int) -> str:
 
 def _show_record(
     record: dict[str, Any],
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: PreTrainedTokenizerBase,
     max_length: int | None,
     as_json: bool,
 ) -> None:
@@ -300,7 +242,7 @@ def _show_record(
         typer.echo(json.dumps({"documents": shown}, ensure_ascii=False))
 
 
-def _check_template(tokenizer: "PreTrainedTokenizerBase", args: dict[str, Any]) -> None:
+def _check_template(tokenizer: PreTrainedTokenizerBase, args: dict[str, Any]) -> None:
     check_template(tokenizer)
     check_template_args(tokenizer, args)
 

@@ -10,24 +10,24 @@ from rich.table import Table
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.bench.workload import human_eval
 from peagle.catalog import find_entry, head_path, missing_head
-from peagle.cli.common import DtypeOption, MaxTokensOption, QuantizeOption, progress_bar, screen
-from peagle.cli.generate import console
+from peagle.cli.common import ModelOptions, console, progress_bar, screen
+from peagle.cli.options import App, Fields
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 
-app = typer.Typer(add_completion=False)
+app = App()
 TARGET = "smollm2-135m"
 
 
 @app.command()
 def demo(
-    prompts: Annotated[int, typer.Option(help="HumanEval prompts to answer.")] = 8,
-    max_tokens: MaxTokensOption = 128,
-    dtype: DtypeOption = "bfloat16",
-    quantize: QuantizeOption = None,
-    output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("results/demo.json"),
+    *,
+    prompts: Annotated[int, "HumanEval prompts to answer."] = 8,
+    sampling: Annotated[SamplingParams, Fields(max_tokens=128)],
+    model: Annotated[ModelOptions, Fields("quantize", dtype="bfloat16")],
+    output: Annotated[Path, "JSON file to write."] = Path("results/demo.json"),
 ) -> None:
     """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens."""
     from transformers.utils import logging
@@ -42,21 +42,21 @@ def demo(
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine has not been run on a GPU, and the demo is for every machine.
-        how: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "device": "cpu"}
+        how: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize, "device": "cpu"}
         llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
         rows = load_contenders(llm, heads)
     ids = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
     with progress_bar("prompts") as bar:
         task = bar.add_task("", total=len(ids))
-        compare(llm, rows, ids, SamplingParams(max_tokens=max_tokens), lambda: bar.advance(task))
+        compare(llm, rows, ids, sampling, lambda: bar.advance(task))
     same, results = identical(rows), [row.row() for row in rows]
     report = {
         "device": device_name(),
         "target": TARGET,
-        "dtype": dtype,
-        "quantize": quantize,
+        "dtype": model.dtype,
+        "quantize": model.quantize,
         "prompts": len(ids),
-        "max_tokens": max_tokens,
+        "max_tokens": sampling.max_tokens,
         "identical": same,
         "rows": results,
     }
@@ -69,7 +69,7 @@ def demo(
         speed = row["tokens_per_second"]
         table.add_row(row["method"], str(row["k"] or "-"), f"{speed:.1f}", f"{speed / base:.2f}×",
                       f"{row['acceptance_length']:.2f}", shares)  # fmt: skip
-    weights = f"{dtype}, {quantize} weights" if quantize else dtype
+    weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
     console.print(f"{TARGET}, {weights}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
     console.print(table)
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")

@@ -4,9 +4,9 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
+from peagle.cli.options import App, check_at_least, flag, with_flags
 from peagle.deploy import kubernetes, local, sagemaker
 from peagle.deploy.account import PLACEHOLDERS, Account
 from peagle.deploy.drafting import Drafting
@@ -33,7 +34,59 @@ class _StartByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_StartByDefault, add_completion=False, no_args_is_help=True)
+app = App(cls=_StartByDefault, no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place of a deployment."""
+
+    to: Annotated[str, "Place to deploy to: local, kubernetes or sagemaker."]
+    namespace: Annotated[str, "Namespace, with --to kubernetes."] = "default"
+    context: Annotated[
+        str | None, "Context of kubectl, with --to kubernetes. Default: the current one."
+    ] = None
+    region: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="AWS region, with --to sagemaker."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.to not in PLACES:
+            raise InputError(f"--to {self.to!r}: choose {', '.join(PLACES)}")
+
+    @property
+    def cluster(self) -> kubernetes.Cluster:
+        """The cluster to ask about what runs there."""
+        return kubernetes.Cluster(self.namespace, context=self.context)
+
+    def aws_region(self) -> str:
+        """The region. Raises InputError when it is missing."""
+        if not self.region:
+            raise InputError("--region is missing: name it, or set AWS_REGION")
+        return self.region
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a deployment runs on."""
+
+    image: Annotated[
+        str | None,
+        "Container image, not with --to local. Default: an image of vLLM; --engine native needs "
+        "one.",
+    ] = None
+    replicas: Annotated[
+        int, "Number of replicas (on SageMaker: instances); the minimum if they are scaled."
+    ] = 1
+    max_replicas: Annotated[
+        int | None, "Maximum number of replicas. Default: 4 on Kubernetes, --replicas on SageMaker."
+    ] = None
+    role: Annotated[str, "ARN of the execution role, with --to sagemaker."] = ""
+    instance_type: Annotated[str, "Instance type, with --to sagemaker, such as ml.p5.4xlarge."] = ""
+
 
 NameArgument = Annotated[
     str,
@@ -42,24 +95,7 @@ NameArgument = Annotated[
         show_default=False,
     ),
 ]
-ToOption = Annotated[
-    str,
-    typer.Option(
-        "--to", help="Place to deploy to: local, kubernetes or sagemaker.", show_default=False
-    ),
-]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-NamespaceOption = Annotated[str, typer.Option(help="Namespace, with --to kubernetes.")]
-ContextOption = Annotated[
-    str | None,
-    typer.Option(help="Context of kubectl, with --to kubernetes. Default: the current one."),
-]
-RegionOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="AWS region, with --to sagemaker."
-    ),
-]
+YesOption = Annotated[bool, "Do not ask for confirmation."]
 
 
 @app.callback()
@@ -70,178 +106,113 @@ def deploy() -> None:
 @app.command()
 def start(
     name: NameArgument,
-    to: ToOption,
+    *,
+    where: Where,
     engine: Annotated[
         str | None,
-        typer.Option(
-            help="Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU "
-            "and an installed vLLM, else native; elsewhere vllm (native for packaged models)."
-        ),
+        "Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU and an "
+        "installed vLLM, else native; elsewhere vllm (native for packaged models).",
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option(
-            help="Draft head: a hub id (owner/name@revision), or a folder with --to local. "
-            "Default: the catalog's head for the model."
-        ),
+        "Draft head: a hub id (owner/name@revision), or a folder with --to local. Default: the "
+        "catalog's head for the model.",
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or tells "
-            "what --head is. Default: p-eagle where there is such a head."
-        ),
+        "Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or tells what "
+        "--head is. Default: p-eagle where there is such a head.",
     ] = None,
     k: Annotated[
         int | None,
-        typer.Option(
-            help="Number of draft tokens per round (num_speculative_tokens). Default: the "
-            "catalog's with vllm, chosen every round with native."
-        ),
+        "Number of draft tokens per round (num_speculative_tokens). Default: the catalog's with "
+        "vllm, chosen every round with native.",
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(
-            help="Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none."
-        ),
+        "Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.",
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be sent or run, and do nothing.")
-    ] = False,
+    dry_run: Annotated[bool, "Print what would be sent or run, and do nothing."] = False,
     yes: YesOption = False,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            help="Container image, not with --to local. Default: an image of vLLM; --engine native "
-            "needs one."
-        ),
-    ] = None,
-    replicas: Annotated[
-        int,
-        typer.Option(
-            help="Number of replicas (on SageMaker: instances); the minimum if they are scaled."
-        ),
-    ] = 1,
-    max_replicas: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum number of replicas. Default: 4 on Kubernetes, --replicas on SageMaker."
-        ),
-    ] = None,
-    namespace: NamespaceOption = "default",
-    context: ContextOption = None,
-    region: RegionOption = None,
-    role: Annotated[str, typer.Option(help="ARN of the execution role, with --to sagemaker.")] = "",
-    instance_type: Annotated[
-        str, typer.Option(help="Instance type, with --to sagemaker, such as ml.p5.4xlarge.")
-    ] = "",
-    port: Annotated[
-        int, typer.Option(help="Port to listen on, with --to local; 0 takes any free port.")
-    ] = 8000,
+    size: Size,
+    port: Annotated[int, "Port to listen on, with --to local; 0 takes any free port."] = 8000,
     wait: Annotated[
-        float,
-        typer.Option(help="Seconds within which the server must become healthy, with --to local."),
+        float, "Seconds within which the server must become healthy, with --to local."
     ] = 1800,
     catalog: CatalogOption = None,
 ) -> None:
     """Start a model, or bring a running one to what is asked for now."""
-    _check_place(to)
+    local_engine = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
-    drafting = Drafting(head, method, k)
-    if engine is None and to == "local":
+    if engine is None and local_engine:
         engine, why = default_engine()
         if why:
-            typer.echo(why, err=True)
-    spec = make_spec(name, entry, engine, remote=to != "local", drafting=drafting)
+            typer.echo(with_flags(why), err=True)
+    drafting = Drafting(head, method, k)
+    spec = make_spec(name, entry, engine, remote=not local_engine, drafting=drafting)
     if profile is not None and spec.engine == "native":
         raise InputError(f"--profile {profile}: profiles are flags of vLLM: use --engine vllm")
-    if to == "local":
+    if local_engine:
         if catalog is not None:  # the process looks names up, too
             spec = replace(spec, env={**spec.env, "PEAGLE_CATALOG": str(catalog.resolve())})
         _start_local(spec, port, wait, dry_run)
-    elif to == "kubernetes":
-        most = max(replicas, 4) if max_replicas is None else max_replicas
-        cluster = kubernetes.Cluster(namespace, image, context, replicas, most)
+    elif where.to == "kubernetes":
+        most = max(size.replicas, 4) if size.max_replicas is None else size.max_replicas
+        cluster = kubernetes.Cluster(
+            where.namespace, size.image, where.context, size.replicas, most
+        )
         _start_kubernetes(spec, cluster, dry_run, yes)
     else:
-        where = {"region": region or "", "role": role, "instance_type": instance_type}
-        if dry_run:
-            where = _with_placeholders(where)
-        else:
-            _region(region)
-        account = Account(**where, image=image, replicas=replicas, max_replicas=max_replicas)
-        _start_sagemaker(spec, account, dry_run, yes)
+        _start_sagemaker(spec, _account(where, size, dry_run), dry_run, yes)
 
 
 @app.command()
-def status(
-    name: NameArgument,
-    to: ToOption,
-    namespace: NamespaceOption = "default",
-    context: ContextOption = None,
-    region: RegionOption = None,
-) -> None:
+def status(name: NameArgument, *, where: Where) -> None:
     """How a model is doing."""
-    _check_place(to)
     with _failures():
-        if to == "local":
-            _show(local.status(name))
-        elif to == "kubernetes":
-            cluster = kubernetes.Cluster(namespace, context=context)
-            typer.echo(kubernetes.status(resource_name(name), cluster), nl=False)
+        if where.to == "local":
+            typer.echo(json.dumps(local.status(name)))
+        elif where.to == "kubernetes":
+            typer.echo(kubernetes.status(resource_name(name), where.cluster), nl=False)
         else:
-            _show(sagemaker.status(resource_name(name), _region(region)))
+            typer.echo(json.dumps(sagemaker.status(resource_name(name), where.aws_region())))
 
 
 @app.command()
 def logs(
     name: NameArgument,
-    to: ToOption,
-    lines: Annotated[
-        int, typer.Option(min=1, help="Number of lines to print, from the end.")
-    ] = 100,
-    namespace: NamespaceOption = "default",
-    context: ContextOption = None,
-    region: RegionOption = None,
+    *,
+    where: Where,
+    lines: Annotated[int, "Number of lines to print, from the end."] = 100,
 ) -> None:
     """The last lines that a model's engine wrote."""
-    _check_place(to)
+    check_at_least(1, lines=lines)
     with _failures():
-        if to == "kubernetes":
-            cluster = kubernetes.Cluster(namespace, context=context)
-            typer.echo(kubernetes.logs(resource_name(name), cluster, lines), nl=False)
+        if where.to == "kubernetes":
+            typer.echo(kubernetes.logs(resource_name(name), where.cluster, lines), nl=False)
             return
-        if to == "local":
+        if where.to == "local":
             written = local.logs(name, lines)
         else:
-            written = sagemaker.logs(resource_name(name), _region(region), lines)
+            written = sagemaker.logs(resource_name(name), where.aws_region(), lines)
         for line in written:
             typer.echo(line)
 
 
 @app.command()
-def delete(
-    name: NameArgument,
-    to: ToOption,
-    yes: YesOption = False,
-    namespace: NamespaceOption = "default",
-    context: ContextOption = None,
-    region: RegionOption = None,
-) -> None:
+def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
     """Stop a model and remove everything that was made for it."""
-    _check_place(to)
     with _failures():
-        if to == "local":
+        if where.to == "local":
             typer.echo("stopped" if local.delete(name) else "was not running")
-        elif to == "kubernetes":
-            what = f"from namespace {namespace}, its weights and its key with it"
+        elif where.to == "kubernetes":
+            what = f"from namespace {where.namespace}, its weights and its key with it"
             _ask(f"delete {name} {what}", yes)
-            cluster = kubernetes.Cluster(namespace, context=context)
-            typer.echo(kubernetes.delete(resource_name(name), cluster), nl=False)
+            typer.echo(kubernetes.delete(resource_name(name), where.cluster), nl=False)
         else:
-            where = _region(region)
-            _ask(f"delete {name} from SageMaker in {where}", yes)
-            for deleted in sagemaker.delete(resource_name(name), where):
+            region = where.aws_region()
+            _ask(f"delete {name} from SageMaker in {region}", yes)
+            for deleted in sagemaker.delete(resource_name(name), region):
                 typer.echo(f"deleted {deleted}")
 
 
@@ -286,13 +257,19 @@ def _start_sagemaker(spec: Spec, account: Account, dry_run: bool, yes: bool) -> 
     typer.echo(f"endpoint {endpoint} in {account.region} is in service")
 
 
-def _with_placeholders(given: dict[str, str]) -> dict[str, str]:
-    """Placeholders for what is not given, each named on stderr with its option."""
-    missing = [name for name, value in given.items() if not value]
-    if missing:
-        named = [f"{PLACEHOLDERS[name]} (--{name.replace('_', '-')})" for name in missing]
+def _account(where: Where, size: Size, dry_run: bool) -> Account:
+    """What SageMaker needs to know; a dry run has placeholders for what is not given, each named
+    on stderr with its option."""
+    region = where.region if dry_run else where.aws_region()
+    asked = {"region": region or "", "role": size.role, "instance_type": size.instance_type}
+    missing = [name for name, value in asked.items() if not value]
+    if missing and dry_run:
+        named = [f"{PLACEHOLDERS[name]} ({flag(name)})" for name in missing]
         typer.echo(f"placeholders, to be given when it starts: {', '.join(named)}", err=True)
-    return {name: value or PLACEHOLDERS[name] for name, value in given.items()}
+        asked |= {name: PLACEHOLDERS[name] for name in missing}
+    return Account(
+        **asked, image=size.image, replicas=size.replicas, max_replicas=size.max_replicas
+    )
 
 
 def _entry(name: str, catalog: Path | None) -> Entry:
@@ -301,21 +278,6 @@ def _entry(name: str, catalog: Path | None) -> Entry:
     if entry is None and is_hub_id(name):
         return Entry(target=name, heads={})
     return entry or find_entry(name, catalog)
-
-
-def _check_place(to: str) -> None:
-    if to not in PLACES:
-        raise InputError(f"--to {to!r}: choose {', '.join(PLACES)}")
-
-
-def _region(region: str | None) -> str:
-    if not region:
-        raise InputError("--region is missing: name it, or set AWS_REGION")
-    return region
-
-
-def _show(found: dict[str, Any]) -> None:
-    typer.echo(json.dumps(found))
 
 
 def _ask(what: str, yes: bool) -> None:

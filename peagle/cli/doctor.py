@@ -18,9 +18,10 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.generate import console
+from peagle.cli.options import App
 from peagle.methods.load import find_head
 
-app = typer.Typer(add_completion=False)
+app = App()
 COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}
 
 

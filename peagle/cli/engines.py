@@ -7,16 +7,14 @@ from typing import Annotated, Literal, cast
 import typer
 
 from peagle.cli.common import screen
+from peagle.cli.options import with_flags
 from peagle.errors import InputError
 from peagle.vllm.process import default_engine
 
 EngineOption = Annotated[
     str,
-    typer.Option(
-        "--engine",
-        help="Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a "
-        "GPU and an installed vLLM, else native.",
-    ),
+    "Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a GPU and an "
+    "installed vLLM, else native.",
 ]
 VllmPythonOption = Annotated[
     Path | None,
@@ -46,5 +44,5 @@ def resolve_engine(
             screen.print(f"engine: native, because vLLM has no {option}; without it, vLLM is used")
             return "native"
     if choice.why and device != "cpu":
-        screen.print(choice.why, markup=False)
+        screen.print(with_flags(choice.why), markup=False)
     return choice.engine

@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
+from peagle.cli.options import App
 from peagle.errors import InputError
 from peagle.methods.checkpoint import read_config
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.save import save_drafter
 
-app = typer.Typer(add_completion=False)
+app = App()
 
 
 @app.command()
@@ -20,12 +21,9 @@ def export(
     output: Annotated[
         Path, typer.Argument(help="New folder to write the head to.", show_default=False)
     ],
-    to: Annotated[
-        str, typer.Option("--to", help="Checkpoint format to write: vllm or speculators.")
-    ],
+    to: Annotated[str, "Checkpoint format to write: vllm or speculators."],
     target: Annotated[
-        str | None,
-        typer.Option(help="Target model of the head. Default: the one it was trained for."),
+        str | None, "Target model of the head. Default: the one it was trained for."
     ] = None,
     chat_template: ChatTemplateOption = None,
     force: ForceOption = False,

@@ -6,108 +6,55 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from peagle.cli.common import (
-    ChatTemplateOption,
-    DeviceOption,
-    DtypeOption,
-    ForceOption,
-    FrequencyPenaltyOption,
-    HeadOption,
     JsonOption,
-    JsonSchemaOption,
-    KOption,
-    LogprobsOption,
-    MaxTokensOption,
-    MethodOption,
-    MinPOption,
-    NoSpeculationOption,
-    PresencePenaltyOption,
-    QuantizeOption,
-    RegexOption,
-    RepetitionPenaltyOption,
-    SeedOption,
-    StopOption,
+    ModelOptions,
     TargetArgument,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
     check_answered,
+    console,
     existing_file,
     open_llm,
-    sampling,
 )
+from peagle.cli.options import App, Fields
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM, Run
+from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 
-app = typer.Typer(add_completion=False)
-console = Console(highlight=False, soft_wrap=True)
+app = App()
+SAMPLING = Fields(
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "regex", "logprobs",
+)  # fmt: skip
 
 
 @app.command()
 def generate(
     target: TargetArgument,
-    prompt: Annotated[
-        str, typer.Option(help="Text of the user's message, or the text to continue with --raw.")
-    ],
-    head: HeadOption = None,
-    method: MethodOption = None,
-    no_speculation: NoSpeculationOption = False,
-    k: KOption = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
-    ] = False,
-    chat_template: ChatTemplateOption = None,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
-    seed: SeedOption = None,
-    max_tokens: MaxTokensOption = 256,
-    stop: StopOption = [],  # noqa: B006 (typer copies it)
-    repetition_penalty: RepetitionPenaltyOption = 1.0,
-    presence_penalty: PresencePenaltyOption = 0.0,
-    frequency_penalty: FrequencyPenaltyOption = 0.0,
-    json_schema: JsonSchemaOption = None,
-    regex: RegexOption = None,
-    logprobs: LogprobsOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    quantize: QuantizeOption = None,
-    force: ForceOption = False,
+    prompt: Annotated[str, "Text of the user's message, or the text to continue with --raw."],
+    model: ModelOptions,
+    sampling: Annotated[SamplingParams, SAMPLING],
+    raw: Annotated[bool, "Continue the text as it is, without the chat template."] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with a JSON schema that the answer must satisfy (structured output).",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
-    if logprobs is not None and not as_json:
-        raise InputError(f"--logprobs {logprobs}: they are part of the JSON, add --json")
-    params = replace(
-        sampling(temperature, top_p, top_k, min_p, seed, max_tokens),
-        stop=tuple(stop),
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        json_schema=None if json_schema is None else read_schema(json_schema),
-        regex=regex,
-        logprobs=logprobs,
-    )
+    if sampling.logprobs is not None and not as_json:
+        raise InputError(f"--logprobs {sampling.logprobs}: they are part of the JSON, add --json")
+    if json_schema is not None:
+        sampling = replace(sampling, json_schema=read_schema(json_schema))
     if not prompt.strip():
         raise InputError("--prompt is empty: give it a text")
-    llm = open_llm(
-        target,
-        head,
-        method,
-        k,
-        no_speculation=no_speculation,
-        dtype=dtype,
-        device=device,
-        quantize=quantize,
-        force=force,
-        chat_template=chat_template,
-    )
+    llm = open_llm(target, model)
     ids = prompt if raw else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
-    run = llm.stream([ids], params)
+    run = llm.stream([ids], sampling)
     if as_json:
         for _ in run:
             pass

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
+from peagle.cli.options import with_flags
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
@@ -111,7 +112,7 @@ def _our_warnings_in_a_line() -> Iterator[None]:
 
             from peagle.cli.common import screen
 
-            screen.print("[yellow]warning:[/]", Text(str(message)))
+            screen.print("[yellow]warning:[/]", Text(with_flags(str(message))))
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield

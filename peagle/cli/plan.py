@@ -8,77 +8,56 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from peagle.cli.common import JsonOption, TargetArgument
-from peagle.cli.generate import console
+from peagle.cli.common import JsonOption, TargetArgument, console
+from peagle.cli.options import App, Fields, check_at_least
 from peagle.errors import InputError
+from peagle.methods.spec import HeadSpec
 
-app = typer.Typer(add_completion=False)
+app = App()
 
 
 @app.command()
-def plan(  # noqa: PLR0917
+def plan(
+    command: typer.Context,
     target: TargetArgument,
-    tokens: Annotated[int, typer.Option(help="Number of answer tokens to train on.")],
-    context: Annotated[int, typer.Option(help="Length of a training sequence in tokens.")],
+    *,
+    tokens: Annotated[int, "Number of answer tokens to train on."],
+    context: Annotated[int, "Length of a training sequence in tokens."],
     answered: Annotated[
         float,
-        typer.Option(
-            help="Fraction of the tokens that belong to answers (0 to 1), as `peagle data show` "
-            "counts it."
-        ),
+        "Fraction of the tokens that belong to answers (0 to 1), as `peagle data show` counts it.",
     ] = 1.0,
-    gpus: Annotated[int, typer.Option(help="Number of GPUs to train on; 0 trains on the CPU.")] = 0,
+    gpus: Annotated[int, "Number of GPUs to train on; 0 trains on the CPU."] = 0,
     memory: Annotated[
-        float | None,
-        typer.Option(help="Memory of one device in GiB. Default: this machine's, or 80 for a GPU."),
+        float | None, "Memory of one device in GiB. Default: this machine's, or 80 for a GPU."
     ] = None,
     segments: Annotated[
         int | None,
-        typer.Option(
-            help="Number of passes that a sequence is partitioned into. Default: the fewest that "
-            "fit in memory."
-        ),
+        "Number of passes that a sequence is partitioned into. Default: the fewest that fit in "
+        "memory.",
     ] = None,
-    method: Annotated[
-        str, typer.Option(help="Drafting method to train: p-eagle or eagle3.")
-    ] = "p-eagle",
-    layers: Annotated[
-        int | None,
-        typer.Option(help="Number of decoder layers of the head. Default: 4, or 1 for eagle3."),
-    ] = None,
-    depths: Annotated[
-        int, typer.Option(help="Number of draft tokens per round to train for (K).")
-    ] = 8,
-    draft_vocab: Annotated[
-        int, typer.Option(help="Size of the draft vocabulary, the most frequent tokens.")
-    ] = 8192,
+    head: Annotated[HeadSpec, Fields("method", "layers", "depths", "draft_vocab")],
     run: Annotated[
         Path | None,
-        typer.Option(
-            help="Output folder of a short run with these settings, whose throughput gives the "
-            "hours. Default: hours are not estimated."
-        ),
+        "Output folder of a short run with these settings, whose throughput gives the hours. "
+        "Default: hours are not estimated.",
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(
-            help="Price of one device for one hour, in any currency. Default: no cost is estimated."
-        ),
+        "Price of one device for one hour, in any currency. Default: no cost is estimated.",
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the memory of training by part; only the target's configuration is downloaded."""
-    from peagle.methods.spec import HeadSpec
     from peagle.tools.plan import GIB, measured_rate, outline
     from peagle.tools.plan import plan as make_plan
 
-    limits = {"tokens": (tokens, 1), "context": (context, 4), "gpus": (gpus, 0)}
-    for name, (value, least) in limits.items():
-        if value < least:
-            raise InputError(f"--{name} {value}: must be at least {least}")
+    check_at_least(0, gpus=gpus)
+    check_at_least(1, tokens=tokens)
+    check_at_least(4, context=context)
     if not 0 < answered <= 1:
         raise InputError(f"--answered {answered}: must be above 0, at most 1")
-    spec = HeadSpec(method, layers or (1 if method == "eagle3" else 4), depths, draft_vocab)
+    spec = head
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     room = memory or (80.0 if gpus else machine)
     rate = None if run is None else measured_rate(run)

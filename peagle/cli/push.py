@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from peagle.cli.common import screen
+from peagle.cli.options import App
 
-app = typer.Typer(add_completion=False)
+app = App()
 
 
 @app.command()
@@ -15,13 +16,11 @@ def push(
     repo_id: Annotated[
         str, typer.Argument(help="Hub repository to upload to, as owner/name.", show_default=False)
     ],
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository private when it is created.")
-    ] = False,
+    private: Annotated[bool, "Make the repository private when it is created."] = False,
     revision: Annotated[
-        str | None, typer.Option(help="Branch to commit to, created when missing. Default: main.")
+        str | None, "Branch to commit to, created when missing. Default: main."
     ] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload head",
+    message: Annotated[str, "Message of the commit."] = "Upload head",
 ) -> None:
     """Upload a head: config.json, tensors and README.md (written from its record when missing)."""
     from huggingface_hub.utils import disable_progress_bars

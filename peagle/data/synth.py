@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -36,12 +36,12 @@ MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 
 class SynthConfig:
     """What is written, and how."""
 
-    count: int = 1000  # records
+    count: Annotated[int, "Number of records that the file is to hold."] = 1000
     mix: Mapping[str, float] = field(default_factory=lambda: MIX)  # kind → share, as weights
     user: SamplingParams = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
-    max_tokens: int = 512  # of an answer, which is greedy
-    seed: int = 0
-    system: str | None = None  # system prompt before the user's turn
+    max_tokens: Annotated[int, "Maximum number of tokens of an answer, which is greedy."] = 512
+    seed: Annotated[int, "Seed of the random number generator."] = 0
+    system: Annotated[str | None, "System prompt of every conversation. Default: none."] = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from peagle.errors import InputError, first_line
 
@@ -27,24 +27,52 @@ class SamplingParams:
     """How to choose tokens: temperature 0 is greedy. Meanings and order as in vLLM: bias,
     penalties, grammar, temperature, min-p, top-k, top-p."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()  # cut from the text
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # end the answer, too; they have no text
-    repetition_penalty: float = 1.0  # divides logits of tokens in prompt or output
-    presence_penalty: float = 0.0  # off the logits of tokens in the output
-    frequency_penalty: float = 0.0  # the same, for each time they occur
-    logit_bias: dict[int, float] | None = None  # added to the logits of token ids
-    logprobs: int | None = None  # of emitted tokens, with so many of the likeliest besides
-    n: int = 1  # answers a prompt, with seeds seed, seed + 1, …
-    json_schema: dict[str, Any] | str | None = None  # the answer is JSON that it admits
-    regex: str | None = None  # the whole answer matches it
-    grammar: str | None = None  # the answer is derived from this Lark grammar
+    temperature: Annotated[float, "Sampling temperature, at least 0; 0 is greedy decoding."] = 0.0
+    top_p: Annotated[
+        float,
+        "Nucleus sampling: keep the smallest set of tokens whose probability reaches this value "
+        "(0 to 1).",
+    ] = 1.0
+    top_k: Annotated[int, "Number of most likely tokens to sample from; 0 keeps all tokens."] = 0
+    min_p: Annotated[
+        float,
+        "Drop tokens less likely than this fraction (0 to 1) of the most likely token's "
+        "probability.",
+    ] = 0.0
+    seed: Annotated[
+        int | None, "Seed of the random number generator. Default: a new one for every run."
+    ] = None
+    max_tokens: Annotated[int, "Maximum number of tokens generated for one answer."] = 256
+    stop: Annotated[
+        tuple[str, ...], "Text at which generation stops; repeat the option for several texts."
+    ] = ()
+    ignore_eos: Annotated[bool, "Generate `max_tokens` tokens even after end of text."] = False
+    stop_token_ids: Annotated[
+        tuple[int, ...], "Token ids that end the answer; they have no text."
+    ] = ()
+    repetition_penalty: Annotated[
+        float, "Penalty on tokens that occur in the prompt or the answer, above 0; 1 is none."
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, "Amount subtracted from the logit of each token that occurs in the answer (-2 to 2)."
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        "Amount subtracted from a token's logit for each time it occurs in the answer (-2 to 2).",
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, float] | None, "Amount added to the logit of each of these token ids."
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        "Number of most likely tokens whose log-probabilities are given with each token.",
+    ] = None
+    n: Annotated[int, "Number of answers to a prompt, with seeds seed, seed + 1, and so on."] = 1
+    json_schema: Annotated[
+        dict[str, Any] | str | None, "JSON schema that the answer must satisfy (structured output)."
+    ] = None
+    regex: Annotated[str | None, "Regular expression that the whole answer must match."] = None
+    grammar: Annotated[str | None, "Lark grammar that the answer must be derived from."] = None
 
     def __post_init__(self) -> None:
         checks = [

@@ -1,6 +1,7 @@
 """What a head for a target looks like, before it has weights."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from transformers import PretrainedConfig
 
@@ -25,13 +26,25 @@ SAME_KEYS = (
 class HeadSpec:
     """What head to make."""
 
-    method: str = DEFAULT
-    layers: int | None = None  # of the drafter; None: 4, or 1 for EAGLE-3
-    depths: int = 8  # K trained for
-    draft_vocab: int = 8192  # most frequent answer tokens
-    feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
-    embedding: Embedding | None = None  # None: the target's table, P-EAGLE trains the mask's row
-    warm_start: bool = True  # from the target's own layers, norm and head
+    method: Annotated[str, f"Drafting method to train: {' or '.join(METHODS)}."] = DEFAULT
+    layers: Annotated[
+        int | None, "Number of decoder layers of the head. Default: 4, or 1 for eagle3."
+    ] = None
+    depths: Annotated[int, "Number of draft tokens per round to train for (K)."] = 8
+    draft_vocab: Annotated[int, "Size of the draft vocabulary, the most frequent tokens."] = 8192
+    feature_layers: Annotated[
+        tuple[int, ...] | None,
+        "Target layers whose hidden states the head reads, as 2,15,27. Default: those of vLLM.",
+    ] = None
+    embedding: Annotated[
+        Embedding | None,
+        "Input embedding of the head: full (its own table), mask-row (the target's, with a trained "
+        "row for the mask token) or shared (the target's). Default: mask-row, or shared for "
+        "eagle3.",
+    ] = None
+    warm_start: Annotated[
+        bool, "Start from the target's own layers, norm and output head, not from random weights."
+    ] = True
 
     def __post_init__(self) -> None:
         for name in ("layers", "depths", "draft_vocab"):

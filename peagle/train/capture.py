@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 
@@ -42,10 +42,15 @@ Run = Callable[[list[list[int]]], Generator[TargetOutput]]
 class CaptureConfig:
     """What is captured, and into files of what size."""
 
-    output: Path  # a folder
-    feature_layers: tuple[int, ...] | None = None  # None: vLLM's default
-    max_length: int = 1024  # tokens the documents were cut to
-    shard_bytes: int = 512_000_000
+    output: Annotated[
+        Path, "Folder for the shards; documents that it holds are not captured again."
+    ]
+    feature_layers: Annotated[
+        tuple[int, ...] | None,
+        "Target layers whose hidden states are captured, as 2,15,27. Default: those of vLLM.",
+    ] = None
+    max_length: Annotated[int, "Maximum length of a document in tokens; the rest is cut."] = 1024
+    shard_bytes: Annotated[int, "Size of one shard file in bytes."] = 512_000_000
 
     def __post_init__(self) -> None:
         if self.shard_bytes < 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,26 +42,64 @@ from peagle.train.step import supervised_elements as supervised
 class TrainConfig:
     """How a head is trained."""
 
-    output: Path  # checkpoints/, head/, best/ and metrics.jsonl are written here
-    batch: int = 1  # sequences an optimizer step, over all processes
-    pack: int | None = None  # tokens of documents packed into a sequence; None: one document
-    segments: int | None = None  # passes a sequence is partitioned into; None: by free memory
-    shard: bool = False  # FSDP2: drafter and target in parts over the processes, not a copy each
-    recompute: bool = False  # layer activations again in backward: less memory, more time
-    compile: bool | None = None  # P-EAGLE's layers, by torch.compile; None: on CUDA
-    steps: int | None = None  # optimizer steps; else epochs or max_train_tokens
-    epochs: int = 1
-    max_train_tokens: int | None = None  # answer tokens
-    lr: float = 6e-4  # AdamW, linear warm-up over 1 % of the run, then linear to zero
-    ratio: float = 0.7  # COD r, for both methods
-    floor: float = 0.1  # COD r_min
-    loss: LossName = "kl"
-    seed: int = 0
-    save_every: int = 200  # steps
-    keep: int = 2  # newest checkpoints kept
-    eval_every: int = 500  # steps between measurements of acceptance length
-    patience: int | None = None  # measurements without a better one before training ends early
-    tracker: str | None = None  # one that accelerate supports, besides metrics.jsonl
+    output: Annotated[Path, "Folder to write checkpoints/, head/, best/ and metrics.jsonl to."]
+    batch: Annotated[int, "Sequences per optimizer step, over all processes."] = 1
+    pack: Annotated[
+        int | None,
+        "Pack documents into sequences of this many tokens. Default: one document each.",
+    ] = None
+    segments: Annotated[
+        int | None,
+        "Number of passes that a sequence is partitioned into, or auto, which chooses by free "
+        "memory. Default: auto.",
+    ] = None
+    shard: Annotated[
+        bool, "Shard the target and the head over the processes of torchrun (FSDP2)."
+    ] = False
+    recompute: Annotated[
+        bool,
+        "Compute activations again in the backward pass (gradient checkpointing): less memory, "
+        "more time.",
+    ] = False
+    compile: Annotated[
+        bool | None, "Compile P-EAGLE's layers with torch.compile. Default: on CUDA only."
+    ] = None
+    steps: Annotated[
+        int | None, "Number of optimizer steps. Default: by `epochs` or `max_train_tokens`."
+    ] = None
+    epochs: Annotated[int, "Number of passes over the training data."] = 1
+    max_train_tokens: Annotated[
+        int | None, "Number of answer tokens to train on. Default: by `epochs`."
+    ] = None
+    lr: Annotated[
+        float, "Peak learning rate of AdamW, after the warm-up; then it falls linearly to 0."
+    ] = 6e-4
+    warmup: Annotated[
+        float, "Fraction of the steps in which the learning rate rises linearly (0 to below 1)."
+    ] = 0.01
+    ratio: Annotated[
+        float, "Fraction of the training positions that each further depth keeps (COD r; 0 to 1)."
+    ] = 0.7
+    floor: Annotated[
+        float, "Least fraction of the training positions that a depth keeps (COD r_min; 0 to 1)."
+    ] = 0.1
+    loss: Annotated[
+        LossName, "Loss function: kl (divergence from the target's distribution) or cross-entropy."
+    ] = "kl"
+    seed: Annotated[int, "Seed of the initial weights, data order and sampling."] = 0
+    save_every: Annotated[int, "Steps between checkpoints."] = 200
+    keep: Annotated[int, "Number of checkpoints to keep, the newest."] = 2
+    eval_every: Annotated[int, "Steps between measurements of the acceptance length."] = 500
+    patience: Annotated[
+        int | None,
+        "Stop early after this many measurements without a better acceptance length. Default: "
+        "never.",
+    ] = None
+    tracker: Annotated[
+        str | None,
+        "Experiment tracker to log to besides metrics.jsonl: tensorboard, wandb, ... Default: "
+        "none.",
+    ] = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "save_every", "keep", "eval_every"):
@@ -74,6 +112,8 @@ class TrainConfig:
                 raise InputError(f"{name} {value}: must be above 0")
         if not 0 < self.ratio <= 1 or not 0 <= self.floor <= 1:
             raise InputError(f"ratio {self.ratio}, floor {self.floor}: must lie between 0 and 1")
+        if not 0 <= self.warmup < 1:
+            raise InputError(f"warmup {self.warmup}: must be at least 0 and below 1")
 
 
 class Acceptance(Protocol):
@@ -266,7 +306,7 @@ class Trainer:
                 f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to "
                 f"{bad[-1]}): {good}; lower --lr, or look at the data"
             )
-        lr = learning_rate(self.config.lr, step, self.total_steps)
+        lr = learning_rate(self.config.lr, step, self.total_steps, self.config.warmup)
         self.optimizer.param_groups[0]["lr"] = lr
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
         self.optimizer.step()
@@ -354,9 +394,9 @@ def _signals(handler: Callable[..., None]) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def learning_rate(peak: float, step: int, total: int) -> float:
-    """Linear warm-up over 1 % of the steps, then linear decay to zero."""
-    warm = max(1, total // 100)
+def learning_rate(peak: float, step: int, total: int, warmup: float) -> float:
+    """Linear warm-up over the share `warmup` of the steps, then linear decay to zero."""
+    warm = max(1, int(total * warmup))
     return peak * min((step + 1) / warm, (total - step) / max(1, total - warm))
 
 

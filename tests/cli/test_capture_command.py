@@ -91,7 +91,7 @@ def test_another_template_is_refused(folder: Path, tmp_path: Path, refused) -> N
 def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, refused) -> None:
     command = ("train", target, "--data", folder, "--output", tmp_path, *STEPS)
     line = refused(*command, "--max-length", 64)
-    assert "max_length 64: the captured documents were cut to 1024" in line
+    assert "--max-length 64: the captured documents were cut to 1024" in line
 
 
 def test_a_folder_that_is_no_capture(target: Path, tmp_path: Path, refused) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 from runner import invoke, metrics, printed, write_lines
-from typer.testing import CliRunner
 
 from peagle.cli.data import _mix, _pairs
-from peagle.cli.main import app
 from peagle.errors import InputError
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
@@ -132,17 +130,17 @@ def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--mix", "poem=1"), "mix poem=1: give chat, code, math"),
+        (("--mix", "poem=1"), "--mix poem=1: give chat, code, math"),
         (("--mix", "chat=much"), "--mix chat=much: expected a number"),
         (("--mix", "chat=true"), "--mix chat=True: expected a number"),
         (("--mix", "chat"), "--mix 'chat': expected name=value"),
         (("--mix", "chat=1,chat=2"), "--mix 'chat=2': expected name=value, each name once"),
         (("--mix", "chat=0"), "no kind has a share above 0"),
         (("--mix", ""), "--mix '': expected name=value"),
-        (("--count", 0), "count 0"),
-        (("--temperature", 0), "temperature 0"),
-        (("--prompt-tokens", 0), "max_tokens 0"),
-        (("--max-tokens", 0), "max_tokens 0"),
+        (("--count", 0), "--count 0: must be at least 1"),
+        (("--temperature", 0), "--temperature 0: user turns must be sampled"),
+        (("--prompt-tokens", 0), "--prompt-tokens 0: must be at least 1"),
+        (("--max-tokens", 0), "--max-tokens 0: must be at least 1"),
         (("--chat-template-arg", "think"), "--chat-template-arg 'think': expected name=value"),
         (("--chat-template-arg", "a=["), "--chat-template-arg 'a=[': the value is not YAML"),
     ],
@@ -204,13 +202,12 @@ def test_values_are_read_as_yaml() -> None:
         _pairs(["=1"], "--o")
 
 
-def test_batch_of_none_is_refused(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--batch", "--limit", "--workers"])
+def test_a_count_of_none_is_refused(refused, target: Path, tmp_path: Path, option: str) -> None:
     prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]})
-    command = ["data", "regenerate", str(target), "--prompts", str(prompts)]
-    command += ["--output", str(tmp_path / "made.jsonl"), "--batch", "0"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2
-    assert "--batch" in result.output
+    command = ("data", "regenerate", target, "--prompts", prompts)
+    line = refused(*command, "--output", tmp_path / "made.jsonl", option, 0)
+    assert f"{option} 0: must be at least 1" in line
 
 
 def test_prompts_must_exist(refused, target: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from runner import invoke, write_lines
 from typer.testing import CliRunner
 
 from peagle.cli import bench, bench_answering, engines
-from peagle.cli.common import announced_device
+from peagle.cli.common import ModelOptions, announced_device
 from peagle.cli.engines import resolve_engine
 from peagle.cli.main import app
 from peagle.cli.serve_lines import Serving
@@ -41,10 +40,11 @@ def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture
     assert resolve_engine("auto", None, ["--max-queue"], "auto") == "native"
     why = "engine: native, because vLLM has no --max-queue; without it, vLLM is used\n"
     assert capsys.readouterr().err == why
-    assert bench._native_only("7,adaptive", "cpu", "int8") == [
-        "--k adaptive", "--device cpu", "--quantize"
-    ]  # fmt: skip
-    assert bench._native_only("7", "cuda", None) == bench._native_only(None, "auto", None) == []
+    on_cpu = ModelOptions(device="cpu", quantize="int8")
+    named = ["--k adaptive", "--device cpu", "--quantize"]
+    assert bench._native_only("7,adaptive", on_cpu) == named
+    assert bench._native_only("7", ModelOptions(device="cuda")) == []
+    assert bench._native_only(None, ModelOptions()) == []
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -84,8 +84,8 @@ def test_bench_on_a_gpu(
     """Where K is not given, it is one that the engine can draft with."""
     seen: list[tuple[str, set[object]]] = []
 
-    def answers(kind: str, *arguments: Any) -> None:
-        seen.append((kind, {cell.k for cell in arguments[-1]}))
+    def answers(kind: str, asked: bench_answering.Asked, *more: object) -> None:
+        seen.append((kind, {cell.k for cell in asked.cells}))
         raise InputError("enough")
 
     for kind in ("native", "vllm", "synthetic"):

@@ -204,8 +204,8 @@ def test_bad_options(
             (("--host", "192.0.2.1", "--allow-no-key"), "choose another --host"),
             (("--port", 0, "--max-queue", -1), "--max-queue -1: must be at least 0"),
             (("--port", 0, "--max-seconds", 0), "--max-seconds 0: must be above 0"),
-            (("--port", 0, "--max-batch", 0), "max_batch 0: must be at least 1"),
-            (("--port", 0, "--kv-tokens", 0), "kv_tokens 0: must be at least 1"),
+            (("--port", 0, "--max-batch", 0), "--max-batch 0: must be at least 1"),
+            (("--port", 0, "--kv-tokens", 0), "--kv-tokens 0: must be at least 1"),
         ):
             monkeypatch.setattr("sys.argv", ["peagle", "serve", str(folder), *map(str, args)])
             with pytest.raises(SystemExit) as ended:

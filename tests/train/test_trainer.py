@@ -205,13 +205,20 @@ def test_elements_are_drawn_anew_each_step(
 
 
 def test_learning_rate() -> None:
-    assert [learning_rate(1.0, s, 1000) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
-    assert learning_rate(1.0, 10, 1000) == pytest.approx(1.0)
-    assert learning_rate(1.0, 505, 1000) == pytest.approx(0.5)
-    assert learning_rate(1.0, 999, 1000) == pytest.approx(1 / 990)
-    assert learning_rate(0.3, 0, 1) == pytest.approx(0.3)
-    rates = [learning_rate(1.0, s, 1000) for s in range(10, 1000)]
+    assert [learning_rate(1.0, s, 1000, 0.01) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert learning_rate(1.0, 10, 1000, 0.01) == pytest.approx(1.0)
+    assert learning_rate(1.0, 505, 1000, 0.01) == pytest.approx(0.5)
+    assert learning_rate(1.0, 999, 1000, 0.01) == pytest.approx(1 / 990)
+    assert learning_rate(0.3, 0, 1, 0.01) == pytest.approx(0.3)
+    rates = [learning_rate(1.0, s, 1000, 0.01) for s in range(10, 1000)]
     assert rates == sorted(rates, reverse=True) and max(rates) <= 1.0
+
+
+def test_learning_rate_with_another_warm_up() -> None:
+    assert learning_rate(1.0, 0, 100, 0) == pytest.approx(1.0)
+    assert [learning_rate(1.0, s, 100, 0.5) for s in (0, 49, 75)] == pytest.approx([0.02, 1, 0.5])
+    with pytest.raises(InputError, match="warmup 1: must be at least 0 and below 1"):
+        TrainConfig(Path(), warmup=1)
 
 
 @pytest.mark.parametrize(

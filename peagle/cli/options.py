@@ -1,0 +1,204 @@
+"""Options made from dataclasses: a field's type, its line of help and its default are an option's.
+
+In a command's signature, `Annotated[int, "A sentence."]` is an option with that help, and a
+parameter whose type is a dataclass stands for an option for each of its fields.
+"""
+
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from peagle.errors import InputError
+
+FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
+RUNNING = ContextVar[TyperCommand | None]("the command that runs", default=None)
+
+
+class Fields:
+    """The fields of a dataclass that are options of a command; some with another default."""
+
+    def __init__(self, *names: str, **defaults: Any) -> None:
+        self.names = {*names, *defaults}
+        self.defaults = defaults
+
+
+class App(typer.Typer):
+    """A Typer whose commands have options made from dataclasses, and name them in errors."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(add_completion=False, **settings)
+
+    def command(self, name: str | None = None) -> Callable[..., Any]:  # type: ignore[override]
+        register = super().command(name, cls=_Command)
+        return lambda function: register(expanded(function))
+
+
+class _Command(TyperCommand):
+    """Names an option by its flag where the core's message names a field."""
+
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]
+        running = RUNNING.set(self)
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            error.args = (with_flags(str(error)),)
+            raise
+        finally:
+            RUNNING.reset(running)
+
+
+def with_flags(text: str) -> str:
+    """A message of the core for people: a field in backticks, or at the beginning, becomes the
+    flag of the running command's option of that name."""
+    command = RUNNING.get()
+    params = command.params if command is not None else []
+    flags = {param.name: param.opts[0] for param in params if param.opts[0].startswith("--")}
+    start = re.match(r"\w+(?=[ :])", text)
+    if start and start[0] in flags:
+        text = flags[start[0]] + text[start.end() :]
+    return FIELD.sub(lambda found: flags.get(found[1], found[0]), text)
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether an option has a value that is not its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def parse_list(text: str, field: str, least: int = 0) -> tuple[int, ...]:
+    """ "3,7" → (3, 7)."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        why = "expected whole numbers separated by commas"
+        raise InputError(f"`{field}` {text!r}: {why}") from error
+    if min(numbers) < least:
+        raise InputError(f"`{field}` {text!r}: each must be at least {least}")
+    return numbers
+
+
+def check_at_least(least: int, **values: float | None) -> None:
+    """Raises InputError for an option below `least`; None is an option not given."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise InputError(f"`{name}` {value}: must be at least {least}")
+
+
+def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with options in the place of dataclasses, as Typer takes it."""
+    hints = get_type_hints(function, include_extras=True)
+    groups = dict[str, tuple[type, list[str]]]()
+    options = list[Parameter]()
+    for name, parameter in signature(function).parameters.items():
+        kind, chosen = _plain(hints[name])
+        if isinstance(kind, type) and is_dataclass(kind):
+            every = Fields(*(field.name for field in fields(kind)))
+            members = _members(kind, chosen if isinstance(chosen, Fields) else every)
+            groups[name] = kind, [member.name for member in members]
+            options += members
+        else:
+            options.append(_option(name, hints[name], parameter.default))
+
+    @wraps(function)
+    def run(**values: Any) -> Any:
+        for name, (kind, names) in groups.items():
+            values[name] = _build(kind, {field: values.pop(field) for field in names})
+        return function(**values)
+
+    run.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+def optional(hint: Any) -> tuple[Any, bool]:
+    """A type without its None, and whether it had one."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    [kind] = [part for part in get_args(hint) if part is not NoneType]
+    return kind, True
+
+
+def _plain(hint: Any) -> tuple[Any, Any]:
+    """A type, and what it is annotated with."""
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    kind, note, *_ = get_args(hint)
+    return kind, note
+
+
+def _members(kind: type, chosen: Fields) -> list[Parameter]:
+    """Options for the fields of a dataclass; whether a required one is there is seen later."""
+    hints = get_type_hints(kind, include_extras=True)
+    options = []
+    for field in fields(kind):
+        if field.name not in chosen.names:
+            continue
+        hint, default = hints[field.name], field.default
+        if default is MISSING:
+            hint, note = _plain(hint)
+            hint, default = Annotated[hint, f"{note} Required."], None
+        options.append(_option(field.name, hint, chosen.defaults.get(field.name, default)))
+    return options
+
+
+def _option(name: str, hint: Any, default: Any) -> Parameter:
+    """A parameter as Typer takes it; one that is annotated with Typer's own stays as it is."""
+    kind, note = _plain(hint)
+    if isinstance(note, str):
+        kind, spelling, settings = _typed(kind, flag(name), default)
+        text = FIELD.sub(lambda found: flag(found[1]), note)
+        hint = Annotated[kind, typer.Option(spelling, help=text, **settings)]
+    if default == ():
+        default = []
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def flag(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _typed(kind: Any, name: str, default: object) -> tuple[Any, str, dict[str, Any]]:
+    """The type as Typer takes it, the flag, and further settings of an option."""
+    bare, is_optional = optional(kind)
+    if bare is bool and default is not False:
+        return kind, f"{name}/--no-{name.removeprefix('--')}", {}
+    if bare is int and is_optional:
+        return kind, name, {"parser": _whole_or_auto}
+    if get_origin(bare) is tuple and get_args(bare)[0] is str:
+        kind = list[str]
+    elif get_origin(bare) in (tuple, Literal):
+        kind = str | None if is_optional else str
+    return kind, name, {}
+
+
+def _whole_or_auto(text: str | int) -> int | None:
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: expected a whole number") from error
+
+
+def _build(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass from its options' values. Raises InputError, also for a field that is missing."""
+    hints = get_type_hints(kind, include_extras=True)
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    for name, value in values.items():
+        hint, note = _plain(hints[name])
+        if value is None and name in required:
+            raise InputError(f"{name} is missing: name a {note[0].lower()}{note[1:].rstrip('.')}")
+        if isinstance(value, list):
+            values[name] = tuple(value)
+        elif isinstance(value, str) and get_origin(optional(hint)[0]) is tuple:
+            values[name] = parse_list(value, name)
+    return kind(**values)

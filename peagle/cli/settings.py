@@ -1,0 +1,106 @@
+"""Settings of a command from a YAML file and from name=value: they become its options' defaults."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+import yaml
+
+from peagle.cli.common import existing_file
+from peagle.cli.options import optional
+from peagle.errors import InputError, first_line
+
+NOT_YAML = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
+TRUTH = {"true": True, "false": False}
+EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _from_file(context: typer.Context, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        loaded = yaml.safe_load(existing_file(path, "--config").read_text())
+    except NOT_YAML as error:
+        raise InputError(f"--config {path}: not YAML ({first_line(error)})") from error
+    if not isinstance(loaded, dict):
+        raise InputError(f"--config {path}: expected name: value lines")
+    _use(context, loaded)
+
+
+def _from_words(context: typer.Context, words: list[str] | None) -> None:
+    pairs = {}
+    for text in words or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"{text!r}: overrides are name=value")
+        try:
+            pairs[name] = yaml.safe_load(value)
+        except NOT_YAML as error:
+            raise InputError(f"setting {name} {value!r:.40}: {first_line(error)}") from error
+    _use(context, pairs)
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="YAML file with settings of the same names; options take precedence.",
+        callback=_from_file,
+        is_eager=True,
+        expose_value=False,
+    ),
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Settings as name=value, which take precedence over --config.",
+        callback=_from_words,
+        is_eager=True,
+        expose_value=False,
+    ),
+]
+
+
+def _use(context: typer.Context, pairs: Mapping[str, object]) -> None:
+    """Make settings the defaults of the options of their names; null leaves an option alone."""
+    known = _known(context)
+    defaults = dict(context.default_map or {})
+    for name, value in pairs.items():
+        if name not in known:
+            raise _unknown(str(name), known)
+        if value is None:
+            defaults.pop(name, None)
+        else:
+            defaults[name] = _typed(name, known[name], value)
+    context.default_map = defaults
+
+
+def _unknown(name: str, known: Iterable[str]) -> InputError:
+    every = f"nown are {', '.join(known)}"
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? K{every}" if near else f"k{every}"
+    return InputError(f"setting {name!r}: unknown; {hint}")
+
+
+def _known(context: typer.Context) -> dict[str, Any]:
+    """Types of the command's options by name."""
+    assert context.command.callback is not None
+    parameters = signature(context.command.callback).parameters
+    names = [p.name for p in context.command.params if p.opts[0].startswith("--")]
+    types = {n: get_args(parameters[str(n)].annotation)[0] for n in names if n in parameters}
+    return {name: optional(kind)[0] for name, kind in types.items() if name != "config"}
+
+
+def _typed(name: str, kind: Any, value: object) -> object:
+    """A setting from YAML, where 6e-4 is a text and layers are a list."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if text == "auto" and kind in EXPECTED:
+        return None
+    try:
+        if kind is bool:
+            return TRUTH[text.lower()]
+        return kind(text) if kind in EXPECTED else text
+    except (ValueError, KeyError) as error:
+        raise InputError(f"setting {name} {text!r}: expected {EXPECTED[kind]}") from error
