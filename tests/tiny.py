@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.methods import registry
 from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
@@ -74,12 +75,12 @@ def make_drafter(
         feature_layers=tuple(sorted({0, len(target.layers) // 3, len(target.layers) - 1})),
         draft_vocab_size=size,
         target_hidden_size=width,
-        mask_token_id=3 if method == "p-eagle" else None,
-        embedding="mask-row" if method == "p-eagle" else "shared",
+        mask_token_id=3 if registry.METHODS[method].parallel else None,
+        embedding="mask-row" if registry.METHODS[method].parallel else "shared",
         **flags,
     )  # fmt: skip
     torch.manual_seed(seed)
-    drafter = Drafter(config)
+    drafter = registry.method_of(config).build(config)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))

@@ -8,6 +8,7 @@ from families import PLAIN, TAPS, VOCAB, build
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
+from peagle.methods.registry import METHODS
 from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -52,7 +53,7 @@ def head_config(
         feature_layers=TAPS,
         draft_vocab_size=len(DRAFT_IDS),
         target_hidden_size=HIDDEN,
-        mask_token_id=MASK_ID if method == "p-eagle" else None,
+        mask_token_id=MASK_ID if METHODS[method].parallel else None,
         embedding=embedding,
     )
     return replace(config, **changes)

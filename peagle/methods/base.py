@@ -97,15 +97,17 @@ class Method(Protocol):
         """Normed hidden states (E, D) of all elements."""
         ...
 
-    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
-        """Draft logits (R, V) of rows (R, D), given the token (R,) before the predicted one."""
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
+        """Draft logits (R, V) of rows (R, D), given the target ids (R,) of the token before each
+        predicted one; None: not known, in a method whose logits do not depend on it."""
         ...
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
-        """Whether a head of another tool, by its config.json, is of this method."""
+        """Whether a head may be of this method, by its config.json. Of several methods that claim it,
+        the one that `peagle.method` names is taken, else the first in the registry."""
         ...
 
     def export(self, config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
         """Keys of config.json that other tools know the method by. Raises InputError where the
-        dialect would be misread."""
+        tools of the dialect would not run the head as it is."""
         ...

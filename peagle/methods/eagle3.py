@@ -80,7 +80,7 @@ class Eagle3:
                 feature = out.recurrent[parents]
         return torch.cat(outputs)
 
-    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
         return drafter.logits(normed)
 
     def claims(self, raw: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ class PEagle:
     title = "P-EAGLE"
     parallel = True
     layers = 4
-    conditional = False  # logits depend on `previous_ids`: then depths are chosen one by one
+    conditional = False  # True: `logits` reads `previous_ids`, so depths are chosen one by one
 
     def build(self, config: DrafterConfig) -> Drafter:
         if config.mask_token_id is None:
@@ -60,7 +60,8 @@ class PEagle:
         if self.conditional:
             self._one_by_one(given, owners, [normed[rows] for rows in at])
         elif owners:
-            given.choose(owners, drafter.logits(normed[[row for rows in at for row in rows]]))
+            logits = self.logits(drafter, normed[[row for rows in at for row in rows]], None)
+            given.choose(owners, logits)
 
     def _one_by_one(
         self, given: DraftingPass, owners: list[list[int]], normed: list[Tensor]
@@ -92,7 +93,7 @@ class PEagle:
         out: DrafterOutput = drafter(ids, features, positions, given.attend(padded))
         return out.normed[:count]
 
-    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
         return drafter.logits(normed)
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
@@ -112,7 +113,8 @@ class PEagle:
 
 
 def _padded(elements: Elements) -> Elements:
-    """In whole tiles: what fills the last is after every depth, so only the padding sees it."""
+    """Elements up to a whole number of tiles (`model/padding.py`). What is added is deeper than
+    every element, so that only what is added sees it."""
     more = missing_rows(len(elements.anchor))
     anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
     after = (elements.depth[-1:] + 1).expand(more)

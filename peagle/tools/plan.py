@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.errors import InputError, first_line
+from peagle.methods.registry import method_of
 from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
@@ -100,7 +101,7 @@ def plan(  # noqa: PLR0913 (what decides)
 
 def _drafter(target: Target, spec: HeadSpec) -> Drafter:
     config = drafter_config(target, spec, mask_token_id=0)
-    drafter = Drafter(config)
+    drafter = method_of(config).build(config)
     if config.embedding != "full":
         drafter.shared_embedding = torch.zeros(1, config.transformer.hidden_size)
     return drafter

@@ -49,8 +49,8 @@ class Bigram(PEagle):
     def build(self, config: DrafterConfig) -> Drafter:
         return BigramDrafter(config)
 
-    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor) -> Tensor:
-        assert isinstance(drafter, BigramDrafter)
+    def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
+        assert isinstance(drafter, BigramDrafter) and previous_ids is not None
         return drafter.logits(normed) + drafter.bigram[previous_ids]
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
