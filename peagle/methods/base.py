@@ -103,8 +103,8 @@ class Method(Protocol):
         ...
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
-        """Whether a head may be of this method, by its config.json. Of several methods that claim it,
-        the one that `peagle.method` names is taken, else the first in the registry."""
+        """Whether a head may be of this method, by its config.json. Of several methods that claim
+        it, the one that `peagle.method` names is taken, else the first in the registry."""
         ...
 
     def export(self, config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
