@@ -1,4 +1,4 @@
-"""What a container of ours does on SageMaker: `python -m peagle.deploy.container serve`.
+"""What peagle's container does on SageMaker: `python -m peagle.deploy.container serve`.
 
 SageMaker starts an image with the word `serve`, says by environment variables what to do, and asks
 /ping and /invocations at port 8080, or at $SAGEMAKER_BIND_TO_PORT. They become a command line of
@@ -167,7 +167,7 @@ def _option(name: str, values: list[str]) -> list[str]:
 
 
 def _head(values: list[str]) -> list[str]:
-    """vLLM's --speculative-config as our options."""
+    """vLLM's --speculative-config as options of `peagle serve`."""
     where = _variable("speculative-config")
     try:
         given = dict(json.loads("".join(values)))
