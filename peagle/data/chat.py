@@ -26,7 +26,7 @@ class Style(NamedTuple):
     args: Mapping[str, Any] = MappingProxyType({})  # such as enable_thinking=False
 
     def in_line(self) -> dict[str, Any]:
-        """The keys of a data file that hold it."""
+        """Return the keys of a data file that hold it."""
         tools = {"tools": self.tools} if self.tools else {}
         return tools | ({"template_args": dict(self.args)} if self.args else {})
 
@@ -37,7 +37,7 @@ PLAIN_STYLE = Style()
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
 ) -> list[int]:
-    """Token ids up to where the assistant's answer begins."""
+    """Return token ids up to where the assistant's answer begins."""
     text = render(tokenizer, messages, answer=True, style=style)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -49,7 +49,7 @@ def render(
     answer: bool,
     style: Style = PLAIN_STYLE,
 ) -> str:
-    """The conversation as text; with `answer`, followed by the opening of the assistant's turn.
+    """Return the conversation as text; with `answer`, the opening of the assistant's turn follows.
 
     Raises InputError when the tokenizer has no chat template, or the template refuses.
     """
@@ -64,9 +64,9 @@ def render(
 def encode_documents(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
 ) -> list[Example]:
-    """Ids of a conversation; the answers and their end-of-turn tokens are supervised, each as the
-    target was to say it. One document, or several when the template shows earlier answers in
-    another way as the conversation goes on (Qwen3 drops their thinking).
+    """Tokenize a conversation; the answers and their end-of-turn tokens are supervised, each as the
+    target had to write it. One document, or several when the template rewrites earlier answers as
+    the conversation continues (Qwen3 drops their thinking).
 
     Raises InputError when there is no assistant turn, or an answer does not follow its prompt.
     """
@@ -95,12 +95,12 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[tuple[int
 
 
 def system_turn(text: str | None) -> list[Message]:
-    """What a conversation begins with: a system turn, or nothing."""
+    """Return the system turn that a conversation begins with, or nothing."""
     return [] if text is None else [{"role": "system", "content": text}]
 
 
 def to_messages(record: dict[str, Any]) -> list[Message]:
-    """Messages of a `messages` or ShareGPT `conversations` record. Raises InputError otherwise."""
+    """Read a `messages` or ShareGPT `conversations` record. Raises InputError for another."""
     turns = record.get("messages", record.get("conversations"))
     if not isinstance(turns, list) or not turns:
         raise InputError("needs 'messages' (role, content) or 'conversations' (from, value)")
@@ -142,7 +142,7 @@ def _tool_call(call: object) -> dict[str, Any]:
 
 
 def to_style(record: dict[str, Any]) -> Style:
-    """`tools` and `template_args` of a record. Raises InputError for anything but their kinds."""
+    """Read `tools` and `template_args` of a record. Raises InputError for values of other types."""
     tools, args = record.get("tools"), record.get("template_args") or {}
     if isinstance(tools, str):
         tools = _from_json(tools, "'tools'")

@@ -20,7 +20,7 @@ NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """JSON objects of a JSONL file, one a line. Raises InputError with file and line number."""
+    """Yield the JSON objects of a JSONL file. Raises InputError with file and line number."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"data file {path}: no such file")
@@ -50,7 +50,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def read_prompts(path: str | Path) -> list[list[str]]:
-    """User turns of every record: `turns`, or the user messages of a conversation."""
+    """Return the user turns of every record: `turns`, or the user messages of a conversation."""
     return [
         [m["content"] for ask in conversation.asks for m in ask if m["role"] == "user"]
         for conversation in read_conversations(path)
@@ -60,7 +60,7 @@ def read_prompts(path: str | Path) -> list[list[str]]:
 def read_conversations(
     path: str | Path, system: str | None = None, template_args: Mapping[str, Any] = NO_ARGS
 ) -> list[Conversation]:
-    """Every record as what is asked, turn by turn: `turns`, or a conversation less its answers.
+    """Read what every record asks, turn by turn: `turns`, or a conversation without its answers.
 
     A record keeps its own system turn; others begin with `system`. Tool calls and their results
     stay where they are. `template_args` go over the record's own.
@@ -120,7 +120,7 @@ def _asks(messages: list[Message]) -> list[list[Message]]:
 def read_examples(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[Example]:
-    """Training documents, cut to `max_length` tokens; those left without an answer are dropped.
+    """Read training documents, cut to `max_length` tokens; those without an answer are dropped.
 
     A record holds `prompt_ids` and `answer_ids` (what `peagle data` writes: the exact tokens of the
     target), or a conversation, which is tokenized here.

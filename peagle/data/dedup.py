@@ -1,4 +1,4 @@
-"""Which new text is worth keeping beside those already kept: no copies, no loops, all lengths."""
+"""Decide which new texts to keep: no copies, no near copies, no loops, and a mix of lengths."""
 
 import re
 from collections import Counter, defaultdict
@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 SHINGLE = 8  # words
 SHARED = 0.8  # of a text's shingles in one earlier text: a near copy
 LOOP = 4  # the same four words four times: the writer is stuck
-BUCKETS = (16, 32, 64)  # up to so many tokens, and one bucket for longer texts
+BUCKETS = (16, 32, 64)  # largest token count of each bucket; one more holds longer texts
 SHARE = 0.4  # of all kept texts that one bucket may hold
 SLACK = 4  # texts, so that the first few are free
 PATIENCE = 4  # refusals for length in a row; then any length is welcome
@@ -22,7 +22,7 @@ class Kept:
         self._unwelcome = 0  # refusals for length in a row
 
     def refuse(self, text: str, tokens: int) -> str | None:
-        """Why the text of `tokens` tokens is not wanted, in a word or two; None when it is."""
+        """Return why a text of `tokens` tokens is refused, in a word or two, or None."""
         words = _words(text)
         if not words:
             return "empty"
@@ -35,8 +35,8 @@ class Kept:
         held = Counter(number for shingle in shingles for number in self._holders.get(shingle, ()))
         if held and max(held.values()) >= SHARED * len(shingles):
             return "near duplicate"
-        mine, all_kept = self._lengths[_bucket(tokens)], self._lengths.total()
-        if mine > SHARE * all_kept + SLACK and self._unwelcome < PATIENCE:
+        most = SHARE * self._lengths.total() + SLACK
+        if self._lengths[_bucket(tokens)] > most and self._unwelcome < PATIENCE:
             self._unwelcome += 1
             return "length"
         return None
@@ -52,7 +52,7 @@ class Kept:
 
 
 def _words(text: str) -> list[str]:
-    """What two texts are compared by: no case, no punctuation, no spaces."""
+    """Words without case and punctuation: what texts are compared by."""
     return re.findall(r"\w+", text.casefold())
 
 

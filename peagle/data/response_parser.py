@@ -1,4 +1,4 @@
-"""From the tokens of an answer to the message that a chat template would write them for."""
+"""Parse the tokens of an answer into the message that a chat template writes them for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Message
 
-# Harmony, as GPT-OSS speaks it: an answer is several messages, each in a channel. In the form of
-# transformers' response templates, which the published tokenizers do not have.
+# Harmony, the format of GPT-OSS: an answer is several messages, each in a channel. It is one of
+# transformers' response templates, which the published tokenizers lack.
 HARMONY: dict[str, Any] = {
     "start_anchor": "<|start|>assistant",
     "defaults": {"role": "assistant"},
@@ -42,7 +42,7 @@ HARMONY: dict[str, Any] = {
 
 
 def answer_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
-    """How its model answers, for transformers' `parse_response`; None: in plain text."""
+    """Return the model's response template, for `parse_response`; None: plain text."""
     own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
     harmony = "<|channel|>final<|message|>" in str(tokenizer.chat_template or "")
     return own or (HARMONY if harmony else None)
@@ -51,13 +51,14 @@ def answer_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None
 def to_message(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: Sequence[int], text: str
 ) -> Message:
-    """The assistant's message: what was thought, said and called apart, where the model marks them;
-    else, or when the answer is not as its format has it, all of the `text`."""
+    """Return the assistant's message: thoughts, text and tool calls apart where the model marks
+    them. A model without marks, or an answer that breaks its format, gives `text` as it is."""
     plain = {"role": "assistant", "content": text}
     if (template := answer_template(tokenizer)) is None:
         return plain
     try:
-        said = tokenizer.parse_response(list(answer), template, prefix=prompt)
+        parsed = tokenizer.parse_response(list(answer), template, prefix=prompt)
     except (ValueError, KeyError):
         return plain
-    return {**plain, "content": "", **{name: value for name, value in said.items() if value}}
+    parts = {name: value for name, value in parsed.items() if value}
+    return {**plain, "content": "", **parts}

@@ -1,4 +1,4 @@
-"""What is in a data file, and what of it is trained on."""
+"""Summarise a data file, and show which of its tokens are trained on."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -43,9 +43,9 @@ class Piece(NamedTuple):
 def summarize(
     path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
 ) -> Summary:
-    """Read a whole data file as training does, and count. Raises InputError for a line that is not
-    JSON, or a conversation when there is no chat template; other records that cannot be trained on
-    are counted instead."""
+    """Read a data file as training does, and count. Records that cannot be trained on are counted,
+    too. Raises InputError for a line that is not JSON, or a conversation without a chat template.
+    """
     summary = Summary()
     kinds = Counter[str]()
     lengths: list[int] = []
@@ -112,7 +112,7 @@ def documents_of(
 
 
 def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
-    """The document's text, special tokens included, split where supervision begins or ends."""
+    """Split a document's text, special tokens included, where supervision begins or ends."""
     pairs = zip(example.ids, example.supervised, strict=True)
     for supervised, run in groupby(pairs, key=lambda pair: pair[1]):
         yield Piece(tokenizer.decode([token for token, _ in run]), supervised)

@@ -131,7 +131,7 @@ def synthesize(
 
 
 class _Synthesis:
-    """One run: draw → write → select → answer, until every kind has its records."""
+    """One run: draw → write → answer, until every kind has its records."""
 
     def __init__(self, llm: LLM, config: SynthConfig) -> None:
         self.llm = llm
@@ -155,8 +155,7 @@ class _Synthesis:
             before = self.kinds.total()
             on_record(total - self.missing.total(), total)
             while self.missing:
-                drafts = self._select(self._write(self._draw()))
-                append(file, self._answer(drafts))
+                append(file, self._answer(self._write(self._draw())))
                 on_record(total - self.missing.total(), total)
                 if self.in_a_row.total() >= PATIENCE and self.missing:
                     raise self._exhausted(output)
@@ -179,14 +178,27 @@ class _Synthesis:
                 drafts.append(draft)
         return drafts
 
-    def _write(self, drafts: list[Draft]) -> list[tuple[Draft, str | None]]:
-        """Have the target write the user's turns. Returns why each cannot be used, too."""
+    def _write(self, drafts: list[Draft]) -> list[Draft]:
+        """Have the target write the user's turns. Returns the new ones in the order of the draws,
+        and counts the rest."""
         stop = (self.turn.end_text,) if self.turn.end_text else ()
         starts = [self._ids(self.turn.start + draft.starter) for draft in drafts]
         params = [replace(self.config.user, seed=draft.seed, stop=stop) for draft in drafts]
-        done = self.llm.generate(starts, params)
-        written = zip(drafts, starts, done, strict=True)
-        return [(draft, self._fill(draft, start, one.token_ids)) for draft, start, one in written]
+        written = self.llm.generate(starts, params)
+        selected = []
+        for draft, start, completion in zip(drafts, starts, written, strict=True):
+            if not self.missing[draft.kind]:
+                continue
+            why = self._fill(draft, start, completion.token_ids)
+            why = why or self.kept.refuse(draft.text, len(self._ids(draft.text)))
+            if why:
+                self.refused[why] += 1
+                self.in_a_row[why] += 1
+            else:
+                self._keep(draft)
+                self.in_a_row.clear()
+                selected.append(draft)
+        return selected
 
     def _fill(self, draft: Draft, start: list[int], written: list[int]) -> str | None:
         """Set a draft's text. Returns why it cannot be used, whatever the others are."""
@@ -208,22 +220,6 @@ class _Synthesis:
             return "too long"
         return None
 
-    def _select(self, drafts: list[tuple[Draft, str | None]]) -> list[Draft]:
-        """Keep what is new, in the order of the draws, and count the rest."""
-        selected = []
-        for draft, fault in drafts:
-            if not self.missing[draft.kind]:
-                continue
-            why = fault or self.kept.refuse(draft.text, len(self._ids(draft.text)))
-            if why:
-                self.refused[why] += 1
-                self.in_a_row[why] += 1
-            else:
-                self._keep(draft)
-                self.in_a_row.clear()
-                selected.append(draft)
-        return selected
-
     def _keep(self, draft: Draft) -> None:
         self.kept.add(draft.text, len(self._ids(draft.text)))
         self.kinds[draft.kind] += 1
@@ -237,11 +233,11 @@ class _Synthesis:
             asked = Conversation([self._asked(draft.text)], self.style)
             records.append(PendingRecord(number, asked))
         answer_turn(native(self.llm), records, SamplingParams(max_tokens=self.config.max_tokens))
-        lines = []
-        for draft, record in zip(drafts, records, strict=True):
-            [line] = record.lines
-            lines.append({**line, "kind": draft.kind, "draw": draft.number})
-        return lines
+        # Each record has one turn, so one line.
+        return [
+            {**record.lines[0], "kind": draft.kind, "draw": draft.number}
+            for draft, record in zip(drafts, records, strict=True)
+        ]
 
     def _asked(self, text: str) -> list[Message]:
         return [*self.system, {"role": "user", "content": text}]
