@@ -16,7 +16,6 @@ from peagle.errors import shortened
 from peagle.server.errors import ApiError
 
 OPEN = ("/health", "/ping")  # load balancers have no key
-ANY = "*"
 
 
 class Auth:
@@ -50,7 +49,7 @@ def check_host_header(allowed: tuple[str, ...], http: Request) -> None:
     client has reached, nor in `allowed` (lower case, without ports; "*" is any)."""
     name = _name(_host(http))
     reached = (http.scope.get("server") or ("",))[0]
-    if name not in (reached, *allowed) and ANY not in allowed and not loopback(name):
+    if name not in (reached, *allowed) and "*" not in allowed and not loopback(name):
         host = shortened(repr(_host(http)))
         why = f"host {host}: not a name of this server, `allowed_hosts` can add it"
         raise ApiError(403, why)

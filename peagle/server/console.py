@@ -22,7 +22,7 @@ from peagle.server.auth import check_same_origin, is_trusted
 from peagle.server.errors import ApiError
 from peagle.server.messages import conversation_ids
 from peagle.server.race import MOST_TOKENS, Races
-from peagle.server.schema import Body
+from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
 
 PYTHON = (sys.executable, "-m")
@@ -38,7 +38,7 @@ HEEDING = (
 class RaceBody(Body):
     """POST /peagle/race."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 96
 
 

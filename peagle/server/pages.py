@@ -37,8 +37,8 @@ class Pages:
 
     def __init__(self, app: ASGIApp) -> None:
         """The files are read once: no path of a request is ever opened."""
-        self._app, files = app, {file.name: _response(file) for file in FOLDER.iterdir()}
-        self._pages = {f"/ui/{name}": page for name, page in files.items()}
+        self._app = app
+        self._pages = {f"/ui/{file.name}": _response(file) for file in FOLDER.iterdir()}
         self._pages["/"] = self._pages.pop("/ui/index.html")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

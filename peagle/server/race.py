@@ -7,6 +7,7 @@ answers of different kinds would be compared.
 
 from collections.abc import Generator
 from contextlib import closing
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ class Races:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._loaded = dict[Path, Drafter]()
+        self._load = cache(llm.load_head)
 
     def lanes(self) -> list[Lane]:
         """The target alone, then the heads in the catalog's order: those in folders of this
@@ -64,9 +65,11 @@ class Races:
         yield {"lanes": [{"method": lane.method, "k": lane.k} for lane in lanes]}
         room = len(ids) + max_tokens + 4 * BLOCK
         own = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
-        params, answers = SamplingParams(max_tokens=max_tokens), list[list[int]]()
+        params = SamplingParams(max_tokens=max_tokens)
+        answers = list[list[int]]()
         for number, lane in enumerate(lanes):
-            drafter, k = self._drafter(lane), lane.k or None
+            drafter = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
+            k = lane.k or None
             warm_up = own.use(drafter, k)  # kernels for these numbers of rows
             warm_up.generate([ids], SamplingParams(max_tokens=4))
             # Another engine, which has nothing of the prompt in its cache.
@@ -74,13 +77,6 @@ class Races:
             answers.append(request.output)
         same = _common_length(answers)
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
-
-    def _drafter(self, lane: Lane) -> Drafter | None:
-        if not isinstance(lane.head, Path):
-            return lane.head
-        if lane.head not in self._loaded:
-            self._loaded[lane.head] = self._llm.load_head(lane.head)
-        return self._loaded[lane.head]
 
 
 def _run(

@@ -89,7 +89,7 @@ def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
     if api_key == "":
         raise InputError("api_key '': is empty, give a key or leave it out")
     if api_key is None and not allow_no_key and not loopback(host):
-        why = "others can reach it, give an `api_key` (or `allow_no_key`)"
+        why = "others can reach it, give `api_key` KEY (or `allow_no_key`)"
         raise InputError(f"host {host}: {why}")
 
 
@@ -101,7 +101,7 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: there is no IPv6
         why = f"{error}; choose another `host` or `port`"
-        raise InputError(f"host {host}, port {port}: {why}") from error
+        raise InputError(f"host {host} `port` {port}: {why}") from error
 
 
 def serve(

@@ -266,17 +266,17 @@ class ChatBody(Generation):
         choice = self.tool_choice
         if choice in ("auto", "none"):
             return []
-        names = [named(tool) for tool in self.tools]
+        tools = {named(tool): tool for tool in self.tools}
         if isinstance(choice, dict):
             wanted = [named(choice, "tool_choice")]
         elif choice == "required":
-            wanted = names
+            wanted = list(tools)
         else:
             allowed = "'auto', 'none', 'required' or a function"
             raise InputError(f"tool_choice {choice!r}: must be {allowed}")
-        found = [tool for tool, name in zip(self.tools, names, strict=True) if name in wanted]
+        found = [tool for name, tool in tools.items() if name in wanted]
         if not found:
-            there = ", ".join(names) or "none"
+            there = ", ".join(tools) or "none"
             raise InputError(f"tool_choice {choice!r}: is not among the tools, there are {there}")
         if self.constraint():
             raise InputError("tool_choice: an answer has one form, leave the other out")

@@ -123,6 +123,18 @@ def test_leaving_ends_it(serve: Serve, brake: Brake) -> None:
     assert running.client().completions.create(model=MODEL, prompt="a", max_tokens=3).choices
 
 
+def test_waiting_for_it_has_an_end(serve: Serve, brake: Brake) -> None:
+    running = serve(max_seconds=0.1)
+    brake.go.clear()
+    with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
+        assert "lanes" in next(response.iter_lines())
+        late = running.http().post("/v1/completions", json={"prompt": "a"})
+    assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+    assert "not begun in time, which is 0.1 seconds" in late.json()["error"]["message"]
+    brake.go.set()
+    until(lambda: all_free(running))
+
+
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
     """The race is cut short, who waited for it is sent away, and the server ends."""
     running, told = serve(), list[Any]()

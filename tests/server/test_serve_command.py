@@ -179,7 +179,7 @@ def test_an_engine_that_fails(folder: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", ""])
 def test_others_need_a_key(host: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"--host {host}: others can reach it")):
+    with pytest.raises(InputError, match=re.escape(f"host {host}: others can reach it")):
         check_host(host, None, allow_no_key=False)
     check_host(host, "key", allow_no_key=False)
     check_host(host, None, allow_no_key=True)
