@@ -8,6 +8,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.errors import InputError
 
 CONVERSATIONS = [["the cat", "the hat"], ["what a day"], ["mat", "sat", "ran"]]
 GREEDY = SamplingParams(max_tokens=16)
@@ -59,3 +60,11 @@ def test_turns_beyond_the_context_are_left_out(llm: LLM) -> None:
     alone = measure_acceptance(llm, [["mat"]], GREEDY)
     with_long = measure_acceptance(llm, [["mat", too_long, "hat"], [too_long]], GREEDY)
     assert with_long == alone | {"skipped_turns": 3}
+
+
+def test_a_target_without_a_chat_template_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", None)
+    with pytest.raises(InputError, match="chat template"):
+        measure_acceptance(llm, CONVERSATIONS, GREEDY)
