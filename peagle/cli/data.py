@@ -23,7 +23,7 @@ from peagle.cli.common import (
     open_llm,
     screen,
 )
-from peagle.cli.options import App, Fields, check_at_least
+from peagle.cli.options import App, Fields, check_at_least, with_flags
 from peagle.data.dataset import read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.regenerate import Engine, Report, through_vllm
@@ -163,7 +163,7 @@ def _tell(report: Report, output: Path) -> None:
     if report.skipped:
         screen.print(f"[yellow]warning:[/] turns left out, too long even alone: {report.skipped}")
     for problem in report.problems:
-        screen.print("[yellow]warning:[/]", Text(problem))
+        screen.print("[yellow]warning:[/]", Text(with_flags(problem)))
     if report.failed:
         screen.print(f"records without an answer: {report.failed}; run again to ask for them")
         raise typer.Exit(1)

@@ -18,7 +18,7 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.generate import console
-from peagle.cli.options import App
+from peagle.cli.options import App, with_flags
 from peagle.methods.load import find_head
 
 app = App()
@@ -67,6 +67,7 @@ def doctor(
         use_template(model.tokenizer, chat_template)
     with screen.status(f"examining {head}"):
         checks = examine(head, model, prompt=prompt or PROMPT, vllm_python=vllm_python, force=force)
+    checks = [check._replace(found=with_flags(check.found)) for check in checks]
     unfit = any(check.state == "wrong" for check in checks)
     if as_json:
         rows = [check._asdict() for check in checks]

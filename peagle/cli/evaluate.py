@@ -19,7 +19,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.options import App, Fields, parse_list
+from peagle.cli.options import App, Fields, parse_list, with_flags
 from peagle.data.dataset import read_prompts
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -68,6 +68,8 @@ def evaluate(
         with screen.status("timing the target with and without the head"):
             timings = time_head(llm, rows, conversations, params)
         said = verdict(timings) if timings else None
+    if said is not None:
+        said["sentence"] = with_flags(said["sentence"])
     if as_json:
         typer.echo(json.dumps({"rows": rows, "verdict": said}, indent=1))
         return

@@ -18,7 +18,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.options import App, check_at_least
+from peagle.cli.options import App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument
 from peagle.data.captured import Captured
 from peagle.data.dataset import read_examples
@@ -189,7 +189,7 @@ def _train(trainer: Trainer) -> None:
         try:
             trainer.run(show)
         except FloatingPointError as error:
-            screen.print(f"peagle: {error}")
+            screen.print(f"peagle: {with_flags(str(error))}")
             raise typer.Exit(1) from error
         except OSError as error:
             why = "what was saved before is whole: make room, then --resume"

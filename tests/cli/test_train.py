@@ -1,18 +1,27 @@
 """`peagle train`: from a JSONL file to a head; settings, resuming, stopping."""
 
+import dataclasses
 import json
 import os
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runner import SMALL, invoke, metrics, printed
 from tiny import METHODS
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from peagle.cli import train
 from peagle.cli.main import app
+from peagle.methods.spec import HeadSpec
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train import warm_start
+from peagle.train.trainer import TrainConfig
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -72,6 +81,40 @@ def test_yaml_overrides_and_options_in_rising_order(
     lines = metrics(tmp_path / "out")
     assert len(lines) == 4
     assert lines[0]["lr"] == 6e-4
+
+
+def test_settings_of_the_schedule_and_the_start(
+    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, specs = list[object](), list[HeadSpec]()
+
+    def new_drafter(made_for: Target, made_from: Any, spec: HeadSpec) -> Drafter:
+        specs.append(spec)
+        return warm_start.new_drafter(made_for, made_from, spec)
+
+    monkeypatch.setattr("peagle.train.trainer.compile_layers", compiled.append)
+    monkeypatch.setattr(train, "new_drafter", new_drafter)
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "warmup: 0.5\nwarm_start: false\ncompile: false\nsave_every: 1\nkeep: 1\nratio: 1\n"
+        "floor: 0\nsegments: auto\n"
+    )
+    command = ("train", target, "--data", answers, *SMALL, "--steps", 4)
+    invoke(*command, "--output", tmp_path / "file", "--config", config)
+    lines = metrics(tmp_path / "file")
+    assert [line["lr"] for line in lines] == pytest.approx([15e-4, 3e-3, 3e-3, 15e-4])
+    saved = [folder.name for folder in (tmp_path / "file" / "checkpoints").iterdir()]
+    assert saved == ["step-00000004"] and not compiled
+    flags = ("--warmup", 0.25, "--warm-start", "--compile", "--segments", "auto")
+    invoke(*command, "--output", tmp_path / "flags", "--config", config, *flags)
+    assert metrics(tmp_path / "flags")[0]["lr"] == 3e-3 and len(compiled) == 1
+    assert [spec.warm_start for spec in specs] == [False, True]
+
+
+def test_every_setting_is_an_option() -> None:
+    known = {option.name for option in get_command(train.app).params}
+    fields = (*dataclasses.fields(TrainConfig), *dataclasses.fields(HeadSpec))
+    assert {field.name for field in fields} <= known
 
 
 def test_eagle3_has_one_layer_unless_told(target: Path, answers: Path, tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""Options made from dataclasses, and fields named by their flags in messages."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from peagle.cli.common import screen
+from peagle.cli.main import _our_warnings_in_a_line
+from peagle.cli.options import App, Fields, check_at_least, given
+from peagle.cli.settings import ConfigOption, OverridesArgument
+from peagle.errors import InputError, InputWarning
+
+
+@dataclass(frozen=True, slots=True)
+class Cake:
+    """What is baked."""
+
+    shop: Annotated[Path, "Folder of the shop."]
+    kind: Annotated[Literal["plum", "apple"], "Kind of the cake; see `max_size`."] = "plum"
+    max_size: Annotated[int | None, "Largest size. Default: any."] = None
+    sugar: Annotated[float, "Amount of sugar."] = 6e-4
+    round: Annotated[bool, "Make it round and not square."] = True
+    iced: Annotated[bool, "Put ice on it."] = False
+    warm: Annotated[bool | None, "Warm it up. Default: in winter."] = None
+    layers: Annotated[tuple[int, ...] | None, "Layers to fill, as 1,2."] = None
+    words: Annotated[tuple[str, ...], "Words to write on it."] = ()
+
+    def __post_init__(self) -> None:
+        if self.sugar < 0:
+            raise InputError(f"sugar {self.sugar}: must be at least 0, or name `kind` and `spoon`")
+
+
+app = App()
+seen: list[Any] = []
+
+
+@app.command()
+def bake(
+    context: typer.Context,
+    *,
+    cake: Cake,
+    spoons: Annotated[int, "Number of spoons."] = 2,
+    config: ConfigOption = None,
+    overrides: OverridesArgument = None,
+) -> None:
+    """Bake a cake."""
+    check_at_least(1, spoons=spoons)
+    if spoons > 8:
+        warnings.warn(InputWarning("more than `spoons` is `max_size`"), stacklevel=2)
+    seen.append((cake, spoons, given(context, "sugar")))
+
+
+def bake_with(*args: object) -> tuple[Cake, int, bool]:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    if isinstance(result.exception, InputError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return seen.pop()
+
+
+def test_defaults_are_the_dataclass() -> None:
+    assert bake_with("--shop", "a") == (Cake(Path("a")), 2, False)
+
+
+def test_every_kind_of_field() -> None:
+    flags = ("--kind", "apple", "--max-size", 3, "--sugar", 1, "--no-round", "--iced", "--no-warm")
+    cake, _, told = bake_with("--shop", "a", *flags, "--layers", "1,2", "--words", "hi")
+    assert cake == Cake(Path("a"), "apple", 3, 1.0, False, True, False, (1, 2), ("hi",))
+    assert told
+    assert bake_with("--shop", "a", "--max-size", "auto")[0].max_size is None
+
+
+def test_help_has_type_text_and_default() -> None:
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--help"]).output
+    assert "Folder of the shop. Required." in shown
+    assert "Kind of the cake; see --max-size. [default: plum]" in " ".join(shown.split())
+    for pair in (("--round", "--no-round"), ("--warm", "--no-warm"), ("--iced",)):
+        assert all(flag in shown for flag in pair)
+    assert "--no-iced" not in shown and "0.0006" in shown
+
+
+def test_a_command_takes_some_fields_with_its_own_defaults() -> None:
+    small = App()
+
+    @small.command()
+    def make(cake: Annotated[Cake, Fields("kind", shop=Path("here"))]) -> None:
+        seen.append(cake)
+
+    assert CliRunner().invoke(small, ["--kind", "apple"]).exit_code == 0
+    assert seen.pop() == Cake(Path("here"), "apple")
+    assert CliRunner().invoke(small, ["--sugar", "1"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "--shop is missing: name a folder of the shop"),
+        (("--spoons", 0), "--spoons 0: must be at least 1"),
+        (("--layers", "1,x"), "--layers '1,x': expected whole numbers separated by commas"),
+        (("--sugar", -1), "--sugar -1.0: must be at least 0, or name --kind and `spoon`"),
+    ],
+)
+def test_messages_name_flags_of_the_command(args: tuple[object, ...], said: str) -> None:
+    shop = ("--shop", "a") if args else ()
+    with pytest.raises(InputError) as refused:
+        bake_with(*shop, *args)
+    assert str(refused.value) == said
+
+
+def test_warnings_name_flags_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "soft_wrap", True)
+    with screen.capture() as shown, _our_warnings_in_a_line():
+        bake_with("--shop", "a", "--spoons", 9)
+    assert shown.get() == "warning: more than --spoons is --max-size\n"
+
+
+def test_settings_from_a_file_words_and_options_in_rising_order(tmp_path: Path) -> None:
+    file = tmp_path / "cake.yaml"
+    file.write_text(
+        "shop: a\nspoons: 5\nlayers: [1, 2]\nround: false\nmax_size: auto\nsugar: 6e-4\n"
+    )
+    cake, spoons, told = bake_with("--config", file, "spoons=6", "warm=true", "sugar=null")
+    assert cake == Cake(Path("a"), round=False, warm=True, layers=(1, 2))
+    assert (spoons, told) == (6, False)
+    assert bake_with("--config", file, "spoons=6", "--spoons", 7)[1] == 7
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("spons=3", "setting 'spons': unknown; did you mean spoons? Known are shop, kind,"),
+        ("config=3", "setting 'config': unknown; known are shop,"),
+        ("spoons=two", "setting spoons 'two': expected a whole number"),
+        ("warm=perhaps", "setting warm 'perhaps': expected true or false"),
+        ("sugar=much", "setting sugar 'much': expected a number"),
+        ("sugar", "'sugar': overrides are name=value"),
+    ],
+)
+def test_settings_that_are_refused(word: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        bake_with(word)
+    assert str(refused.value).startswith(said)
