@@ -67,7 +67,9 @@ def doctor(
         use_template(model.tokenizer, chat_template)
     with screen.status(f"examining {head}"):
         checks = examine(head, model, prompt=prompt or PROMPT, vllm_python=vllm_python, force=force)
-    checks = [check._replace(found=with_flags(check.found)) for check in checks]
+    checks = [
+        check._replace(found=with_flags(check.found), fix=with_flags(check.fix)) for check in checks
+    ]
     unfit = any(check.state == "wrong" for check in checks)
     if as_json:
         rows = [check._asdict() for check in checks]

@@ -41,18 +41,18 @@ def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None
             tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = f"{first_line(error)}; give a Jinja file, or {PLAIN}"
-            raise InputError(f"--chat-template {choice}: {why}") from error
+            raise InputError(f"chat_template {choice}: {why}") from error
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises InputError when there is none to write a conversation with."""
     if not tokenizer.chat_template:
         why = "the target's tokenizer has no chat template"
-        raise InputError(f"{why}: name one with --chat-template FILE, or --chat-template {PLAIN}")
+        raise InputError(f"{why}: name a Jinja file with `chat_template`, or {PLAIN}")
 
 
 def check_template_args(
-    tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any], field: str = "--chat-template-arg"
+    tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any], field: str = "chat_template_arg"
 ) -> None:
     """Raises InputError, which names the `field`, for an argument the template would not read."""
     template = tokenizer.get_chat_template()

@@ -153,7 +153,7 @@ def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Pro
     """
     found = checkpoints(output)
     if not found:
-        raise InputError(f"--resume: no checkpoint in {output}")
+        raise InputError(f"resume: no checkpoint in {output}")
     tensors, progress = _newest(found, drafter)
     weights = under("weights/", tensors)
     own = drafter.state_dict()
@@ -192,4 +192,4 @@ def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
         return f"delete {' and '.join(damaged)} to resume from {folder.name}{settings}"
     if other:
         return "made with other settings: give the settings it was started with"
-    return f"no other checkpoint is good: delete {found[-1].parent} and start without --resume"
+    return f"no other checkpoint is good: delete {found[-1].parent} and start without `resume`"

@@ -304,7 +304,7 @@ class Trainer:
             bad = self.batches.numbers(step)
             raise FloatingPointError(
                 f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to "
-                f"{bad[-1]}): {good}; lower --lr, or look at the data"
+                f"{bad[-1]}): {good}; lower `lr`, or look at the data"
             )
         lr = learning_rate(self.config.lr, step, self.total_steps, self.config.warmup)
         self.optimizer.param_groups[0]["lr"] = lr

@@ -14,9 +14,7 @@ import peagle
 from peagle.cli.main import COMMANDS
 
 ROOT = Path(peagle.__file__).parent
-OTHERS = (  # not yet converted
-    "bench", "catalog.py", "data", "deploy", "methods", "model", "server", "tools", "train", "vllm",
-)  # fmt: skip
+OTHERS = ()  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Module and flag of another program that has one of the same name.
 OTHER_PROGRAMS: dict[str, set[str]] = {}
