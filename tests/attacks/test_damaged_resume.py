@@ -128,7 +128,7 @@ def test_all_checkpoints(run: Path, target: Target, data: list[Example]) -> None
         (run / "checkpoints" / name / "progress.json").write_text("[]")
     line = refusal(run, target, data)
     folder = run / "checkpoints"
-    fix = f"no other checkpoint is good: delete {folder} and start without --resume"
+    fix = f"no other checkpoint is good: delete {folder} and start without `resume`"
     assert line.endswith(fix)
     follow(line)
     attempt = trainer(run, target, data)
