@@ -56,34 +56,26 @@ ForceOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a target runs, and with which head."""
+    """How a target runs, and with which head.
 
-    head: Annotated[
-        str | None,
-        "Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for "
-        "the target.",
-    ] = None
-    method: Annotated[
-        str | None, "Drafting method: p-eagle, eagle3 or none. Default: the method of the head."
-    ] = None
-    no_speculation: Annotated[bool, "Decode with the target alone, the same as --method none."] = (
-        False
-    )
-    k: Annotated[
-        int | None,
-        "Number of draft tokens per round (num_speculative_tokens). Default: chosen every round.",
-    ] = None
+    head: Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for
+        the target.
+    method: Drafting method: p-eagle, eagle3 or none. Default: the method of the head.
+    no_speculation: Decode with the target alone, the same as --method none.
+    k: Number of draft tokens per round (num_speculative_tokens). Default: chosen every round.
+    dtype: Data type of the weights: auto (as in the checkpoint), float32, bfloat16 or float16.
+    quantize: Weight quantization of the target's decoder layers: int8 or int4, on the CPU only.
+        Default: none.
+    """
+
+    head: str | None = None
+    method: str | None = None
+    no_speculation: bool = False
+    k: int | None = None
     chat_template: ChatTemplateOption = None
-    dtype: Annotated[
-        str,
-        "Data type of the weights: auto (as in the checkpoint), float32, bfloat16 or float16.",
-    ] = "auto"
+    dtype: str = "auto"
     device: DeviceOption = "auto"
-    quantize: Annotated[
-        str | None,
-        "Weight quantization of the target's decoder layers: int8 or int4, on the CPU only. "
-        "Default: none.",
-    ] = None
+    quantize: str | None = None
     force: ForceOption = False
 
     @property

@@ -39,13 +39,16 @@ app = App(cls=_StartByDefault, no_args_is_help=True)
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place of a deployment."""
+    """The place of a deployment.
 
-    to: Annotated[str, "Place to deploy to: local, kubernetes or sagemaker."]
-    namespace: Annotated[str, "Namespace, with --to kubernetes."] = "default"
-    context: Annotated[
-        str | None, "Context of kubectl, with --to kubernetes. Default: the current one."
-    ] = None
+    to: Place to deploy to: local, kubernetes or sagemaker.
+    namespace: Namespace, with --to kubernetes.
+    context: Context of kubectl, with --to kubernetes. Default: the current one.
+    """
+
+    to: str
+    namespace: str = "default"
+    context: str | None = None
     region: Annotated[
         str | None,
         typer.Option(
@@ -71,21 +74,21 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a deployment runs on."""
+    """What a deployment runs on.
 
-    image: Annotated[
-        str | None,
-        "Container image, not with --to local. Default: an image of vLLM; --engine native needs "
-        "one.",
-    ] = None
-    replicas: Annotated[
-        int, "Number of replicas (on SageMaker: instances); the minimum if they are scaled."
-    ] = 1
-    max_replicas: Annotated[
-        int | None, "Maximum number of replicas. Default: 4 on Kubernetes, --replicas on SageMaker."
-    ] = None
-    role: Annotated[str, "ARN of the execution role, with --to sagemaker."] = ""
-    instance_type: Annotated[str, "Instance type, with --to sagemaker, such as ml.p5.4xlarge."] = ""
+    image: Container image, not with --to local. Default: an image of vLLM; --engine native needs
+        one.
+    replicas: Number of replicas (on SageMaker: instances); the minimum if they are scaled.
+    max_replicas: Maximum number of replicas. Default: 4 on Kubernetes, --replicas on SageMaker.
+    role: ARN of the execution role, with --to sagemaker.
+    instance_type: Instance type, with --to sagemaker, such as ml.p5.4xlarge.
+    """
+
+    image: str | None = None
+    replicas: int = 1
+    max_replicas: int | None = None
+    role: str = ""
+    instance_type: str = ""
 
 
 NameArgument = Annotated[

@@ -1,7 +1,8 @@
 """Options made from dataclasses: a field's type, its line of help and its default are an option's.
 
 In a command's signature, `Annotated[int, "A sentence."]` is an option with that help, and a
-parameter whose type is a dataclass stands for an option for each of its fields.
+parameter whose type is a dataclass stands for an option for each of its fields. Their help is in
+the dataclass's docstring, in lines `field: A sentence.`; a longer one goes on indented.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -136,17 +137,35 @@ def _plain(hint: Any) -> tuple[Any, Any]:
 
 def _members(kind: type, chosen: Fields) -> list[Parameter]:
     """Options for the fields of a dataclass; whether a required one is there is seen later."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
+    texts = documented(kind)
     options = []
     for field in fields(kind):
         if field.name not in chosen.names:
             continue
-        hint, default = hints[field.name], field.default
+        text = texts[field.name]
+        default = chosen.defaults.get(field.name, field.default)
         if default is MISSING:
-            hint, note = _plain(hint)
-            hint, default = Annotated[hint, f"{note} Required."], None
-        options.append(_option(field.name, hint, chosen.defaults.get(field.name, default)))
+            text += " Required."
+            default = None
+        options.append(_option(field.name, Annotated[hints[field.name], text], default))
     return options
+
+
+def documented(kind: type) -> dict[str, str]:
+    """The lines of help in a dataclass's docstring, by field."""
+    texts = dict[str, str]()
+    name = ""
+    for line in cleandoc(kind.__doc__ or "").splitlines():
+        start, _, text = line.partition(": ")
+        if start in kind.__annotations__:
+            name = start
+            texts[name] = text
+        elif name and line.startswith(" "):
+            texts[name] += " " + line.strip()
+        else:
+            name = ""
+    return texts
 
 
 def _option(name: str, hint: Any, default: Any) -> Parameter:
@@ -191,11 +210,12 @@ def _whole_or_auto(text: str | int) -> int | None:
 
 def _build(kind: type, values: dict[str, Any]) -> Any:
     """A dataclass from its options' values. Raises InputError, also for a field that is missing."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
     required = {field.name for field in fields(kind) if field.default is MISSING}
     for name, value in values.items():
-        hint, note = _plain(hints[name])
+        hint = hints[name]
         if value is None and name in required:
+            note = documented(kind)[name]
             raise InputError(f"{name} is missing: name a {note[0].lower()}{note[1:].rstrip('.')}")
         if isinstance(value, list):
             values[name] = tuple(value)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,14 +34,20 @@ MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 
 
 @dataclass(frozen=True, slots=True)
 class SynthConfig:
-    """What is written, and how."""
+    """What is written, and how.
 
-    count: Annotated[int, "Number of records that the file is to hold."] = 1000
+    count: Number of records that the file is to hold.
+    max_tokens: Maximum number of tokens of an answer, which is greedy.
+    seed: Seed of the random number generator.
+    system: System prompt of every conversation. Default: none.
+    """
+
+    count: int = 1000
     mix: Mapping[str, float] = field(default_factory=lambda: MIX)  # kind → share, as weights
     user: SamplingParams = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
-    max_tokens: Annotated[int, "Maximum number of tokens of an answer, which is greedy."] = 512
-    seed: Annotated[int, "Seed of the random number generator."] = 0
-    system: Annotated[str | None, "System prompt of every conversation. Default: none."] = None
+    max_tokens: int = 512
+    seed: int = 0
+    system: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

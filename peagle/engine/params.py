@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from peagle.errors import InputError, first_line
 
@@ -25,54 +25,51 @@ class TokenLogprob(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens: temperature 0 is greedy. Meanings and order as in vLLM: bias,
-    penalties, grammar, temperature, min-p, top-k, top-p."""
+    penalties, grammar, temperature, min-p, top-k, top-p.
 
-    temperature: Annotated[float, "Sampling temperature, at least 0; 0 is greedy decoding."] = 0.0
-    top_p: Annotated[
-        float,
-        "Nucleus sampling: keep the smallest set of tokens whose probability reaches this value "
-        "(0 to 1).",
-    ] = 1.0
-    top_k: Annotated[int, "Number of most likely tokens to sample from; 0 keeps all tokens."] = 0
-    min_p: Annotated[
-        float,
-        "Drop tokens less likely than this fraction (0 to 1) of the most likely token's "
-        "probability.",
-    ] = 0.0
-    seed: Annotated[
-        int | None, "Seed of the random number generator. Default: a new one for every run."
-    ] = None
-    max_tokens: Annotated[int, "Maximum number of tokens generated for one answer."] = 256
-    stop: Annotated[
-        tuple[str, ...], "Text at which generation stops; repeat the option for several texts."
-    ] = ()
-    ignore_eos: Annotated[bool, "Generate `max_tokens` tokens even after end of text."] = False
-    stop_token_ids: Annotated[
-        tuple[int, ...], "Token ids that end the answer; they have no text."
-    ] = ()
-    repetition_penalty: Annotated[
-        float, "Penalty on tokens that occur in the prompt or the answer, above 0; 1 is none."
-    ] = 1.0
-    presence_penalty: Annotated[
-        float, "Amount subtracted from the logit of each token that occurs in the answer (-2 to 2)."
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        "Amount subtracted from a token's logit for each time it occurs in the answer (-2 to 2).",
-    ] = 0.0
-    logit_bias: Annotated[
-        dict[int, float] | None, "Amount added to the logit of each of these token ids."
-    ] = None
-    logprobs: Annotated[
-        int | None,
-        "Number of most likely tokens whose log-probabilities are given with each token.",
-    ] = None
-    n: Annotated[int, "Number of answers to a prompt, with seeds seed, seed + 1, and so on."] = 1
-    json_schema: Annotated[
-        dict[str, Any] | str | None, "JSON schema that the answer must satisfy (structured output)."
-    ] = None
-    regex: Annotated[str | None, "Regular expression that the whole answer must match."] = None
-    grammar: Annotated[str | None, "Lark grammar that the answer must be derived from."] = None
+    temperature: Sampling temperature, at least 0; 0 is greedy decoding.
+    top_p: Nucleus sampling: keep the smallest set of tokens whose probability reaches this value (0
+        to 1).
+    top_k: Number of most likely tokens to sample from; 0 keeps all tokens.
+    min_p: Drop tokens less likely than this fraction (0 to 1) of the most likely token's
+        probability.
+    seed: Seed of the random number generator. Default: a new one for every run.
+    max_tokens: Maximum number of tokens generated for one answer.
+    stop: Text at which generation stops; repeat the option for several texts.
+    ignore_eos: Generate `max_tokens` tokens even after end of text.
+    stop_token_ids: Token ids that end the answer; they have no text.
+    repetition_penalty: Penalty on tokens that occur in the prompt or the answer, above 0; 1 is
+        none.
+    presence_penalty: Amount subtracted from the logit of each token that occurs in the answer (-2
+        to 2).
+    frequency_penalty: Amount subtracted from a token's logit for each time it occurs in the answer
+        (-2 to 2).
+    logit_bias: Amount added to the logit of each of these token ids.
+    logprobs: Number of most likely tokens whose log-probabilities are given with each token.
+    n: Number of answers to a prompt, with seeds seed, seed + 1, and so on.
+    json_schema: JSON schema that the answer must satisfy (structured output).
+    regex: Regular expression that the whole answer must match.
+    grammar: Lark grammar that the answer must be derived from.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    n: int = 1
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         checks = [

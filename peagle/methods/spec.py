@@ -1,7 +1,6 @@
 """What a head for a target looks like, before it has weights."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from transformers import PretrainedConfig
 
@@ -24,27 +23,27 @@ SAME_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """What head to make."""
+    """What head to make.
 
-    method: Annotated[str, f"Drafting method to train: {' or '.join(METHODS)}."] = DEFAULT
-    layers: Annotated[
-        int | None, "Number of decoder layers of the head. Default: 4, or 1 for eagle3."
-    ] = None
-    depths: Annotated[int, "Number of draft tokens per round to train for (K)."] = 8
-    draft_vocab: Annotated[int, "Size of the draft vocabulary, the most frequent tokens."] = 8192
-    feature_layers: Annotated[
-        tuple[int, ...] | None,
-        "Target layers whose hidden states the head reads, as 2,15,27. Default: those of vLLM.",
-    ] = None
-    embedding: Annotated[
-        Embedding | None,
-        "Input embedding of the head: full (its own table), mask-row (the target's, with a trained "
-        "row for the mask token) or shared (the target's). Default: mask-row, or shared for "
-        "eagle3.",
-    ] = None
-    warm_start: Annotated[
-        bool, "Start from the target's own layers, norm and output head, not from random weights."
-    ] = True
+    method: Drafting method to train: p-eagle or eagle3.
+    layers: Number of decoder layers of the head. Default: 4, or 1 for eagle3.
+    depths: Number of draft tokens per round to train for (K).
+    draft_vocab: Size of the draft vocabulary, the most frequent tokens.
+    feature_layers: Target layers whose hidden states the head reads, as 2,15,27. Default: those of
+        vLLM.
+    embedding: Input embedding of the head: full (its own table), mask-row (the target's, with a
+        trained row for the mask token) or shared (the target's). Default: mask-row, or shared for
+        eagle3.
+    warm_start: Start from the target's own layers, norm and output head, not from random weights.
+    """
+
+    method: str = DEFAULT
+    layers: int | None = None
+    depths: int = 8
+    draft_vocab: int = 8192
+    feature_layers: tuple[int, ...] | None = None
+    embedding: Embedding | None = None
+    warm_start: bool = True
 
     def __post_init__(self) -> None:
         for name in ("layers", "depths", "draft_vocab"):

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -40,17 +40,19 @@ Run = Callable[[list[list[int]]], Generator[TargetOutput]]
 
 @dataclass(frozen=True, slots=True)
 class CaptureConfig:
-    """What is captured, and into files of what size."""
+    """What is captured, and into files of what size.
 
-    output: Annotated[
-        Path, "Folder for the shards; documents that it holds are not captured again."
-    ]
-    feature_layers: Annotated[
-        tuple[int, ...] | None,
-        "Target layers whose hidden states are captured, as 2,15,27. Default: those of vLLM.",
-    ] = None
-    max_length: Annotated[int, "Maximum length of a document in tokens; the rest is cut."] = 1024
-    shard_bytes: Annotated[int, "Size of one shard file in bytes."] = 512_000_000
+    output: Folder for the shards; documents that it holds are not captured again.
+    feature_layers: Target layers whose hidden states are captured, as 2,15,27. Default: those of
+        vLLM.
+    max_length: Maximum length of a document in tokens; the rest is cut.
+    shard_bytes: Size of one shard file in bytes.
+    """
+
+    output: Path
+    feature_layers: tuple[int, ...] | None = None
+    max_length: int = 1024
+    shard_bytes: int = 512_000_000
 
     def __post_init__(self) -> None:
         if self.shard_bytes < 1:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from torch.distributed.tensor import DTensor
+
 from peagle.backends.torch import TorchBackend
 from peagle.data.example import Example
 from peagle.engine.llm import LLM
@@ -12,7 +14,7 @@ from peagle.engine.request import Stats
 from peagle.methods.keys import default_k
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.sharding import is_sharded, whole_copy
+from peagle.train.sharding import whole_copy
 
 MAX_BATCH = 8  # prompts decoded together: a larger KV cache would take memory from training
 MAX_TOKENS = 64  # of an answer
@@ -50,7 +52,7 @@ def acceptance(target: Target, prompts: list[list[int]], drafter: Drafter) -> St
     """Decode prompts greedily with a copy of the drafter in the target's dtype. What is sharded is
     gathered: then all processes call this together."""
     # A sharded target gathers its weights in its own forward.
-    backend = TorchBackend() if is_sharded(target) else None
+    backend = TorchBackend() if _is_sharded(target) else None
     copied = whole_copy(drafter, target.dtype)
     k = default_k(drafter.config)
     llm = LLM(target, copied, k=k, max_batch=MAX_BATCH, backend=backend)
@@ -58,3 +60,8 @@ def acceptance(target: Target, prompts: list[list[int]], drafter: Drafter) -> St
     fitting = [prompt for prompt in prompts if len(prompt) <= room]
     answers = llm.generate(fitting, SamplingParams(max_tokens=MAX_TOKENS))
     return sum((answer.stats for answer in answers), Stats())
+
+
+def _is_sharded(target: Target) -> bool:
+    """Whether `shard` has spread the target's weights."""
+    return any(isinstance(weight, DTensor) for weight in target.layers.parameters())

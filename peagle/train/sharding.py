@@ -47,11 +47,6 @@ def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> Non
     target.device = device
 
 
-def is_sharded(target: Target) -> bool:
-    """Whether `shard` has spread the target's weights."""
-    return any(isinstance(weight, DTensor) for weight in target.layers.parameters())
-
-
 def even(passes: list[list[Segment]], device: torch.device) -> None:
     """Add idle passes until all processes make equally many for their first, second, … sequence."""
     most = torch.tensor([len(made) for made in passes], device=device)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,66 +40,56 @@ from peagle.train.step import supervised_elements as supervised
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How a head is trained."""
+    """How a head is trained.
 
-    output: Annotated[Path, "Folder to write checkpoints/, head/, best/ and metrics.jsonl to."]
-    batch: Annotated[int, "Sequences per optimizer step, over all processes."] = 1
-    pack: Annotated[
-        int | None,
-        "Pack documents into sequences of this many tokens. Default: one document each.",
-    ] = None
-    segments: Annotated[
-        int | None,
-        "Number of passes that a sequence is partitioned into, or auto, which chooses by free "
-        "memory. Default: auto.",
-    ] = None
-    shard: Annotated[
-        bool, "Shard the target and the head over the processes of torchrun (FSDP2)."
-    ] = False
-    recompute: Annotated[
-        bool,
-        "Compute activations again in the backward pass (gradient checkpointing): less memory, "
-        "more time.",
-    ] = False
-    compile: Annotated[
-        bool | None, "Compile P-EAGLE's layers with torch.compile. Default: on CUDA only."
-    ] = None
-    steps: Annotated[
-        int | None, "Number of optimizer steps. Default: by `epochs` or `max_train_tokens`."
-    ] = None
-    epochs: Annotated[int, "Number of passes over the training data."] = 1
-    max_train_tokens: Annotated[
-        int | None, "Number of answer tokens to train on. Default: by `epochs`."
-    ] = None
-    lr: Annotated[
-        float, "Peak learning rate of AdamW, after the warm-up; then it falls linearly to 0."
-    ] = 6e-4
-    warmup: Annotated[
-        float, "Fraction of the steps in which the learning rate rises linearly (0 to below 1)."
-    ] = 0.01
-    ratio: Annotated[
-        float, "Fraction of the training positions that each further depth keeps (COD r; 0 to 1)."
-    ] = 0.7
-    floor: Annotated[
-        float, "Least fraction of the training positions that a depth keeps (COD r_min; 0 to 1)."
-    ] = 0.1
-    loss: Annotated[
-        LossName, "Loss function: kl (divergence from the target's distribution) or cross-entropy."
-    ] = "kl"
-    seed: Annotated[int, "Seed of the initial weights, data order and sampling."] = 0
-    save_every: Annotated[int, "Steps between checkpoints."] = 200
-    keep: Annotated[int, "Number of checkpoints to keep, the newest."] = 2
-    eval_every: Annotated[int, "Steps between measurements of the acceptance length."] = 500
-    patience: Annotated[
-        int | None,
-        "Stop early after this many measurements without a better acceptance length. Default: "
-        "never.",
-    ] = None
-    tracker: Annotated[
-        str | None,
-        "Experiment tracker to log to besides metrics.jsonl: tensorboard, wandb, ... Default: "
-        "none.",
-    ] = None
+    output: Folder to write checkpoints/, head/, best/ and metrics.jsonl to.
+    batch: Sequences per optimizer step, over all processes.
+    pack: Pack documents into sequences of this many tokens. Default: one document each.
+    segments: Number of passes that a sequence is partitioned into, or auto, which chooses by free
+        memory. Default: auto.
+    shard: Shard the target and the head over the processes of torchrun (FSDP2).
+    recompute: Compute activations again in the backward pass (gradient checkpointing): less memory,
+        more time.
+    compile: Compile the head's layers with torch.compile. Default: on CUDA only.
+    steps: Number of optimizer steps. Default: by `epochs` or `max_train_tokens`.
+    epochs: Number of passes over the training data.
+    max_train_tokens: Number of answer tokens to train on. Default: by `epochs`.
+    lr: Peak learning rate of AdamW, after the warm-up; then it falls linearly to 0.
+    warmup: Fraction of the steps in which the learning rate rises linearly (0 to below 1).
+    ratio: Fraction of the training positions that each further depth keeps (COD r; 0 to 1).
+    floor: Least fraction of the training positions that a depth keeps (COD r_min; 0 to 1).
+    loss: Loss function: kl (divergence from the target's distribution) or cross-entropy.
+    seed: Seed of the initial weights, data order and sampling.
+    save_every: Steps between checkpoints.
+    keep: Number of checkpoints to keep, the newest.
+    eval_every: Steps between measurements of the acceptance length.
+    patience: Stop early after this many measurements without a better acceptance length. Default:
+        never.
+    tracker: Experiment tracker to log to besides metrics.jsonl: tensorboard, wandb, ... Default:
+        none.
+    """
+
+    output: Path
+    batch: int = 1
+    pack: int | None = None
+    segments: int | None = None
+    shard: bool = False
+    recompute: bool = False
+    compile: bool | None = None
+    steps: int | None = None
+    epochs: int = 1
+    max_train_tokens: int | None = None
+    lr: float = 6e-4
+    warmup: float = 0.01
+    ratio: float = 0.7
+    floor: float = 0.1
+    loss: LossName = "kl"
+    seed: int = 0
+    save_every: int = 200
+    keep: int = 2
+    eval_every: int = 500
+    patience: int | None = None
+    tracker: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "save_every", "keep", "eval_every"):

@@ -46,7 +46,9 @@ def test_its_own_template_stays_and_none_is_named() -> None:
     check_template(tokenizer)
     for nothing in (None, ""):
         tokenizer.chat_template = nothing
-        with pytest.raises(InputError, match="no chat template: name a Jinja file with `chat_template`"):
+        with pytest.raises(
+            InputError, match="no chat template: name a Jinja file with `chat_template`"
+        ):
             check_template(tokenizer)
 
 
