@@ -29,15 +29,11 @@ class SamplingParams:
 
     temperature: Annotated[float, "Sampling temperature, at least 0; 0 is greedy decoding."] = 0.0
     top_p: Annotated[
-        float,
-        "Nucleus sampling: keep the smallest set of tokens whose probability reaches this value "
-        "(0 to 1).",
+        float, "Nucleus sampling: keep the likeliest tokens that add up to this (0 to 1)."
     ] = 1.0
     top_k: Annotated[int, "Number of most likely tokens to sample from; 0 keeps all tokens."] = 0
     min_p: Annotated[
-        float,
-        "Drop tokens less likely than this fraction (0 to 1) of the most likely token's "
-        "probability.",
+        float, "Drop tokens less likely than this fraction (0 to 1) of the most likely one."
     ] = 0.0
     seed: Annotated[
         int | None, "Seed of the random number generator. Default: a new one for every run."
@@ -47,9 +43,7 @@ class SamplingParams:
         tuple[str, ...], "Text at which generation stops; repeat the option for several texts."
     ] = ()
     ignore_eos: Annotated[bool, "Generate `max_tokens` tokens even after end of text."] = False
-    stop_token_ids: Annotated[
-        tuple[int, ...], "Token ids that end the answer; they have no text."
-    ] = ()
+    stop_token_ids: tuple[int, ...] = ()  # end the answer, too; they have no text
     repetition_penalty: Annotated[
         float, "Penalty on tokens that occur in the prompt or the answer, above 0; 1 is none."
     ] = 1.0
@@ -57,22 +51,16 @@ class SamplingParams:
         float, "Amount subtracted from the logit of each token that occurs in the answer (-2 to 2)."
     ] = 0.0
     frequency_penalty: Annotated[
-        float,
-        "Amount subtracted from a token's logit for each time it occurs in the answer (-2 to 2).",
+        float, "Amount subtracted from a token's logit each time it occurs in the answer (-2 to 2)."
     ] = 0.0
-    logit_bias: Annotated[
-        dict[int, float] | None, "Amount added to the logit of each of these token ids."
-    ] = None
+    logit_bias: dict[int, float] | None = None  # added to the logits of token ids
     logprobs: Annotated[
-        int | None,
-        "Number of most likely tokens whose log-probabilities are given with each token.",
+        int | None, "Number of likeliest tokens given with each token, with log-probabilities."
     ] = None
-    n: Annotated[int, "Number of answers to a prompt, with seeds seed, seed + 1, and so on."] = 1
-    json_schema: Annotated[
-        dict[str, Any] | str | None, "JSON schema that the answer must satisfy (structured output)."
-    ] = None
+    n: int = 1  # answers a prompt, with seeds seed, seed + 1, …
+    json_schema: dict[str, Any] | str | None = None  # the answer is JSON that it admits
     regex: Annotated[str | None, "Regular expression that the whole answer must match."] = None
-    grammar: Annotated[str | None, "Lark grammar that the answer must be derived from."] = None
+    grammar: str | None = None  # the answer is derived from this Lark grammar
 
     def __post_init__(self) -> None:
         checks = [
