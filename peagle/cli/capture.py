@@ -80,7 +80,7 @@ def capture(
             raise typer.Exit(1) from error
         except VllmFailed as error:
             why = "what was captured before is whole: run the same command to continue"
-            screen.print(f"peagle: {with_flags(str(error))}; {why}", markup=False)
+            screen.print(with_flags(f"peagle: {error}; {why}"), markup=False)
             raise typer.Exit(1) from error
     screen.print(f"captured to {output}: train with --data {output}")
 

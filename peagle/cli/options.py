@@ -205,7 +205,7 @@ def _whole_or_auto(text: str | int) -> int | None:
     try:
         return int(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: expected a whole number") from error
+        raise typer.BadParameter(f"{text!r} is not a valid whole number") from error
 
 
 def _build(kind: type, values: dict[str, Any]) -> Any:

@@ -189,7 +189,7 @@ def _train(trainer: Trainer) -> None:
         try:
             trainer.run(show)
         except FloatingPointError as error:
-            screen.print(f"peagle: {with_flags(str(error))}")
+            screen.print(with_flags(f"peagle: {error}"))
             raise typer.Exit(1) from error
         except OSError as error:
             why = "what was saved before is whole: make room, then --resume"
