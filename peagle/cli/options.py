@@ -137,18 +137,21 @@ def _plain(hint: Any) -> tuple[Any, Any]:
 
 def _members(kind: type, chosen: Fields) -> list[Parameter]:
     """Options for the fields of a dataclass; whether a required one is there is seen later."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     texts = documented(kind)
     options = []
     for field in fields(kind):
         if field.name not in chosen.names:
             continue
-        text = texts[field.name]
+        hint = hints[field.name]
+        text = texts.get(field.name)  # None: annotated with Typer's own
         default = chosen.defaults.get(field.name, field.default)
         if default is MISSING:
-            text += " Required."
+            text = f"{text} Required."
             default = None
-        options.append(_option(field.name, Annotated[hints[field.name], text], default))
+        if text is not None:
+            hint = Annotated[hint, text]
+        options.append(_option(field.name, hint, default))
     return options
 
 

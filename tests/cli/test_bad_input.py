@@ -78,7 +78,7 @@ def test_corrupt_target(refused, tmp_path: Path) -> None:
 
 def test_head_for_another_target(refused, other_target: Path, heads: dict[str, Path]) -> None:
     line = refused("generate", other_target, *SAY, "--head", heads["p-eagle"])
-    assert "was trained for another target" in line
+    assert "does not fit" in line
     assert "weights hash" in line
     assert "--force" in line
 

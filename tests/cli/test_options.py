@@ -18,17 +18,28 @@ from peagle.errors import InputError, InputWarning
 
 @dataclass(frozen=True, slots=True)
 class Cake:
-    """What is baked."""
+    """What is baked.
 
-    shop: Annotated[Path, "Folder of the shop."]
-    kind: Annotated[Literal["plum", "apple"], "Kind of the cake; see `max_size`."] = "plum"
-    max_size: Annotated[int | None, "Largest size. Default: any."] = None
-    sugar: Annotated[float, "Amount of sugar."] = 6e-4
-    round: Annotated[bool, "Make it round and not square."] = True
-    iced: Annotated[bool, "Put ice on it."] = False
-    warm: Annotated[bool | None, "Warm it up. Default: in winter."] = None
-    layers: Annotated[tuple[int, ...] | None, "Layers to fill, as 1,2."] = None
-    words: Annotated[tuple[str, ...], "Words to write on it."] = ()
+    shop: Folder of the shop.
+    kind: Kind of the cake; see `max_size`.
+    max_size: Largest size. Default: any.
+    sugar: Amount of sugar.
+    round: Make it round and not square.
+    iced: Put ice on it.
+    warm: Warm it up. Default: in winter.
+    layers: Layers to fill, as 1,2.
+    words: Words to write on it.
+    """
+
+    shop: Path
+    kind: Literal["plum", "apple"] = "plum"
+    max_size: int | None = None
+    sugar: float = 6e-4
+    round: bool = True
+    iced: bool = False
+    warm: bool | None = None
+    layers: tuple[int, ...] | None = None
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sugar < 0:
