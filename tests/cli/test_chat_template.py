@@ -71,7 +71,9 @@ def test_another_template_is_the_targets_own(
         ("data", "regenerate", target, "--head", head, *regenerate),
         ("export", head, tmp_path / "exported", "--to", "vllm", "--target", target),
     ):
-        assert "name its template with --chat-template" in refused(*command), command[0]
+        assert "name the template it was trained with (--chat-template)" in refused(*command), (
+            command[0]
+        )
         invoke(*command, *how)
     assert invoke("chat", target, "--head", head, *SHORT, *how, stdin="the cat\n").stdout
     assert "chat template" in invoke("doctor", head, target, *how).stdout
@@ -110,7 +112,9 @@ def test_a_target_without_one_is_refused(
         ("eval", bare, *dataset),
     ):
         line = refused(*command)
-        assert "has no chat template: name one with --chat-template FILE" in line, command
+        assert "has no chat template: name a Jinja file with --chat-template, or plain" in line, (
+            command
+        )
 
 
 def test_plain_text(bare: Path, plain_head: Path, files: dict[str, Path], tmp_path: Path) -> None:

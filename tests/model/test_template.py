@@ -34,7 +34,7 @@ def test_a_template_file(tmp_path: Path) -> None:
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     use_template(tokenizer, str(file))
     assert tokenizer.decode(prompt_ids(tokenizer, TALK)) == "[the cat][ sat]"
-    with pytest.raises(InputError, match="--chat-template .*none.jinja: .*; give a Jinja file, or"):
+    with pytest.raises(InputError, match="chat_template .*none.jinja: .*; give a Jinja file, or"):
         use_template(tokenizer, str(tmp_path / "none.jinja"))
 
 
@@ -77,7 +77,7 @@ def test_plain_text_begins_as_the_tokenizer_begins_a_text(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["think", "add_generation_prompt", "tools"])
 def test_arguments_that_the_template_does_not_read(name: str) -> None:
     tokenizer = make_tokenizer()
-    with pytest.raises(InputError, match=f"--chat-template-arg {name}: .* reads no such name"):
+    with pytest.raises(InputError, match=f"chat_template_arg {name}: .* reads no such name"):
         check_template_args(tokenizer, {name: True})
     tokenizer.chat_template += "{{ thinking }}"
     check_template_args(tokenizer, {"thinking": True})
