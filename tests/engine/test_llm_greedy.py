@@ -1,12 +1,13 @@
 """Greedy decoding with speculation gives the very tokens, texts and endings of decoding without."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from oracle import Oracle, end_at
-from tiny import METHODS, make_target, random_prompts
+from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.backends.batch import Batch
 from peagle.engine.llm import LLM, Run
@@ -213,6 +214,25 @@ def test_k_above_what_a_head_was_trained_for_warns_once(
     [warning] = said
     assert warning.category is InputWarning
     assert f"K = {trained + 1}, but the head was trained for {trained} " in str(warning.message)
+
+
+def test_a_head_of_unknown_depth_drafts_as_deep_as_it_is_asked(target: Target) -> None:
+    """AWS's heads do not record how many tokens they were trained for."""
+    drafter = make_drafter(target, "p-eagle")
+    assert drafter.config.depths is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LLM(target, drafter).k == 7
+        llm = LLM(target, drafter, k=18)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    alone = outcome(LLM(target).generate(PROMPTS, params))
+    assert outcome(llm.generate(PROMPTS, params)) == alone
+
+
+def test_k_is_as_deep_as_the_head_was_trained(target: Target) -> None:
+    drafter = make_drafter(target, "p-eagle")
+    drafter.config = replace(drafter.config, depths=12)
+    assert LLM(target, drafter).k == 12
 
 
 def test_no_prompts(target: Target) -> None:

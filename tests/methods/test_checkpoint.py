@@ -313,3 +313,14 @@ def test_a_full_draft_vocabulary_needs_no_d2t(target: Any, tmp_path: Path) -> No
     save_file({n: t for n, t in load_file(file).items() if n not in ("d2t", "t2d")}, file)
     loaded = load_drafter(tmp_path / "head", target)
     assert loaded.target_ids.tolist() == list(range(VOCAB))
+
+
+def test_depths_are_those_that_somebody_wrote(tmp_path: Path) -> None:
+    """Of heads of others, speculators' name a number of tokens; vLLM's say nothing."""
+    save_drafter(make_head(head_config(depths=5)), tmp_path / "vllm", "vllm")
+    save_drafter(make_head(head_config(depths=5)), tmp_path / "speculators", "speculators")
+    for folder in ("vllm", "speculators"):
+        assert read_config(tmp_path / folder).depths == 5
+        change_config(tmp_path / folder, peagle=None)
+    assert read_config(tmp_path / "vllm").depths is None
+    assert read_config(tmp_path / "speculators").depths == 5
