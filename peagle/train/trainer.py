@@ -164,9 +164,6 @@ class Trainer:
         target.check_layers(drafter.config.feature_layers)
         if captured is not None:
             captured.check(target, drafter.config.feature_layers)
-        if drafter.config.depths is None:
-            raise InputError("depths: name how many draft tokens the head is trained for")
-        self.depths = drafter.config.depths
         device = device or target.device
         self.accelerator = make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
@@ -176,6 +173,9 @@ class Trainer:
             )
         if config.shard and self.world == 1:
             raise InputError("shard true: needs several processes, started by torchrun")
+        if drafter.config.depths is None:
+            raise InputError("depths: name how many draft tokens the head is trained for")
+        self.depths = drafter.config.depths
         method = method_of(drafter.config)
         drafter.recompute = config.recompute
         if config.recompute and not method.parallel:

@@ -127,7 +127,8 @@ def test_waiting_for_it_has_an_end(serve: Serve, brake: Brake) -> None:
     running = serve(max_seconds=0.1)
     brake.go.clear()
     with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
-        assert "lanes" in next(response.iter_lines())
+        lines = response.iter_lines()  # kept: when it is closed, so is the connection
+        assert "lanes" in next(lines)
         late = running.http().post("/v1/completions", json={"prompt": "a"})
     assert (late.status_code, late.headers["retry-after"]) == (503, "1")
     assert "not begun in time, which is 0.1 seconds" in late.json()["error"]["message"]

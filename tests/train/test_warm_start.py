@@ -84,7 +84,7 @@ def test_draft_vocabulary_is_at_most_the_targets(target: Target) -> None:
 
 
 def test_shallow_targets_need_named_layers(target: Target) -> None:
-    with pytest.raises(InputError, match="--feature-layers"):
+    with pytest.raises(InputError, match="`feature_layers`"):
         make(target, "p-eagle", feature_layers=None)
 
 
