@@ -184,7 +184,7 @@ def test_catalog_and_deployment(
 
 def test_only_the_command(served: Running, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may not deploy sees how it is done, and no button."""
-    monkeypatch.setattr(console, "loopback", lambda _: False)
+    monkeypatch.setattr(console, "is_trusted", lambda *_: False)
     page = opened(f"{served.url}/#catalog")
     entry = page.locator(".entry[data-name=smollm2-135m]")
     entry.get_by_role("button", name="Deploy here").click()
