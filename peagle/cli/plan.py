@@ -18,7 +18,6 @@ app = App()
 
 @app.command()
 def plan(
-    command: typer.Context,
     target: TargetArgument,
     *,
     tokens: Annotated[int, "Number of answer tokens to train on."],

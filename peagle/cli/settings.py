@@ -78,10 +78,11 @@ def _use(context: typer.Context, pairs: Mapping[str, object]) -> None:
 
 
 def _unknown(name: str, known: Iterable[str]) -> InputError:
-    every = f"nown are {', '.join(known)}"
+    every = f"known are {', '.join(known)}"
     near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}? K{every}" if near else f"k{every}"
-    return InputError(f"setting {name!r}: unknown; {hint}")
+    if near:
+        every = f"did you mean {near[0]}? {every[0].upper()}{every[1:]}"
+    return InputError(f"setting {name!r}: unknown; {every}")
 
 
 def _known(context: typer.Context) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.options import App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument
-from peagle.data.captured import Captured
+from peagle.data.captured import Captured, target_hashes
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
 from peagle.data.synth import SynthConfig, synthesize
@@ -47,7 +47,6 @@ MAX_LENGTH = 1024  # tokens of a document, unless told otherwise
 
 @app.command()
 def train(
-    context: typer.Context,
     target: TargetArgument,
     *,
     data: Annotated[
@@ -79,7 +78,8 @@ def train(
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
     max_length = _max_length(max_length, captured)
-    head = _head_spec(context, head, captured)
+    if captured is not None and head.feature_layers is None:
+        head = replace(head, feature_layers=captured.origin.feature_layers)
     if checkpoints(training.output) and not resume:
         why = "add --resume, or name a new folder"
         raise InputError(f"{training.output} holds a checkpoint: {why}")
@@ -111,13 +111,6 @@ def _own_device(name: str) -> str:
     device = resolve_device(name)
     local = os.environ.get("LOCAL_RANK", "0")
     return resolve_device(f"cuda:{local}") if device == "cuda" else device
-
-
-def _head_spec(context: typer.Context, head: HeadSpec, captured: Captured | None) -> HeadSpec:
-    """The head to make, with what the method and the captured data decide."""
-    if captured is not None and head.feature_layers is None:
-        head = replace(head, feature_layers=captured.origin.feature_layers)
-    return head
 
 
 def _max_length(asked: int | None, captured: Captured | None) -> int:
@@ -210,9 +203,7 @@ def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
     with_provenance(
         drafter,
         target=target.name,
-        config_hash=target.config_hash(),
-        weights_hash=target.weights_hash(),
-        template_hash=target.template_hash(),
+        **target_hashes(target),
         feature_layers=list(drafter.config.feature_layers),
         data={},
         acceptance={},

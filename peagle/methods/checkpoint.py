@@ -56,15 +56,16 @@ class HeadFiles:
 
 def read_head(folder: Path) -> HeadFiles:
     """The files of a head. Raises InputError for those that cannot be read."""
-    return HeadFiles(_read_json(folder), read_tensors(folder))
+    return HeadFiles(read_json(folder), read_tensors(folder))
 
 
 def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig:
     """The drafter's configuration from either dialect's config.json."""
-    return parse(_read_json(folder), folder / "config.json", target_layers)
+    return parse(read_json(folder), folder / "config.json", target_layers)
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def read_json(folder: Path) -> dict[str, Any]:
+    """The config.json of a head. Raises InputError when it is missing or no JSON object."""
     file = folder / "config.json"
     if not file.is_file():
         raise InputError(f"head {folder}: no config.json")

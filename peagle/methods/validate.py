@@ -57,10 +57,11 @@ class Skipped(Exception):
 def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> list[Problem]:
     """All problems of a head's config.json and tensors (by our names) beside `target`, in the order
     of `CHECKS`."""
+    head = HeadFiles(raw, tensors)
     problems = list[Problem]()
     for name in CHECKS:
         try:
-            run_check(name, HeadFiles(raw, tensors), target)
+            run_check(name, head, target)
         except Problem as problem:
             problems.append(problem)
         except Skipped:

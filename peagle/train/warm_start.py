@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from peagle.data.captured import target_hashes
 from peagle.methods.registry import METHODS
 from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.config import Provenance
@@ -23,9 +24,9 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     vocab_size = target.embedding.shape[0]
     method = METHODS[spec.method]
     mask = pick_mask_token(target.tokenizer, vocab_size) if method.parallel else None
-    hashes = target.config_hash(), target.weights_hash(), target.template_hash()
     config = drafter_config(target, spec, mask)
-    against = Provenance(target.name, *hashes, list(config.feature_layers))
+    layers = list(config.feature_layers)
+    against = Provenance(target.name, **target_hashes(target), feature_layers=layers)
     config = replace(config, provenance=against)
     drafter = method.build(config).to(target.device)
     for module in drafter.modules():

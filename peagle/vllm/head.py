@@ -1,7 +1,6 @@
 """A head as vLLM reads it: found by name, compared with its target, exported where it must be."""
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from peagle.catalog import choose_head, known_entry, speculative_config
 from peagle.errors import InputError, first_line
-from peagle.methods.checkpoint import read_config
-from peagle.methods.keys import LAYER_IDS, default_k
+from peagle.methods.checkpoint import read_config, read_json
+from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.save import save_drafter
@@ -19,8 +18,6 @@ from peagle.model.config import DrafterConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
-
-DEFAULT_K = 7  # of a head whose trained depths are unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Head:
     def needs_v1(self) -> bool:
         """Whether only vLLM's V1 model runner serves it: the V2 one does not draft in parallel,
         and takes default layer ids where they are in eagle_config alone."""
-        raw = _raw(self.folder)
+        raw = read_json(self.folder)
         hidden_ids = not raw.get(LAYER_IDS) and "eagle_config" in raw
         return method_of(self.config).parallel or hidden_ids
 
@@ -91,7 +88,7 @@ def is_readable(folder: Path) -> bool:
     """Whether vLLM reads a head as it is. It reads both dialects, but not the single row that is
     all some native heads hold of the embedding, and it drops fc_norm of speculators' peagle."""
     config = read_config(folder)
-    speculators = "speculators_model_type" in _raw(folder)
+    speculators = SPECULATORS in read_json(folder)
     drops_norm = speculators and config.fc_norm and method_of(config).parallel
     return config.embedding != "mask-row" and not drops_norm
 
@@ -110,7 +107,3 @@ def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bo
         use_template(model.tokenizer, template)
         save_drafter(load_drafter(head.folder, model, force=force), folder, "vllm", dtype=None)
     return replace(head, folder=folder, config=read_config(folder))
-
-
-def _raw(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "config.json").read_text()))
