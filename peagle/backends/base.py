@@ -43,7 +43,8 @@ class DrafterModel(Protocol):
 
 
 class Backend(Protocol):
-    """Makes models ready, once, at load. It reads their weights and does not change them.
+    """Makes models ready, once, at load. It reads their weights and does not change them, but for
+    those of a target that is its own.
 
     A backend made with `exact=True` makes targets of which no row depends on the rows beside it, to
     the last bit; `TiledTarget` helps where kernels choose their loops by the number of rows.
@@ -51,8 +52,9 @@ class Backend(Protocol):
 
     name: str
 
-    def target(self, target: Target) -> TargetModel:
-        """A target that runs here."""
+    def target(self, target: Target, *, own: bool = False) -> TargetModel:
+        """A target that runs here. `own`: nobody else changes or trains it, so its weights may be
+        laid out anew in their place, and are not in memory twice."""
         ...
 
     def drafter(self, drafter: Drafter) -> DrafterModel:

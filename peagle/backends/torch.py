@@ -121,7 +121,7 @@ class TorchBackend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
 
-    def target(self, target: Target) -> TargetModel:
+    def target(self, target: Target, *, own: bool = False) -> TargetModel:  # noqa: ARG002
         if self.exact:
             return TiledTarget(TorchTarget(target.exact(), exact=True))
         return TorchTarget(target, exact=False)

@@ -71,6 +71,7 @@ class LLM:
 
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
+        own = isinstance(target, str)
         if isinstance(target, str) and quantize is not None:
             target = load_quantized(target, quantize, **load)
         elif isinstance(target, str):
@@ -79,7 +80,7 @@ class LLM:
             raise InputError(f"quantize {quantize!r}: give the target by name, it is loaded here")
         if deterministic and backend is not None:
             raise InputError("deterministic True: make the backend with exact=True instead")
-        loaded = Loaded(target, deterministic=deterministic, backend=backend)
+        loaded = Loaded(target, own=own, deterministic=deterministic, backend=backend)
         self._fill(loaded, head, k, max_batch, kv_tokens)
 
     def _fill(

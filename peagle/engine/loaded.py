@@ -23,11 +23,17 @@ class Loaded:
     """A target that is ready to decode: what all LLMs over it share. Nothing here changes."""
 
     def __init__(
-        self, target: Target, *, deterministic: bool, backend: Backend | None = None
+        self,
+        target: Target,
+        *,
+        own: bool,
+        deterministic: bool,
+        backend: Backend | None = None,
     ) -> None:
+        """`own`: nobody else has this target."""
         self.target = target
         self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
-        self.model = self.backend.target(target)
+        self.model = self.backend.target(target, own=own)
         self.grammars = Grammars(target)
         self.lock = threading.Lock()  # held while an engine is made
         self._verify: Curve | None = None  # measured once, for the most rows so far

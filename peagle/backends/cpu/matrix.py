@@ -4,7 +4,6 @@ Shapes: R rows, I inputs, O outputs, G groups of GROUP inputs.
 """
 
 import ctypes
-import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 
 from peagle.backends.cpu.library import COUNT, POINTER, load
 
-GROUP = 32  # inputs that share a scale and a zero in 4 bits
-PANEL = 16  # outputs of a tile
-MANY_ROWS = 64  # from more rows on, torch's products are faster where they are good
+GROUP = 32  # inputs that share a scale and a zero
+PANEL = 16  # outputs that lie side by side
 BITS = {torch.float32: 32, torch.bfloat16: 16}
 
 
@@ -39,19 +37,21 @@ class Weights(NamedTuple):
 
     @classmethod
     def plain(cls, weight: Tensor) -> "Weights":
-        """Float32 or bf16 weights as they lie; nothing is copied."""
-        tiled = weight.dtype == torch.bfloat16 and fits_tiles(weight)
-        data = weight.detach().contiguous()
-        return cls(data, None, BITS[weight.dtype], tiled, weight.dtype, *weight.shape)
+        """Float32 or bf16 weights: a copy of them, but for tiles, which are read as they lie."""
+        weight, bits = weight.detach(), BITS[weight.dtype]
+        tiled = bits == 16 and fits_tiles(weight)
+        data = weight.contiguous() if tiled else _in_panels(weight, 32 // bits)
+        return cls(data, None, bits, tiled, weight.dtype, *weight.shape)
 
     @classmethod
     def int8(cls, q: Tensor, scale: Tensor) -> "Weights":
-        """weight[o, i] = q[o, i] · scale[o], q (O, I) int8, scale (O,)."""
+        """weight[o, i] = q[o, i] · scale[o], q (O, I) int8 from −127 to 127, scale (O,)."""
         tiled = scale.dtype == torch.bfloat16 and fits_tiles(q)
-        data = q.contiguous()
         if tiled:
             tiles = q.view(len(q) // PANEL, PANEL, -1, 16, 2)
             data = tiles.permute(0, 2, 3, 4, 1).contiguous()
+        else:
+            data = _in_panels(q, GROUP)
         return cls(data, scale, 8, tiled, scale.dtype, *q.shape)
 
     @classmethod
@@ -60,9 +60,10 @@ class Weights(NamedTuple):
         zero (O, G), g = i // GROUP."""
         if scale.dtype == torch.bfloat16 and fits_tiles(q):
             return cls(_tiles_of_int4(q, scale, zero), None, 4, True, scale.dtype, *q.shape)
-        words = q.to(torch.int32).view(len(q), -1, 8, 4).unbind(2)  # each (O, G, 4)
-        data = torch.stack([word << 4 * at for at, word in enumerate(words)]).sum(0).to(torch.int32)
-        scales = torch.stack([scale, zero], dim=-1)
+        low, high = q.to(torch.int8).view(len(q), -1, 2, GROUP // 2).unbind(2)
+        data = _in_panels((low | high << 4).flatten(1), GROUP // 2)
+        pairs = torch.stack([_whole_panels(scale), _whole_panels(zero)], dim=-1)  # (O, G, 2)
+        scales = pairs.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1).contiguous()
         return cls(data, scales, 4, False, scale.dtype, *q.shape)
 
     def matrix(self, bias: Tensor | None) -> Matrix:
@@ -71,6 +72,26 @@ class Weights(NamedTuple):
         added = None if bias is None else bias.data_ptr()
         sizes = (self.bits, int(self.tiled), self.outputs, self.inputs)
         return Matrix(self.data.data_ptr(), scales, added, *sizes)
+
+
+def _whole_panels(rows: Tensor) -> Tensor:
+    """(O, …) → (panels · PANEL, …), with zeros after the last output."""
+    missing = -len(rows) % PANEL
+    return rows if not missing else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+def _in_panels(weight: Tensor, step: int) -> Tensor:
+    """(O, I) → (panels, words, PANEL) int32, a word being four bytes of neighbouring inputs. Zeros
+    fill up the last panel, and inputs to whole steps."""
+    missing = -weight.shape[1] % step
+    padded = F.pad(weight, (0, missing)) if missing else weight.contiguous()
+    words = _whole_panels(padded.view(torch.int32))
+    return words.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+
+
+def _from_panels(panels: Tensor, dtype: torch.dtype, outputs: int, inputs: int) -> Tensor:
+    """The weights (O, I) of `_in_panels`."""
+    return panels.transpose(1, 2).flatten(0, 1)[:outputs].contiguous().view(dtype)[:, :inputs]
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -94,18 +115,15 @@ def _tiles_of_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 class CpuLinear(nn.Module):
     """A linear layer by native products. For inference: no gradient reaches its weights.
 
-    Each row is computed as if it were alone. More than `native_rows` rows are for torch.
+    Each row is computed as if it were alone.
     """
 
     _data: Tensor
     _scales: Tensor | None
 
-    def __init__(
-        self, weights: Weights, bias: Tensor | None, native_rows: int = sys.maxsize
-    ) -> None:
+    def __init__(self, weights: Weights, bias: Tensor | None) -> None:
         super().__init__()
         self.in_features, self.out_features = weights.inputs, weights.outputs
-        self.native_rows = native_rows
         self._form = weights._replace(data=torch.empty(0), scales=None)
         # As buffers they are shared by copies of this layer.
         self.register_buffer("_data", weights.data, persistent=False)
@@ -115,9 +133,9 @@ class CpuLinear(nn.Module):
             self.bias = nn.Parameter(bias.detach(), requires_grad=False)
 
     @classmethod
-    def of(cls, linear: nn.Linear, native_rows: int = sys.maxsize) -> "CpuLinear":
-        """A linear layer over the same weights."""
-        return cls(Weights.plain(linear.weight), linear.bias, native_rows)
+    def of(cls, linear: nn.Linear) -> "CpuLinear":
+        """A linear layer of the same weights."""
+        return cls(Weights.plain(linear.weight), linear.bias)
 
     @property
     def weights(self) -> Weights:
@@ -131,16 +149,16 @@ class CpuLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """(O, I) the plain weights; of 8 and 4 bits made anew at every call."""
-        if self.weights.bits > 8:
-            return self.weights.data
-        ones = torch.eye(self.in_features, dtype=self.weights.dtype)
-        matrix = self.weights.matrix(None)
+        """(O, I) the plain weights; made anew at every call, but for those of tiles."""
+        form = self.weights
+        if form.bits > 8:
+            sizes = (form.dtype, form.outputs, form.inputs)
+            return form.data if form.tiled else _from_panels(form.data, *sizes)
+        ones = torch.eye(self.in_features, dtype=form.dtype)
+        matrix = form.matrix(None)
         return torch.cat([multiply(part, matrix) for part in ones.split(512)]).T
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) → (…, O)
-        if x.numel() > self.native_rows * self.in_features:
-            return F.linear(x, self.weight, self.bias)
         return multiply(x, self.matrix)
 
     def _save_to_state_dict(
@@ -161,10 +179,10 @@ def multiply(x: Tensor, matrix: Matrix) -> Tensor:
     return out
 
 
-def replace_linears(module: nn.Module, native_rows: int) -> None:
-    """Put native layers over the same weights in the place of the linear layers in `module`."""
+def replace_linears(module: nn.Module) -> None:
+    """Put native layers of the same weights in the place of the linear layers in `module`."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             # What a subclass does is not known.
             if type(child) is nn.Linear and child.weight.dtype in BITS:
-                setattr(parent, name, CpuLinear.of(child, native_rows))
+                setattr(parent, name, CpuLinear.of(child))

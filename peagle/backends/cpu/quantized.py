@@ -1,4 +1,7 @@
-"""Targets whose decoder layers hold int8 or int4 weights, on a CPU. Activations stay as they are.
+"""Targets whose decoder layers hold int8 or int4 weights, on a CPU.
+
+On a CPU with AMX activations stay as they are. Elsewhere each group of GROUP activations is rounded
+to 8 bits, as llama.cpp does it: so bytes are multiplied by bytes.
 
 Shapes: I inputs, O outputs, G groups of GROUP inputs.
 """

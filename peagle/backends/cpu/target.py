@@ -3,7 +3,6 @@
 Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -34,29 +33,20 @@ LAYERS = (LlamaDecoderLayer, Qwen3DecoderLayer)
 
 
 class NativeTarget:
-    """A Llama or Qwen3 (`is_native`) whose layers run in one native call.
+    """A Llama or Qwen3 (`is_native`) whose layers run in one native call."""
 
-    Forwards of more than `native_rows` rows are for the target's own code, by torch's products.
-    """
-
-    def __init__(self, target: Target, native_rows: int) -> None:
+    def __init__(self, target: Target) -> None:
         self.target, config = target, target.config
-        products = [*_products(target), target.model.lm_head]
-        quantised = any(isinstance(part, CpuLinear) for part in products)
-        self.native_rows = sys.maxsize if quantised else native_rows
         layers: list[Any] = list(target.layers)
         scale = layers[0].self_attn.scaling
         norm = cast(LlamaModel, target.decoder).norm
         self.decoder = Decoder(layers, norm, head_size(config), config.rms_norm_eps, scale)
-        self.head = products[-1]
-        if not isinstance(self.head, CpuLinear):
-            self.head = CpuLinear.of(self.head, self.native_rows)
+        head = target.model.lm_head
+        self.head = head if isinstance(head, CpuLinear) else CpuLinear.of(head)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
-        if len(batch) > self.native_rows:
-            return self.target.forward(batch.ids, batch.positions, CpuAttend(batch, cache), taps)
         model = cast(LlamaModel, self.target.decoder)
         x = model.embed_tokens(batch.ids)
         tables = model.rotary_emb(x, batch.positions[None])
@@ -73,11 +63,11 @@ class NativeTarget:
 class GenericTarget:
     """Any other target: its own code, over native products and native attention."""
 
-    def __init__(self, target: Target, native_rows: int) -> None:
+    def __init__(self, target: Target) -> None:
         """`target` is a copy: its linear layers are replaced."""
         self.target = target
-        replace_linears(self.target.model, native_rows)
-        replace_linears(self.target.head, native_rows)
+        replace_linears(self.target.model)
+        replace_linears(self.target.head)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:

@@ -65,7 +65,7 @@ class CudaBackend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
 
-    def target(self, target: Target) -> TargetModel:
+    def target(self, target: Target, *, own: bool = False) -> TargetModel:  # noqa: ARG002
         assert target.dtype in DTYPES, f"no kernel for {target.dtype}"
         if self.exact:
             return TiledTarget(CudaTarget(target.exact(), exact=True))

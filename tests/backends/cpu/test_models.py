@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -16,7 +16,7 @@ from tiny_heads import head_config  # noqa: E402
 
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch, Span
-from peagle.backends.cpu.backend import CpuBackend, native_rows
+from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.quantized import quantize
 from peagle.backends.cpu.target import GenericTarget, NativeTarget
@@ -117,13 +117,14 @@ def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_quantised_target_is_native(kind: str) -> None:
-    """And the same as by its own code, whose layers hold the same weights."""
+    """And the same as by its own code, whose layers hold the same weights, but where rounding to 8
+    bits makes a small difference large."""
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     target = Target(build(LlamaConfig(**PLAIN | sizes)), None, "tiny")
     target = quantize(target, kind)
     model = CpuBackend().target(target)
-    assert isinstance(model, NativeTarget) and model.native_rows == sys.maxsize
-    close(run(model, target), run(TorchBackend().target(target), target), 1e-4)
+    assert isinstance(model, NativeTarget)
+    close(run(model, target), run(TorchBackend().target(target), target), 1e-2)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
@@ -161,10 +162,6 @@ def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
     close(*found, BOUNDS[dtype])
 
 
-def test_many_rows_of_float32_are_for_torch() -> None:
-    assert native_rows(torch.float32) == 64
-
-
 def test_a_target_is_not_changed_by_a_generic_one() -> None:
     target = Target(build(FAMILIES["gemma2"]()), None, "gemma2")
     before = dict(target.model.named_modules())
@@ -173,3 +170,16 @@ def test_a_target_is_not_changed_by_a_generic_one() -> None:
     assert dict(target.model.named_modules()) == before
     mine = {p.data_ptr() for p in target.model.parameters()}
     assert {p.data_ptr() for p in model.target.model.parameters()} <= mine
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_weights_of_its_own_are_kept_once(family: str, exact: bool) -> None:
+    target = Target(build(FAMILIES[family]()), None, family)
+    wanted = run(CpuBackend(exact=exact).target(target), target)
+    weights = {id(m.weight) for m in target.model.modules() if type(m) is nn.Linear}
+    model = CpuBackend(exact=exact).target(target, own=True)
+    assert weights and not any(type(m) is nn.Linear for m in target.model.modules())
+    assert all(map(torch.equal, run(model, target), wanted))
+    again = CpuBackend(exact=exact).target(target)
+    assert all(map(torch.equal, run(again, target), wanted)), "what others make of it later"

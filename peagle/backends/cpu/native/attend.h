@@ -1,4 +1,4 @@
-// Attention of all rows of a batch.
+// Attention of all rows of a batch. All threads of a team run it together.
 
 #pragma once
 
@@ -41,10 +41,10 @@ inline std::vector<Span> spans(const Batch& batch) {
 
 template <typename Task, typename T>
 void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const Batch& batch,
-               const Spec& spec, int threads) {
+               const Spec& spec) {
   int64_t groups = query_heads / kept.heads;
   std::vector<Span> all = spans(batch);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+#pragma omp for collapse(2) schedule(dynamic)
   for (size_t i = 0; i < all.size(); ++i)
     for (int64_t head = 0; head < kept.heads; ++head) {
       const Span& s = all[i];
@@ -57,13 +57,13 @@ void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, con
 // q (rows, query heads, key width) → out (rows, query heads, value width).
 template <typename T>
 void attend(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const Batch& batch,
-            const Spec& spec, int threads) {
+            const Spec& spec) {
 #ifdef PEAGLE_TILES
   if constexpr (sizeof(T) == 2)
     if (TiledTask::takes(kept))
-      return attend_by<TiledTask>(q, kept, out, query_heads, batch, spec, threads);
+      return attend_by<TiledTask>(q, kept, out, query_heads, batch, spec);
 #endif
-  attend_by<Task<T>>(q, kept, out, query_heads, batch, spec, threads);
+  attend_by<Task<T>>(q, kept, out, query_heads, batch, spec);
 }
 
 }  // namespace peagle

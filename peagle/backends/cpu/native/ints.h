@@ -137,7 +137,7 @@ inline void pass(const Bf16* x, const float* totals, int64_t rows, const Panels<
 // The panels from output `at` on, two at most, of a product with all rows. `others`: what tiles are
 // configured for.
 template <int BITS>
-void multiply(const Bf16* x, const float* totals, const Matrix& w, const Bf16* bias, Bf16* out,
+void multiply_ints(const Bf16* x, const float* totals, const Matrix& w, const Bf16* bias, Bf16* out,
               int64_t at, int64_t rows, int64_t inputs, int64_t& others) {
   alignas(64) Bf16 room[2 * Panels<BITS>::RING * TILE];
   int64_t steps = inputs / STEP, panel = steps * Panels<BITS>::BYTES;

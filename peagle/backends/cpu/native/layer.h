@@ -53,83 +53,91 @@ void tap(const T* x, int64_t layer, const Model<T>& model, const Forward<T>& f) 
   int64_t width = model.width;
   for (int64_t column = 0; column < f.tap_count; ++column)
     if (f.taps[column] == layer)
+#pragma omp for schedule(static) nowait
       for (int64_t row = 0; row < f.batch->rows; ++row)
         std::memcpy(f.features + (row * f.tap_count + column) * width, x + row * width,
                     width * sizeof(T));
 }
 
-// Memory for what is between the steps of a layer, kept for the next one.
+// Numbers of type T that are between the steps of a layer, for each row.
 template <typename T>
-class Scratch {
- public:
-  Scratch(int64_t rows, int64_t width) : rows(rows) {
-    static thread_local std::vector<Bits> room;  // aligned, as tiles want rows
-    constexpr int64_t EACH = sizeof(Bits) / sizeof(T);
-    void* all = room_for(room, (rows * width + EACH - 1) / EACH);
-    free = static_cast<T*>(all);
-  }
-  T* take(int64_t width) { return std::exchange(free, free + rows * width); }
+int64_t between(const Layer<T>& w, int64_t width) {
+  return 3 * width + 3 * w.q.outputs + 3 * w.k.outputs + 2 * w.gate.outputs;
+}
 
- private:
-  int64_t rows;
-  T* free;
-};
-
-// A decoder layer of Llama or Qwen3, or the first of a head of theirs. `out` may be x.
+// A decoder layer of Llama or Qwen3, or the first of a head of theirs. `out` may be x. `free` is
+// memory for `between`, which all threads share.
 template <typename T>
 void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, const Model<T>& m,
-               const Forward<T>& f) {
+               const Forward<T>& f, T* free, Room& room) {
   int64_t rows = f.batch->rows, width = m.width;
   int64_t queries = w.q.outputs, kept = w.k.outputs, inner = w.gate.outputs;
   int64_t heads = queries / m.head, kv_heads = kept / m.head;
-  int threads = int(f.threads);
-  Scratch<T> scratch(rows, 3 * width + 3 * queries + 3 * kept + 2 * inner);
-  T *normed = scratch.take(2 * width), *made = scratch.take(width);
-  T *q = scratch.take(queries), *turned_q = scratch.take(queries), *seen = scratch.take(queries);
-  T *k = scratch.take(kept), *turned_k = scratch.take(kept), *v = scratch.take(kept);
-  T *gated = scratch.take(inner), *up = scratch.take(inner);
+  auto take = [&](int64_t width) { return std::exchange(free, free + rows * width); };
+  T *normed = take(2 * width), *made = take(width);
+  T *q = take(queries), *turned_q = take(queries), *seen = take(queries);
+  T *k = take(kept), *turned_k = take(kept), *v = take(kept);
+  T *gated = take(inner), *up = take(inner);
 
   int64_t inputs = w.hidden_norm ? 2 * width : width;
-  norm(w.hidden_norm ? f.embedding : x, w.input_norm, normed, inputs, rows, width, m.eps, threads);
+  norm(w.hidden_norm ? f.embedding : x, w.input_norm, normed, inputs, rows, width, m.eps);
   if (w.hidden_norm) {
-    norm(x, w.hidden_norm, normed + width, inputs, rows, width, m.eps, threads);
+    norm(x, w.hidden_norm, normed + width, inputs, rows, width, m.eps);
     if (w.normed_residual) {
+#pragma omp for schedule(static)
       for (int64_t row = 0; row < rows; ++row)
         std::memcpy(out + row * width, normed + row * inputs + width, width * sizeof(T));
       x = out;
     }
   }
-  linear<T>(normed, {{w.q, q}, {w.k, k}, {w.v, v}}, rows, inputs, threads);
-  if (w.q_norm) norm(q, w.q_norm, q, m.head, rows * heads, m.head, m.eps, threads);
-  if (w.k_norm) norm(k, w.k_norm, k, m.head, rows * kv_heads, m.head, m.eps, threads);
-  rotate(q, f.cos, f.sin, turned_q, rows, heads, m.head, threads);
-  rotate(k, f.cos, f.sin, turned_k, rows, kv_heads, m.head, threads);
+  linear<T>(normed, {{w.q, q}, {w.k, k}, {w.v, v}}, rows, inputs, room);
+  if (w.q_norm) norm(q, w.q_norm, q, m.head, rows * heads, m.head, m.eps);
+  if (w.k_norm) norm(k, w.k_norm, k, m.head, rows * kv_heads, m.head, m.eps);
+  rotate(q, f.cos, f.sin, turned_q, rows, heads, m.head);
+  rotate(k, f.cos, f.sin, turned_k, rows, kv_heads, m.head);
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     int64_t slot = f.batch->slot_mapping[row];
     std::memcpy(cache.keys + slot * kept, turned_k + row * kept, kept * sizeof(T));
     std::memcpy(cache.values + slot * kept, v + row * kept, kept * sizeof(T));
   }
   Kept<T> all{cache.keys, cache.values, BLOCK, kv_heads, m.head, m.head};
-  attend(turned_q, all, seen, heads, *f.batch, Spec{m.scale, 0, 0, nullptr}, threads);
-  linear<T>(seen, {{w.o, made}}, rows, queries, threads);
-  add(x, made, out, rows * width);
+  attend(turned_q, all, seen, heads, *f.batch, Spec{m.scale, 0, 0, nullptr});
+  linear<T>(seen, {{w.o, made}}, rows, queries, room);
+  add(x, made, out, rows, width);
 
-  norm(out, w.post_norm, normed, width, rows, width, m.eps, threads);
-  linear<T>(normed, {{w.gate, gated}, {w.up, up}}, rows, width, threads);
-  gate(gated, up, gated, rows, inner, threads);
-  linear<T>(gated, {{w.down, made}}, rows, inner, threads);
-  add(out, made, out, rows * width);
+  norm(out, w.post_norm, normed, width, rows, width, m.eps);
+  linear<T>(normed, {{w.gate, gated}, {w.up, up}}, rows, width, room);
+  gate(gated, up, gated, rows, inner);
+  linear<T>(gated, {{w.down, made}}, rows, inner, room);
+  add(out, made, out, rows, width);
 }
 
+// All threads go through all layers together, and wait for each other where one reads what others
+// wrote.
 template <typename T>
 void decode(const Model<T>& m, const Forward<T>& f) {
-  const T* x = f.x;
+  static thread_local std::vector<Bits> memory;  // aligned, as tiles want rows
+  static thread_local Room rooms;
+  int64_t rows = f.batch->rows, most = 0, inputs = 0;
   for (int64_t i = 0; i < m.count; ++i) {
-    tap(x, i, m, f);
-    run_layer(x, f.out, m.layers[i], f.caches[i], m, f);
-    x = f.out;
+    const Layer<T>& w = m.layers[i];
+    most = std::max(most, between(w, m.width));
+    inputs = std::max({inputs, w.q.inputs, w.o.inputs, w.gate.inputs, w.down.inputs});
   }
-  norm(f.out, m.norm, f.normed, m.width, f.batch->rows, m.width, m.eps, int(f.threads));
+  void* free = room_for(memory, steps(rows * most * sizeof(T), sizeof(Bits)));
+  Room& room = rooms;
+  room.fit(rows, inputs);
+#pragma omp parallel num_threads(int(f.threads))
+  {
+    const T* x = f.x;
+    for (int64_t i = 0; i < m.count; ++i) {
+      tap(x, i, m, f);
+      run_layer(x, f.out, m.layers[i], f.caches[i], m, f, static_cast<T*>(free), room);
+      x = f.out;
+    }
+    norm(f.out, m.norm, f.normed, m.width, rows, m.width, m.eps);
+  }
 }
 
 }  // namespace peagle

@@ -4,7 +4,8 @@
 // In what order to read:
 //   vectors.h          bf16, vectors of 16 lanes and their transpose
 //   matrix.h           the weights of a product, in all their layouts
-//   products.h         products by rows of weights, on any CPU
+//   dots.h             products of bytes and of pairs, by instruction set
+//   products.h         products by panels of weights, on any CPU
 //   tiles.h, ints.h    products by tiles of weights, on CPUs with AMX: of bf16, and of 8 and 4 bits
 //   linear.h           the same rows by several matrices, each in its way
 //   attention.h, attention_tiles.h   attention of a few rows over keys kept in blocks; by AMX
@@ -16,17 +17,27 @@
 
 using namespace peagle;
 
+template <typename T>
+void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int threads) {
+  static thread_local Room rooms;
+  Room& room = rooms;
+  room.fit(rows, matrix.inputs);
+#pragma omp parallel num_threads(threads)
+  linear<T>(x, {{matrix, out}}, rows, matrix.inputs, room);
+}
+
 #define FUNCTIONS(T, NAME)                                                                      \
   extern "C" void decode_##NAME(const Model<T>* model, const Forward<T>* forward) {             \
     decode(*model, *forward);                                                                   \
   }                                                                                             \
   extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,         \
                                 int threads) {                                                  \
-    linear<T>(x, {{*matrix, out}}, rows, matrix->inputs, threads);                              \
+    linear_alone(x, *matrix, out, rows, threads);                                               \
   }                                                                                             \
   extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads,   \
                                 const Batch* batch, const Spec* spec, int threads) {            \
-    attend(q, *kept, out, query_heads, *batch, *spec, threads);                                 \
+    _Pragma("omp parallel num_threads(threads)")                                                \
+    attend(q, *kept, out, query_heads, *batch, *spec);                                          \
   }
 
 FUNCTIONS(float, float32)

@@ -1,8 +1,12 @@
 // Products of the same rows with several matrices, each in the way its weights are laid out for.
+// All threads of a team run these functions together.
 
 #pragma once
 
+#include <omp.h>
+
 #include <initializer_list>
+#include <type_traits>
 
 #include "ints.h"
 #include "products.h"
@@ -11,98 +15,131 @@ namespace peagle {
 
 constexpr int MOST_PRODUCTS = 3;  // of the same rows
 
-// Some products, one after another, and a loop over all their parts of `size` outputs.
+// A thread's part of `count` things: always the same ones, so that it reads the same memory.
+struct Share {
+  int64_t first, last;
+  explicit Share(int64_t count) {
+    int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    first = count * thread / threads;
+    last = count * (thread + 1) / threads;
+  }
+};
+
+// Some products, one after another, and their parts of `size` outputs.
 template <typename T>
 struct Parts {
   Product<T> products[MOST_PRODUCTS];
-  int64_t ends[MOST_PRODUCTS], size;
+  int64_t begins[MOST_PRODUCTS + 1] = {}, size;
   int count = 0;
 
   Parts(std::initializer_list<Product<T>> from, bool tiled, int64_t size) : size(size) {
     for (const Product<T>& product : from)
       if (bool(product.matrix.tiled) == tiled) {
         products[count] = product;
-        ends[count] = all() + (product.matrix.outputs + size - 1) / size;
+        begins[count + 1] = begins[count] + steps(product.matrix.outputs, size);
         ++count;
       }
   }
 
-  int64_t all() const { return count ? ends[count - 1] : 0; }
-  int owner(int64_t part) const {
-    int i = 0;
-    while (part >= ends[i]) ++i;
-    return i;
-  }
-  int64_t within(int64_t part, int owner) const { return part - (owner ? ends[owner - 1] : 0); }
+  int64_t all() const { return begins[count]; }
   bool any(int64_t bits) const {
     for (int i = 0; i < count; ++i)
       if (products[i].matrix.bits == bits) return true;
     return false;
   }
+  // Call run(product, first, last) for this thread's parts of each product.
+  template <typename Run>
+  void share(Run run) const {
+    Share mine(all());
+    for (int i = 0; i < count; ++i) {
+      int64_t first = std::max(mine.first, begins[i]), last = std::min(mine.last, begins[i + 1]);
+      if (first < last) run(products[i], first - begins[i], last - begins[i]);
+    }
+  }
+};
+
+// Rows as the weights of a product want them, beside one another. A team has one, and one product at
+// a time.
+struct Room {
+  std::vector<ByteGroup> bytes;
+  std::vector<float> plain;
+  const Bits* tiles;
+  const float* totals;
+
+  void fit(int64_t rows, int64_t inputs) {
+    room_for(bytes, rows * steps(inputs, GROUP));
+    room_for(plain, rows * (inputs + 1));
+  }
 };
 
 template <typename T>
-void linear_by_rows(const T* x, const Parts<T>& parts, int64_t rows, int64_t inputs, int threads) {
-  int64_t stride = (inputs + CHUNK - 1) / CHUNK * CHUNK;
-  static thread_local std::vector<float> rooms[2];
-  float *plain = nullptr, *split = nullptr;  // rows as float weights want them, and as bf16 do
-  if (parts.any(16)) {
-    split = room_for(rooms[0], rows * stride);
-    spread<Bf16>(x, split, rows, inputs, stride, threads);
+struct PlainSteps {
+  typedef FloatSteps<T> Steps;
+};
+template <>
+struct PlainSteps<Bf16> {
+  typedef std::conditional_t<HAS_PAIRS, PairSteps<Bf16>, WidenedSteps<Bf16>> Steps;
+};
+
+template <typename T>
+void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t inputs, Room& room) {
+  typedef typename PlainSteps<T>::Steps Plain;
+  bool as_bytes = parts.any(8) || parts.any(4), as_they_are = parts.any(8 * sizeof(T));
+  auto* plain = reinterpret_cast<typename Plain::Input*>(room.plain.data());
+  ByteGroup* bytes = room.bytes.data();
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* from = x + row * inputs;
+    if (as_they_are) spread(from, inputs, plain + row * steps(inputs, Plain::INPUTS_OF_A_STEP));
+    if (as_bytes) spread(from, inputs, bytes + row * steps(inputs, GROUP));
   }
-  if (parts.any(32) || parts.any(8) || parts.any(4)) {
-    plain = room_for(rooms[1], rows * stride);
-    spread<float>(x, plain, rows, inputs, stride, threads);
-  }
-#pragma omp parallel for num_threads(threads)
-  for (int64_t part = 0; part < parts.all(); ++part) {
-    int owner = parts.owner(part);
-    const Product<T>& product = parts.products[owner];
-    const float* from = product.matrix.bits == 16 ? split : plain;
-    multiply_part(Rows<T>{from, stride, rows, product}, parts.within(part, owner));
-  }
+  parts.share([&](const Product<T>& product, int64_t first, int64_t last) {
+    int64_t bits = product.matrix.bits;
+    if (bits == 8) return multiply<ByteSteps<8, T>>(product, first, last, bytes, rows);
+    if (bits == 4) return multiply<ByteSteps<4, T>>(product, first, last, bytes, rows);
+    multiply<Plain>(product, first, last, plain, rows);
+  });
+#pragma omp barrier
 }
 
 #ifdef PEAGLE_TILES
 inline void linear_by_tiles(const Bf16* x, const Parts<Bf16>& parts, int64_t rows, int64_t inputs,
-                            int threads) {
-  const Bits* tiles = parts.any(16) ? turned(x, rows, inputs) : nullptr;
-  const float* sums = parts.any(4) ? totals(x, rows, inputs) : nullptr;
-#pragma omp parallel num_threads(threads)
+                            Room& room) {
+#pragma omp single
   {
-    constexpr int64_t WHOLE = -1;
-    int64_t configured = 0;  // tiles: whole ones, or for how many rows after the first 16
-    Tiles whole;
-#pragma omp for
-    for (int64_t part = 0; part < parts.all(); ++part) {
-      int owner = parts.owner(part);
-      const Product<Bf16>& p = parts.products[owner];
-      int64_t at = parts.within(part, owner) * parts.size;
+    room.tiles = parts.any(16) ? turned(x, rows, inputs) : nullptr;
+    room.totals = parts.any(4) ? totals(x, rows, inputs) : nullptr;
+  }
+  constexpr int64_t WHOLE = -1;
+  int64_t configured = 0;  // tiles: whole ones, or for how many rows after the first 16
+  Tiles whole;
+  parts.share([&](const Product<Bf16>& p, int64_t first, int64_t last) {
+    for (int64_t at = first * parts.size; at < last * parts.size; at += parts.size)
       if (p.matrix.bits == 16) {
         if (configured != WHOLE) configure(whole);
         configured = WHOLE;
-        multiply(tiles, static_cast<const Bf16*>(p.matrix.data), p.bias(), p.out, at, rows, inputs,
-                 p.matrix.outputs);
+        multiply(room.tiles, static_cast<const Bf16*>(p.matrix.data), p.bias(), p.out, at, rows,
+                 inputs, p.matrix.outputs);
       } else {
-        auto run = p.matrix.bits == 8 ? multiply<8> : multiply<4>;
-        run(x, sums, p.matrix, p.bias(), p.out, at, rows, inputs, configured);
+        auto run = p.matrix.bits == 8 ? multiply_ints<8> : multiply_ints<4>;
+        run(x, room.totals, p.matrix, p.bias(), p.out, at, rows, inputs, configured);
       }
-    }
-    _tile_release();
-  }
+  });
+  _tile_release();
+#pragma omp barrier
 }
 #endif
 
 // x (rows, inputs) times each matrix.
 template <typename T>
 void linear(const T* x, std::initializer_list<Product<T>> products, int64_t rows, int64_t inputs,
-            int threads) {
-  Parts<T> by_rows(products, false, STRIP);
-  if (by_rows.count) linear_by_rows(x, by_rows, rows, inputs, threads);
+            Room& room) {
+  Parts<T> by_panels(products, false, LANES);
+  if (by_panels.count) linear_by_panels(x, by_panels, rows, inputs, room);
 #ifdef PEAGLE_TILES
   if constexpr (sizeof(T) == 2) {
     Parts<Bf16> by_tiles(products, true, 2 * LANES);
-    if (by_tiles.count) linear_by_tiles(x, by_tiles, rows, inputs, threads);
+    if (by_tiles.count) linear_by_tiles(x, by_tiles, rows, inputs, room);
   }
 #endif
 }

@@ -2,16 +2,22 @@
 
 #pragma once
 
-#include <cstdint>
+#include "vectors.h"
 
 namespace peagle {
 
-// Weights (outputs, inputs) of 32 (float), 16 (bf16), 8 or 4 bits.
+// Weights (outputs, inputs) of 32 (float), 16 (bf16), 8 or 4 bits, in panels of LANES outputs. Zeros
+// fill up the last panel and the last step of every panel. A step of a panel is
 //
-// Row by row, 32, 16 and 8 bits lie as they are. 4 bits lie in groups of GROUP inputs, a group as
-// four words: word l holds the inputs l, 4 + l, 8 + l, … from its lowest bits on. `scales` and `bias`
-// have the type of the rows that are multiplied. Scales of 8 bits are (outputs,), those of 4 bits
-// (outputs, groups, 2) pairs of scale and zero.
+//   32 bits: one input of each output
+//   16 bits: two inputs of each output, side by side
+//    8 bits: GROUP inputs, by fours: four inputs of each output, side by side
+//    4 bits: GROUP inputs: byte b has input b in its lower half, and input b + GROUP / 2 in its
+//            upper half, where bytes lie as the first GROUP / 2 inputs of 8 bits do; numbers are
+//            0 … 15 and mean 8 less
+//
+// `scales` and `bias` have the type of the rows that are multiplied. Scales of 8 bits are (outputs,).
+// Those of 4 bits are (panels, groups, 2, LANES): a scale and a zero of each output.
 //
 // Tiled weights, for AMX, are described in tiles.h (16 bits) and ints.h (8 and 4 bits).
 struct Matrix {

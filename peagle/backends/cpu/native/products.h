@@ -1,224 +1,308 @@
-// Matrix products x · wᵀ of weights row by row, on any CPU with vectors.
+// Matrix products x · wᵀ of weights in panels, on any CPU with vectors.
 //
-// Every sum runs along the inputs in the same order, whatever rows stand beside a row: lane l of a
-// vector sums the inputs l, l + WIDTH, l + 2 · WIDTH, …, and at the end the lanes are summed. What is
-// chosen by the number of rows is only how many sums run at once.
+// A panel is read from its first step to its last, for a few rows whose sums stay in registers. Lanes
+// are outputs, so nothing is summed across lanes. Every sum runs along the inputs in the same order,
+// whatever rows stand beside a row: what is chosen by the number of rows is only how many sums run at
+// once.
 
 #pragma once
 
+#include <array>
+#include <utility>
+
+#include "dots.h"
 #include "matrix.h"
-#include "vectors.h"
 
 namespace peagle {
 
-constexpr int64_t CHUNK = 2 * WIDTH;  // inputs of a step: a vector of bf16
-constexpr int64_t STRIP = 16;         // outputs of one thread at a time
-constexpr int MOST_ROWS = 6;          // of one block
-constexpr int64_t EXPANDED = 1 << 14;  // weights of few bits that are floats at a time
+constexpr int64_t PARTS = LANES / WIDTH;  // vectors of the outputs of a panel
+constexpr int64_t LINE = 4 * LANES;       // bytes of these
+constexpr int64_t ROWS_OF_A_CHUNK = 48;   // rows that stay in a near cache while panels pass by
 
-// Outputs that are summed at once for so many rows: all sums stay in registers.
-constexpr int outputs_at_once(int rows) {
-  if (WIDTH == 16) return rows < 3 ? 8 : 4;
-  return rows == 1 ? 8 : rows < 4 ? 4 : 2;
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 12;  // of one block
+#elif defined(__AVX__) || defined(__ARM_NEON)
+constexpr int MOST_ROWS = 6;
+#else
+constexpr int MOST_ROWS = 3;
+#endif
+
+// Panels that are read at once for so many rows: all sums stay in registers.
+constexpr int panels_at_once(int rows) { return WIDTH == 16 || 2 * rows <= MOST_ROWS ? 2 : 1; }
+
+inline int64_t steps(int64_t inputs, int64_t of_a_step) {
+  return (inputs + of_a_step - 1) / of_a_step;
 }
 
-// Half of the weights of a chunk: the first or second of float, the even or odd ones of bf16.
-template <int HALF>
-inline Wide half(const float* from) {
-  Wide lanes;
-  std::memcpy(&lanes, from + HALF * WIDTH, sizeof(lanes));
+template <typename V>
+inline V load_vector(const void* from) {
+  V lanes;
+  std::memcpy(&lanes, from, sizeof(lanes));
   return lanes;
 }
-template <int HALF>
-inline Wide half(const Bf16* from) {
-  WideBits lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return Wide(HALF ? lanes & 0xffff0000u : lanes << 16);
-}
 
-// Inputs of a chunk as floats, in the order in which `half` reads weights of type W.
-template <typename W, typename T>
-inline void spread_chunk(const T* from, float* to) {
-  if constexpr (sizeof(W) == 2 && sizeof(T) == 2) {
-    Wide halves[2] = {half<0>(from), half<1>(from)};
-    std::memcpy(to, halves, sizeof(halves));
-  } else {
-    for (int64_t i = 0; i < CHUNK; ++i) to[i] = load(from[i]);
-  }
-}
+// Where a step of some panels lies.
+template <int64_t INPUTS, int64_t BYTES>
+struct Place {
+  static constexpr int64_t INPUTS_OF_A_STEP = INPUTS;
+  const uint8_t* at;
+  int64_t apart;  // bytes from one panel to the next
 
-// Rows x (rows, inputs) as floats (rows, stride), in whole chunks, with zeros after the last input.
-template <typename W, typename T>
-void spread(const T* x, float* out, int64_t rows, int64_t inputs, int64_t stride, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 32)
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* from = x + row * inputs;
-    float* to = out + row * stride;
-    int64_t at = 0;
-    for (; at + CHUNK <= inputs; at += CHUNK) spread_chunk<W>(from + at, to + at);
-    if (at < inputs) {
-      T rest[CHUNK] = {};
-      std::memcpy(rest, from + at, (inputs - at) * sizeof(T));
-      spread_chunk<W>(rest, to + at);
-    }
+  // Panels from `panel` on, or that one twice.
+  Place(const Matrix& m, int64_t panel, bool twice) {
+    int64_t bytes = steps(m.inputs, INPUTS) * BYTES;
+    at = static_cast<const uint8_t*>(m.data) + panel * bytes;
+    apart = twice ? 0 : bytes;
   }
-}
+  const uint8_t* vector(int64_t i) const { return at + i / PARTS * apart + i % PARTS * LINE / PARTS; }
+  void next() { at += BYTES; }
+};
 
-// The sum of all lanes, of neighbours SIDE apart first.
-template <int SIDE = WIDTH / 2>
-inline float total(Wide v) {
-  if constexpr (SIDE == 0) {
-    return v[0];
-  } else {
-    WideBits other;
-    for (uint32_t lane = 0; lane < WIDTH; ++lane) other[lane] = lane ^ SIDE;
-    return total<SIDE / 2>(v + __builtin_shuffle(v, other));
-  }
-}
+// The ways to read weights: `add` adds a step of some panels, and goes on to the next. `Input` is what
+// a step multiplies of a row; the rows' inputs lie `stride` apart.
 
-template <int HALF, int ROWS, int OUTPUTS, typename W>
-inline void add_half(const float* x, int64_t stride, const W* const (&w)[OUTPUTS], int64_t at,
-                     Wide (&sums)[ROWS][OUTPUTS]) {
-  Wide weights[OUTPUTS];
-  for (int o = 0; o < OUTPUTS; ++o) weights[o] = half<HALF>(w[o] + at);
-  for (int r = 0; r < ROWS; ++r) {
-    Wide values;
-    std::memcpy(&values, x + r * stride + HALF * WIDTH, sizeof(values));
-    for (int o = 0; o < OUTPUTS; ++o) sums[r][o] += values * weights[o];
-  }
-}
-
-// Sums of ROWS rows by OUTPUTS outputs.
-template <int ROWS, int OUTPUTS, typename W>
-inline void multiply_block(const float* x, int64_t stride, const W* w, int64_t inputs,
-                           float (&found)[ROWS][OUTPUTS]) {
-  Wide sums[ROWS][OUTPUTS] = {};
-  const W* from[OUTPUTS];
-  for (int o = 0; o < OUTPUTS; ++o) from[o] = w + o * inputs;
-  int64_t whole = inputs / CHUNK * CHUNK;
-  for (int64_t at = 0; at < whole; at += CHUNK) {
-    for (int o = 0; o < OUTPUTS; ++o) __builtin_prefetch(from[o] + at + OUTPUTS * inputs);
-    add_half<0>(x + at, stride, from, at, sums);
-    add_half<1>(x + at, stride, from, at, sums);
-  }
-  if (whole < inputs) {
-    W rest[OUTPUTS][CHUNK] = {};
-    for (int o = 0; o < OUTPUTS; ++o) {
-      std::memcpy(rest[o], from[o] + whole, (inputs - whole) * sizeof(W));
-      from[o] = rest[o];
-    }
-    add_half<0>(x + whole, stride, from, 0, sums);
-    add_half<1>(x + whole, stride, from, 0, sums);
-  }
-  for (int r = 0; r < ROWS; ++r)
-    for (int o = 0; o < OUTPUTS; ++o) found[r][o] = total(sums[r][o]);
-}
-
-// One product on its way: rows as floats, and what is done to a sum.
 template <typename T>
-struct Rows {
-  const float* x;  // (rows, stride)
-  int64_t stride, rows;
-  const Product<T>& product;
+struct FloatSteps : Place<1, LINE> {
+  typedef float Input;
+  FloatSteps(const Product<T>& p, int64_t panel, bool twice) : Place(p.matrix, panel, twice) {}
 
-  // Keep the sum of a row and an output. `fma` by name: everywhere with the same rounding.
-  void keep(int64_t row, int64_t output, float sum) const {
-    const Matrix& m = product.matrix;
-    float scale = m.bits == 8 ? load(static_cast<const T*>(m.scales)[output]) : 1.0f;
-    float bias = m.bias ? load(product.bias()[output]) : 0.0f;
-    store(product.out[row * m.outputs + output], std::fma(sum, scale, bias));
+  template <int ROWS, int VECTORS>
+  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+    Wide weights[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) weights[i] = load_vector<Wide>(vector(i));
+    for (int r = 0; r < ROWS; ++r)
+      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r * stride] * weights[i];
+    next();
   }
 };
 
-template <int ROWS, int OUTPUTS, typename T, typename W>
-void multiply_and_keep(const Rows<T>& rows, int64_t row, const W* w, int64_t output) {
-  float found[ROWS][OUTPUTS];
-  multiply_block(rows.x + row * rows.stride, rows.stride, w, rows.product.matrix.inputs, found);
+// Weights of bf16 become floats, which is exact.
+template <typename T>
+struct WidenedSteps : Place<2, LINE> {
+  struct Input {
+    float pair[2];
+  };
+  WidenedSteps(const Product<T>& p, int64_t panel, bool twice) : Place(p.matrix, panel, twice) {}
+
+  template <int ROWS, int VECTORS>
+  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+    add_half<0>(x, stride, sums);
+    add_half<1>(x, stride, sums);
+    next();
+  }
+
+ private:
+  template <int ODD, int ROWS, int VECTORS>
+  void add_half(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+    Wide weights[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) {
+      WideBits both = load_vector<WideBits>(vector(i));
+      weights[i] = Wide(ODD ? both & 0xffff0000u : both << 16);
+    }
+    for (int r = 0; r < ROWS; ++r)
+      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r * stride].pair[ODD] * weights[i];
+  }
+};
+
+// Weights of bf16 as they lie, where the CPU multiplies pairs.
+template <typename T>
+struct PairSteps : Place<2, LINE> {
+  typedef uint32_t Input;
+  PairSteps(const Product<T>& p, int64_t panel, bool twice) : Place(p.matrix, panel, twice) {}
+
+  template <int ROWS, int VECTORS>
+  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+    WideBits weights[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) weights[i] = load_vector<WideBits>(vector(i));
+    for (int r = 0; r < ROWS; ++r)
+      for (int i = 0; i < VECTORS; ++i)
+        sums[r][i] = dot_pairs(sums[r][i], weights[i], WideBits{} + x[r * stride]);
+    next();
+  }
+};
+
+// A group of inputs as bytes: input i is about `scale` times byte i.
+struct ByteGroup {
+  int32_t fours[GROUP / 4];
+  int32_t total;  // of all bytes
+  float scale;
+};
+
+// Weights of 8 or 4 bits times rows of 8 bits. A group's sum is a whole number, so it is exact.
+template <int BITS, typename T>
+struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
+  typedef ByteGroup Input;
+  static constexpr int64_t FOURS = GROUP / 4;
+
+  ByteSteps(const Product<T>& p, int64_t panel, bool twice) : ByteSteps::Place(p.matrix, panel, twice) {
+    if (BITS == 8) return;
+    int64_t numbers = p.matrix.inputs / GROUP * 2 * LANES;
+    scales = static_cast<const T*>(p.matrix.scales) + panel * numbers;
+    scales_apart = twice ? 0 : numbers;
+  }
+
+  template <int ROWS, int VECTORS>
+  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+    for (int i = 0; i < VECTORS; ++i) {
+      WideInts weights[FOURS];
+      read(this->vector(i), weights);
+      Wide scale = {}, zero = {};
+      if (BITS == 4) {
+        const T* pairs = scales + i / PARTS * scales_apart + i % PARTS * WIDTH;
+        for (int lane = 0; lane < WIDTH; ++lane) scale[lane] = load(pairs[lane]);
+        for (int lane = 0; lane < WIDTH; ++lane) zero[lane] = load(pairs[LANES + lane]);
+      }
+      for (int r = 0; r < ROWS; ++r) {
+        const ByteGroup& group = x[r * stride];
+        Wide found = sum(weights, group);
+        if (BITS == 8) {
+          sums[r][i] += found * group.scale;
+        } else {
+          sums[r][i] += scale * (found * group.scale);
+          sums[r][i] += zero * (float(group.total) * group.scale);
+        }
+      }
+    }
+    this->next();
+    scales += 2 * LANES;
+  }
+
+ private:
+  const T* scales = nullptr;  // of 4 bits
+  int64_t scales_apart = 0;
+
+  // The weights of a vector of outputs, by fours.
+  static void read(const uint8_t* from, WideInts (&weights)[FOURS]) {
+    constexpr int64_t LOADED = FOURS * BITS / 8;
+    for (int i = 0; i < LOADED; ++i) {
+      weights[i] = load_vector<WideInts>(from + i * LINE);
+      if (BITS == 8) continue;
+      weights[i + FOURS / 2] = (weights[i] >> 4) & 0x0f0f0f0f;
+      weights[i] &= 0x0f0f0f0f;
+    }
+  }
+
+  static Wide sum(const WideInts (&weights)[FOURS], const ByteGroup& x) {
+    constexpr int32_t MORE = SURPLUS<BITS> + (BITS == 4 ? 8 : 0);
+    WideInts found = WideInts{} - MORE * x.total;
+    for (int i = 0; i < FOURS; ++i) found = dot<BITS>(found, weights[i], WideInts{} + x.fours[i]);
+    return __builtin_convertvector(found, Wide);
+  }
+};
+
+// Keep the sums of a row and a panel. `fma` by name: everywhere with the same rounding.
+template <typename T>
+void keep(const Product<T>& product, int64_t row, int64_t panel, const float (&sums)[LANES]) {
+  const Matrix& m = product.matrix;
+  int64_t output = panel * LANES, count = std::min<int64_t>(LANES, m.outputs - output);
+  const T *bias = product.bias(), *scales = static_cast<const T*>(m.scales);
+  T* to = product.out + row * m.outputs + output;
+  for (int64_t i = 0; i < count; ++i) {
+    float scale = m.bits == 8 ? load(scales[output + i]) : 1.0f;
+    store(to[i], std::fma(sums[i], scale, bias ? load(bias[output + i]) : 0.0f));
+  }
+}
+
+// ROWS rows, from `row` on, by PANELS panels, from `panel` on, or by that one if it is the last.
+template <int ROWS, int PANELS, typename Steps, typename T>
+void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
+                    const typename Steps::Input* x, int64_t row) {
+  int64_t count = steps(product.matrix.inputs, Steps::INPUTS_OF_A_STEP);
+  Steps weights(product, panel, panels < PANELS);
+  Wide sums[ROWS][PANELS * PARTS] = {};
+  x += row * count;
+  for (int64_t k = 0; k < count; ++k) {
+    asm volatile("");  // or GCC makes vectors of several steps, which are slower
+    weights.add(x + k, count, sums);
+  }
   for (int r = 0; r < ROWS; ++r)
-    for (int o = 0; o < OUTPUTS; ++o) rows.keep(row + r, output + o, found[r][o]);
+    for (int p = 0; p < std::min<int64_t>(panels, PANELS); ++p) {
+      float found[LANES];
+      std::memcpy(found, &sums[r][p * PARTS], sizeof(found));
+      keep(product, row + r, panel + p, found);
+    }
 }
 
-// ROWS rows by `count` outputs, whose weights are at w.
-template <int ROWS, typename T, typename W>
-void multiply_strip(const Rows<T>& rows, int64_t row, const W* w, int64_t output, int64_t count) {
-  constexpr int AT_ONCE = outputs_at_once(ROWS);
-  int64_t inputs = rows.product.matrix.inputs, done = 0;
-  for (; done + AT_ONCE <= count; done += AT_ONCE)
-    multiply_and_keep<ROWS, AT_ONCE>(rows, row, w + done * inputs, output + done);
-  for (; done < count; ++done)
-    multiply_and_keep<ROWS, 1>(rows, row, w + done * inputs, output + done);
+template <int ROWS, typename Steps, typename T>
+void multiply_panels(const Product<T>& product, int64_t first, int64_t last,
+                     const typename Steps::Input* x, int64_t row) {
+  constexpr int PANELS = panels_at_once(ROWS);
+  for (int64_t panel = first; panel < last; panel += PANELS)
+    multiply_block<ROWS, PANELS, Steps>(product, panel, last - panel, x, row);
 }
 
-// All rows by `count` outputs, in blocks of rows that are about equally large.
-template <typename T, typename W>
-void multiply_rows(const Rows<T>& rows, const W* w, int64_t output, int64_t count) {
-  typedef void (*Multiply)(const Rows<T>&, int64_t, const W*, int64_t, int64_t);
-  constexpr Multiply BY_ROWS[] = {
-      nullptr, multiply_strip<1, T, W>, multiply_strip<2, T, W>, multiply_strip<3, T, W>,
-      multiply_strip<4, T, W>, multiply_strip<5, T, W>, multiply_strip<6, T, W>};
-  int64_t row = 0;
-  for (int64_t blocks = (rows.rows + MOST_ROWS - 1) / MOST_ROWS; blocks; --blocks) {
-    int64_t size = (rows.rows - row + blocks - 1) / blocks;
-    BY_ROWS[size](rows, row, w, output, count);
-    row += size;
+// By number of rows: the functions for 1 … MOST_ROWS of them.
+template <typename Steps, typename T, int... ROWS>
+constexpr auto by_rows(std::integer_sequence<int, ROWS...>) {
+  typedef void (*Multiply)(const Product<T>&, int64_t, int64_t, const typename Steps::Input*, int64_t);
+  return std::array<Multiply, MOST_ROWS>{multiply_panels<ROWS + 1, Steps, T>...};
+}
+
+// All rows by the panels first … last − 1, in blocks of rows that are about equally large. What
+// follows each other reads the same panels.
+template <typename Steps, typename T>
+void multiply(const Product<T>& product, int64_t first, int64_t last, const void* spread,
+              int64_t rows) {
+  constexpr auto MULTIPLY = by_rows<Steps, T>(std::make_integer_sequence<int, MOST_ROWS>());
+  const auto* x = static_cast<const typename Steps::Input*>(spread);
+  for (int64_t done = 0; done < rows; done += ROWS_OF_A_CHUNK) {
+    int64_t end = std::min(rows, done + ROWS_OF_A_CHUNK);
+    if (end - done <= MOST_ROWS) {
+      MULTIPLY[end - done - 1](product, first, last, x, done);
+      continue;
+    }
+    for (int64_t panel = first; panel < last; panel += 2) {
+      int64_t row = done;
+      for (int64_t blocks = steps(end - done, MOST_ROWS); blocks; --blocks) {
+        int64_t size = steps(end - row, blocks);
+        MULTIPLY[size - 1](product, panel, std::min(panel + 2, last), x, row);
+        row += size;
+      }
+    }
   }
 }
 
-// Some weights of 8 bits as floats, without their scale, which comes to the sum.
-inline void expand_8(const int8_t* __restrict from, float* __restrict to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = float(from[i]);
-}
+// ---- Rows, as the ways to read weights want them ----
 
-// A group of weights of 4 bits as floats. In a vector the group's four words stand WIDTH / 4 times.
-inline void expand_4(const uint32_t* from, float scale, float zero, float* to) {
-  WideBits words, shifts;
-  for (uint32_t lane = 0; lane < WIDTH; ++lane) {
-    words[lane] = from[lane % 4];
-    shifts[lane] = lane / 4 * 4;
-  }
-  for (int i = 0; i < GROUP; i += WIDTH, shifts += WIDTH) {
-    Wide numbers = __builtin_convertvector(WideInts((words >> shifts) & 15) - 8, Wide);
-    Wide weights = numbers * scale + zero;
-    std::memcpy(to + i, &weights, sizeof(weights));
-  }
-}
-
-// The weights of an output as floats.
 template <typename T>
-void expand_row(const Matrix& m, int64_t output, float* to) {
-  int64_t first = output * m.inputs, groups = m.inputs / GROUP;
-  if (m.bits == 8) return expand_8(static_cast<const int8_t*>(m.data) + first, to, m.inputs);
-  const uint32_t* from = static_cast<const uint32_t*>(m.data) + first / 8;
-  const T* pairs = static_cast<const T*>(m.scales) + output * groups * 2;
-  for (int64_t g = 0; g < groups; ++g)
-    expand_4(from + g * 4, load(pairs[2 * g]), load(pairs[2 * g + 1]), to + g * GROUP);
+inline void spread(const T* x, int64_t inputs, float* to) {
+  for (int64_t i = 0; i < inputs; ++i) to[i] = load(x[i]);
 }
 
-// Outputs of 8 or 4 bits are expanded so many at a time that they stay in a near cache.
 template <typename T>
-void multiply_ints(const Rows<T>& rows, int64_t output, int64_t count) {
-  const Matrix& m = rows.product.matrix;
-  static thread_local std::vector<float> room;
-  int64_t most = std::clamp<int64_t>(EXPANDED / m.inputs / 4 * 4, 2, STRIP);
-  float* weights = room_for(room, most * m.inputs);
-  for (int64_t done = 0; done < count; done += most) {
-    int64_t now = std::min(most, count - done);
-    for (int64_t i = 0; i < now; ++i) expand_row<T>(m, output + done + i, weights + i * m.inputs);
-    multiply_rows(rows, weights, output + done, now);
+inline void spread(const T* x, int64_t inputs, typename WidenedSteps<T>::Input* to) {
+  to[steps(inputs, 2) - 1].pair[1] = 0;
+  spread(x, inputs, to->pair);
+}
+
+inline void spread(const Bf16* x, int64_t inputs, uint32_t* to) {
+  to[steps(inputs, 2) - 1] = 0;
+  std::memcpy(to, x, inputs * sizeof(Bf16));
+}
+
+// A group as bytes, to the nearest, ties to even: the largest becomes 127.
+inline ByteGroup in_bytes(const float (&x)[GROUP]) {
+  float most = 0;
+  for (float value : x) most = std::max(most, std::fabs(value));
+  float inverse = most > 0 ? 127.0f / most : 0.0f;
+  ByteGroup group{{}, 0, most / 127.0f};
+  int8_t bytes[GROUP];
+  for (int64_t i = 0; i < GROUP; ++i) {
+    int32_t whole = int32_t(std::rint(x[i] * inverse));
+    bytes[i] = int8_t(whole);
+    group.total += whole;
   }
+  std::memcpy(group.fours, bytes, sizeof(bytes));
+  return group;
 }
 
-// Strip number `strip` of a product.
 template <typename T>
-void multiply_part(const Rows<T>& rows, int64_t strip) {
-  const Matrix& m = rows.product.matrix;
-  int64_t output = strip * STRIP, count = std::min(STRIP, m.outputs - output);
-  if (m.bits == 32)
-    multiply_rows(rows, static_cast<const float*>(m.data) + output * m.inputs, output, count);
-  else if (m.bits == 16)
-    multiply_rows(rows, static_cast<const Bf16*>(m.data) + output * m.inputs, output, count);
-  else
-    multiply_ints(rows, output, count);
+inline void spread(const T* x, int64_t inputs, ByteGroup* to) {
+  for (int64_t at = 0; at < inputs; at += GROUP, ++to) {
+    float group[GROUP] = {};
+    spread(x + at, std::min(GROUP, inputs - at), group);
+    *to = in_bytes(group);
+  }
 }
 
 }  // namespace peagle

@@ -1,4 +1,5 @@
 // What a layer does to single rows. A row is computed in the same way whatever rows stand beside it.
+// All threads of a team run these functions together.
 
 #pragma once
 
@@ -9,8 +10,8 @@ namespace peagle {
 // Rows of `out` lie `stride` apart.
 template <typename T>
 void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int64_t width,
-          float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
+          float eps) {
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const T* from = x + row * width;
     T* to = out + row * stride;
@@ -26,9 +27,9 @@ void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int
 // RoPE of x (rows, heads, size) by cos and sin (rows, size).
 template <typename T>
 void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_t heads,
-            int64_t size, int threads) {
+            int64_t size) {
   int64_t half = size / 2;
-#pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const T *c = cos + row * size, *s = sin + row * size;
     for (int64_t head = 0; head < heads; ++head) {
@@ -50,8 +51,8 @@ void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_
 
 // silu(x) · up. `out` may be x.
 template <typename T>
-void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 2 * LANES)
+void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width) {
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const T *from = x + row * width, *times = up + row * width;
     T* to = out + row * width;
@@ -66,9 +67,14 @@ void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width, int thre
 
 // x + y. `out` may be x.
 template <typename T>
-void add(const T* x, const T* y, T* out, int64_t count) {
+void add(const T* x, const T* y, T* out, int64_t rows, int64_t width) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T *from = x + row * width, *more = y + row * width;
+    T* to = out + row * width;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) store(out[i], load(x[i]) + load(y[i]));
+    for (int64_t i = 0; i < width; ++i) store(to[i], load(from[i]) + load(more[i]));
+  }
 }
 
 }  // namespace peagle
