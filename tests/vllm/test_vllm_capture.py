@@ -7,6 +7,7 @@ A package of our own plays vLLM's part here (fake_vllm), run by the script that 
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,20 @@ def test_files_are_read_and_deleted_as_they_come(
     assert allowed == 2 * CONTEXT
     row = target.config.hidden_size * (len(LAYERS) + 1) * target.dtype.itemsize
     run = through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path)
-    for _ in run(ids_of(data)):
+
+    def tokens_on_the_disk() -> int:
         files = (tmp_path / ".vllm").glob("*.safetensors")
-        seen.append(sum(f.stat().st_size // row for f in files if f.exists()))
+        return sum(f.stat().st_size // row for f in files if f.exists())
+
+    for number, _ in enumerate(run(ids_of(data)), 1):
+        # The documents that follow are run meanwhile: their files come without being asked for.
+        deadline = time.monotonic() + 60
+        while number < len(data) and not tokens_on_the_disk() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(tokens_on_the_disk())
+    assert all(seen[:-1]), "nothing was run meanwhile"
     assert len(seen) == len(data)
-    assert 0 < max(seen) < allowed + 8, "their headers count a little"
+    assert max(seen) < allowed + 8, "their headers count a little"
     assert not (tmp_path / ".vllm").exists()
 
 
