@@ -21,12 +21,13 @@ class _Batch(ctypes.Structure):
 
     _fields_ = [("rows", COUNT), ("requests", COUNT), ("table", COUNT), ("slot_mapping", POINTER)]
     _fields_ += [("block_tables", POINTER), ("query_lens", POINTER), ("seq_lens", POINTER)]
+    _fields_ += [("tails", POINTER), ("longest", COUNT)]
 
 
 class _Kept(ctypes.Structure):
     """Mirrors native/attention.h."""
 
-    _fields_ = [("keys", POINTER), ("values", POINTER), ("size", COUNT), ("heads", COUNT)]
+    _fields_ = [("keys", POINTER), ("values", POINTER), ("heads", COUNT)]
     _fields_ += [("key_width", COUNT), ("value_width", COUNT)]
 
 
@@ -37,15 +38,18 @@ class _Spec(ctypes.Structure):
 
 
 class NativeBatch:
-    """A batch as the library reads it. Raises NotImplementedError for draft trees."""
+    """A batch as the library reads it."""
 
     def __init__(self, batch: Batch) -> None:
+        parts = [batch.slot_mapping, batch.block_tables, batch.query_lens, batch.seq_lens]
+        longest = 0
         if batch.tails is not None:
-            raise NotImplementedError("draft trees are not run by the cpu backend yet")
-        parts = (batch.slot_mapping, batch.block_tables, batch.query_lens, batch.seq_lens)
+            parts.append(batch.tails)
+            longest = batch.tails.shape[1]
         self._alive = [part.contiguous() for part in parts]
         pointers = [part.data_ptr() for part in self._alive]
         self.struct = _Batch(len(batch), *batch.block_tables.shape, *pointers)
+        self.struct.longest = longest
 
 
 class CpuAttend:
@@ -63,7 +67,7 @@ class CpuAttend:
         given = _Spec(spec.scale, spec.softcap or 0.0, spec.window or 0)
         if sinks is not None:
             given.sinks = sinks.data_ptr()
-        kept = _Kept(keys.data_ptr(), values.data_ptr(), *keys.shape[1:], values.shape[-1])
+        kept = _Kept(keys.data_ptr(), values.data_ptr(), *keys.shape[2:], values.shape[-1])
         load().function("attend", q.dtype)(
             q.data_ptr(),
             ctypes.byref(kept),

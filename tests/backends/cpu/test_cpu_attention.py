@@ -73,9 +73,3 @@ def test_attention(shape: HeadShape, kind: str, dtype: torch.dtype) -> None:
         alone = CpuAttend(last, cache)(0, *(part[-1:] for part in parts), spec)
         assert torch.equal(alone[0], found[-1]), "a row by itself"
 
-
-def test_trees_are_refused() -> None:
-    tree = Batch.of([Span([0], 3, [5, 6, 7], [[], [1], [1, 2]])])
-    cache = KVCache(1, [SIZES[0]], torch.float32, torch.device("cpu"))
-    with pytest.raises(NotImplementedError, match="draft trees are not run by the cpu backend"):
-        CpuAttend(tree, cache)

@@ -7,32 +7,32 @@
 
 namespace peagle {
 
-constexpr int64_t BLOCK = 16;      // tokens of a block of keys and values
 constexpr int64_t MOST_ROWS_OF_A_TASK = 32;
 
-// peagle/backends/batch.py, without trees. peagle/backends/cpu/attention.py mirrors it.
+// peagle/backends/batch.py. peagle/backends/cpu/attention.py mirrors it.
 struct Batch {
   int64_t rows, requests, table;  // `table`: blocks of a row of block_tables
   const int64_t *slot_mapping;    // (rows,)
   const int64_t *block_tables;    // (requests, table)
   const int64_t *query_lens, *seq_lens;  // (requests,)
+  const int64_t *tails;  // (rows, longest), or none without trees
+  int64_t longest;
 };
 
-// Some rows of one request, at positions start, start + 1, ….
-struct Span {
-  int64_t first, start, count;  // `first`: row of the batch
-  const int64_t* blocks;
-};
-
-// The rows of each request, the last of which sees the whole of it, in parts of a few rows.
+// The rows of each request in parts of a few.
 inline std::vector<Span> spans(const Batch& batch) {
   std::vector<Span> made;
   int64_t first = 0;
   for (int64_t r = 0; r < batch.requests; ++r) {
-    int64_t rows = batch.query_lens[r], start = batch.seq_lens[r] - rows;
+    int64_t rows = batch.query_lens[r], last = first + rows - 1;
+    bool tree = batch.tails && batch.tails[last * batch.longest] >= 0;
     for (int64_t done = 0; done < rows; done += MOST_ROWS_OF_A_TASK) {
       int64_t count = std::min(MOST_ROWS_OF_A_TASK, rows - done);
-      made.push_back({first + done, start + done, count, batch.block_tables + r * batch.table});
+      int64_t start = tree ? batch.seq_lens[r] - 1 : batch.seq_lens[r] - rows + done;
+      Span span{first + done, start, count, batch.block_tables + r * batch.table};
+      if (tree) span.tails = batch.tails + span.first * batch.longest;
+      if (tree) span.longest = batch.longest;
+      made.push_back(span);
     }
     first += rows;
   }
@@ -47,10 +47,9 @@ void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, con
 #pragma omp for collapse(2) schedule(dynamic)
   for (size_t i = 0; i < all.size(); ++i)
     for (int64_t head = 0; head < kept.heads; ++head) {
-      const Span& s = all[i];
-      Task task(kept, spec, s.blocks, s.start, s.count);
-      task.run(q + s.first * query_heads * kept.key_width,
-               out + s.first * query_heads * kept.value_width, head, groups);
+      Task task(kept, spec, all[i]);
+      task.run(q + all[i].first * query_heads * kept.key_width,
+               out + all[i].first * query_heads * kept.value_width, head, groups);
     }
 }
 

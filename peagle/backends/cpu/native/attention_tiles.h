@@ -17,40 +17,71 @@ class TiledTask {
     return may_use_tiles() && kept.key_width % STEP == 0 && kept.value_width % STEP == 0;
   }
 
-  TiledTask(const Kept<Bf16>& kept, const Spec& spec, const int64_t* blocks, int64_t start,
-            int64_t length)
-      : kept(kept), spec(spec), blocks(blocks), start(start), end(start + length) {
+  TiledTask(const Kept<Bf16>& kept, const Spec& spec, const Span& span)
+      : kept(kept), spec(spec), span(span) {
     // From a multiple of 32, wherever the span begins: each key has its place in a tile.
-    first = spec.window ? std::max<int64_t>(0, start + 1 - spec.window) / STEP * STEP : 0;
-    columns = (end - first + STEP - 1) / STEP * STEP;
+    first = spec.window ? std::max<int64_t>(0, span.start + 1 - spec.window) / STEP * STEP : 0;
+    columns = (span.end() - first + STEP - 1) / STEP * STEP;
+    together = span.tails ? (span.shared() - first) / STEP * STEP : columns;
   }
 
   void run(const Bf16* q, Bf16* out, int64_t head, int64_t groups) {
-    int64_t queries = groups * kept.heads, rows = groups * (end - start);
+    int64_t queries = groups * kept.heads, rows = groups * span.count;
     Tiles tiles;
     configure(tiles);
     for (int64_t begin = 0; begin < rows; begin += LANES) {
-      int64_t count = std::min<int64_t>(LANES, rows - begin);
-      int64_t places[LANES];
-      Vector stands = {}, sinks = {};
-      for (int64_t i = 0; i < count; ++i) {
+      Queries these;
+      these.count = std::min<int64_t>(LANES, rows - begin);
+      for (int64_t i = 0; i < these.count; ++i) {
         int64_t token = (begin + i) / groups, query = head * groups + (begin + i) % groups;
-        places[i] = token * queries + query;
-        stands[i] = float(start + token);
-        sinks[i] = spec.sinks ? spec.sinks[query] : -std::numeric_limits<float>::infinity();
+        these.tokens[i] = token;
+        these.places[i] = token * queries + query;
+        these.stands[i] = float(span.stands(token));
+        these.sinks[i] = spec.sinks ? spec.sinks[query] : -std::numeric_limits<float>::infinity();
       }
-      multiply_keys(q, places, count, head);
-      Vector sum = softmax(stands, sinks);
-      multiply_values(places, count, head, 1.0f / sum, out);
+      multiply_keys(q, these, head);
+      Vector sum = softmax(these.stands, these.sinks);
+      multiply_values(these, head, 1.0f / sum, out);
     }
     _tile_release();
   }
 
  private:
+  struct Queries {  // up to 16
+    int64_t count, places[LANES];
+    Ints tokens = Ints{} - 1;  // rows of the span
+    Vector stands = {}, sinks = {};
+  };
+
   const Kept<Bf16>& kept;
   const Spec& spec;
-  const int64_t* blocks;
-  int64_t start, end, first, columns;
+  const Span& span;
+  // Positions `first` on are columns. Those before `together` have the same keys for all rows.
+  int64_t first, columns, together;
+
+  // Call run(token, at, count) for each token of a tree among these and its columns from `together`
+  // on, 32 at a time.
+  template <typename Run>
+  void own_steps(const Queries& these, Run run) const {
+    if (!span.tails) return;
+    for (int64_t token = these.tokens[0]; token <= these.tokens[these.count - 1]; ++token) {
+      int64_t stop = span.stands(token) + 1 - first;
+      for (int64_t at = together; at < stop; at += STEP)
+        run(token, at, std::min<int64_t>(STEP, stop - at));
+    }
+  }
+
+  // The rows that a token of a tree sees at `count` columns of 32; `rows` is slot 0 of a head.
+  const Bf16* gather(int64_t token, int64_t at, int64_t count, const Bf16* rows,
+                     int64_t width) const {
+    static thread_local std::vector<Bits> room;
+    auto* to = reinterpret_cast<Bf16*>(room_for(room, width));  // 32 rows
+    for (int64_t j = 0; j < count; ++j) {
+      const Bf16* from = rows + span.slot(token, first + at + j) * kept.heads * width;
+      std::copy(from, from + width, to + j * width);
+    }
+    return to;
+  }
 
   static Vector* scores(int64_t count) {  // (columns,) of 16 queries
     static thread_local std::vector<Vector> room;
@@ -58,27 +89,36 @@ class TiledTask {
   }
 
   // Scores of 16 keys, as they lie, at a time.
-  void multiply_keys(const Bf16* q, const int64_t* places, int64_t count, int64_t head) {
+  void multiply_keys(const Bf16* q, const Queries& these, int64_t head) {
     static thread_local std::vector<Bits> room;
-    int64_t steps = kept.key_width / STEP;
+    int64_t width = kept.key_width, steps = width / STEP;
     Bits* turned = room_for(room, steps * LANES);
     for (int64_t s = 0; s < steps; ++s) {
       Bits tile[LANES] = {};
-      for (int64_t i = 0; i < count; ++i) tile[i] = pairs(q + places[i] * kept.key_width + s * STEP);
+      for (int64_t i = 0; i < these.count; ++i) tile[i] = pairs(q + these.places[i] * width + s * STEP);
       transpose(tile);
       std::memcpy(turned + s * LANES, tile, sizeof(tile));
     }
-    Vector* to = scores(columns);
-    for (int64_t at = first; at < end; at += LANES, to += LANES) {
-      const Bf16* keys = kept.key(blocks, at, head);
+    auto multiply = [&](const Bf16* keys, int64_t stride, Vector* to) {
       _tile_zero(0);
       for (int64_t s = 0; s < steps; ++s) {
-        LOAD_TILE(1, keys + s * STEP, kept.heads * kept.key_width * 2);
+        LOAD_TILE(1, keys + s * STEP, stride * 2);
         LOAD_TILE(2, turned + s * LANES, 64);
         _tile_dpbf16ps(0, 1, 2);
       }
       _tile_stored(0, to, 64);
-    }
+    };
+    int64_t stop = std::min(together, span.shared() - first);
+    for (int64_t at = 0; at < stop; at += LANES)
+      multiply(kept.key(span.slot(first + at), head), kept.heads * width, scores(columns) + at);
+    own_steps(these, [&](int64_t token, int64_t at, int64_t count) {
+      const Bf16* keys = gather(token, at, count, kept.key(0, head), width);
+      for (int64_t part = 0; part < count; part += LANES) {
+        Vector found[LANES], *to = scores(columns) + at + part;
+        multiply(keys + part * width, width, found);
+        for (int i = 0; i < LANES; ++i) to[i] = these.tokens == int32_t(token) ? found[i] : to[i];
+      }
+    });
   }
 
   // Scores become shares, not yet divided by their sums, which are returned.
@@ -125,48 +165,68 @@ class TiledTask {
     std::memcpy(to, tile, sizeof(tile));
   }
 
-  // 32 keys' values of 32 dimensions: pairs of keys side by side, in one tile the first four of
-  // every eight dimensions, in the next the others. Behind the last key are zeros.
-  void interleave(int64_t at, int64_t head, int64_t dim, Bits* to) const {
-    int64_t stride = kept.heads * kept.value_width;
-    const Bf16* values = nullptr;
+  // Values of 32 dimensions of 32 rows, of which `count` are there: pairs of rows side by side, in
+  // one tile the first four of every eight dimensions, in the next the others. The others are zeros.
+  // ROW(i) is where row i lies, for even i; the next one follows at `stride`.
+  template <typename Row>
+  static void interleave(Row row, int64_t count, int64_t stride, Bits* to) {
     for (int64_t i = 0; i < STEP; i += 2, ++to) {
-      if (i % LANES == 0 && at + i < end) values = kept.value(blocks, at + i, head) + dim;
-      __m512i pair[2];
-      for (int odd = 0; odd < 2; ++odd, values += stride)
-        pair[odd] = at + i + odd < end ? _mm512_loadu_si512(values) : _mm512_setzero_si512();
+      __m512i pair[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+      if (i < count) pair[0] = _mm512_loadu_si512(row(i));
+      if (i + 1 < count) pair[1] = _mm512_loadu_si512(row(i) + stride);
       _mm512_store_si512(to, _mm512_unpacklo_epi16(pair[0], pair[1]));
       _mm512_store_si512(to + LANES, _mm512_unpackhi_epi16(pair[0], pair[1]));
     }
   }
 
-  void multiply_values(const int64_t* places, int64_t count, int64_t head, Vector share,
-                       Bf16* out) {
+  // The same from `at` on, where all rows have the same keys.
+  void interleave(int64_t at, int64_t head, int64_t dim, Bits* to) const {
+    int64_t stride = kept.heads * kept.value_width, count = span.shared() - at;
+    const Bf16* halves[2] = {};
+    for (int half = 0; half < 2 && half * LANES < count; ++half)
+      halves[half] = kept.value(span.slot(at + half * LANES), head) + dim;
+    auto row = [&](int64_t i) { return halves[i / LANES] + i % LANES * stride; };
+    interleave(row, count, stride, to);
+  }
+
+  void multiply_values(const Queries& these, int64_t head, Vector share, Bf16* out) {
     static thread_local std::vector<Bits> room;
-    int64_t steps = columns / STEP;
-    Bits *parts = room_for(room, (steps + 4) * LANES), *ring = parts + steps * LANES;
+    int64_t width = kept.value_width, steps = together / STEP;
+    Bits *parts = room_for(room, (steps + 5) * LANES), *ring = parts + steps * LANES;
+    Bits* own = ring + 4 * LANES;
     for (int64_t k = 0; k < steps; ++k) shares(scores(columns) + k * STEP, parts + k * LANES);
-    for (int64_t dim = 0; dim < kept.value_width; dim += STEP) {
+    auto multiply = [](const Bits* part, const Bits* values) {
+      LOAD_TILE(2, part, 64);
+      LOAD_TILE(3, values, 64);
+      LOAD_TILE(4, values + LANES, 64);
+      _tile_dpbf16ps(0, 2, 3);
+      _tile_dpbf16ps(1, 2, 4);
+    };
+    for (int64_t dim = 0; dim < width; dim += STEP) {
       _tile_zero(0);
       _tile_zero(1);
-      interleave(first, head, dim, ring);
+      if (steps) interleave(first, head, dim, ring);
       for (int64_t k = 0; k < steps; ++k) {  // the next ones are written before these are read
         if (k + 1 < steps)
           interleave(first + (k + 1) * STEP, head, dim, ring + (k + 1) % 2 * 2 * LANES);
-        const Bits* now = ring + k % 2 * 2 * LANES;
-        LOAD_TILE(2, parts + k * LANES, 64);
-        LOAD_TILE(3, now, 64);
-        LOAD_TILE(4, now + LANES, 64);
-        _tile_dpbf16ps(0, 2, 3);
-        _tile_dpbf16ps(1, 2, 4);
+        multiply(parts + k * LANES, ring + k % 2 * 2 * LANES);
       }
+      own_steps(these, [&](int64_t token, int64_t at, int64_t count) {
+        Vector theirs[STEP];  // nothing for other tokens
+        for (int64_t i = 0; i < STEP; ++i)
+          theirs[i] = these.tokens == int32_t(token) ? scores(columns)[at + i] : Vector{};
+        shares(theirs, own);
+        const Bf16* values = gather(token, at, count, kept.value(0, head), width) + dim;
+        interleave([&](int64_t i) { return values + i * width; }, count, width, ring);
+        multiply(own, ring);
+      });
       Vector found[2][LANES];
       _tile_stored(0, found[0], 64);
       _tile_stored(1, found[1], 64);
       const Bits low = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
-      for (int64_t i = 0; i < count; ++i) {
+      for (int64_t i = 0; i < these.count; ++i) {
         Vector four = found[0][i] * share[i], others = found[1][i] * share[i];
-        Bf16* to = out + places[i] * kept.value_width + dim;
+        Bf16* to = out + these.places[i] * width + dim;
         write(__builtin_shuffle(four, others, low), nullptr, to);
         write(__builtin_shuffle(four, others, low + 8), nullptr, to + LANES);
       }

@@ -101,7 +101,7 @@ void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, con
     std::memcpy(cache.keys + slot * kept, turned_k + row * kept, kept * sizeof(T));
     std::memcpy(cache.values + slot * kept, v + row * kept, kept * sizeof(T));
   }
-  Kept<T> all{cache.keys, cache.values, BLOCK, kv_heads, m.head, m.head};
+  Kept<T> all{cache.keys, cache.values, kv_heads, m.head, m.head};
   attend(turned_q, all, seen, heads, *f.batch, Spec{m.scale, 0, 0, nullptr});
   linear<T>(seen, {{w.o, made}}, rows, queries, room);
   add(x, made, out, rows, width);

@@ -17,6 +17,7 @@ namespace peagle {
 constexpr int LANES = 16;  // keys that are read together, and floats of a vector of AVX-512
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 
 #if defined(__AVX512F__)
 constexpr int WIDTH = 16;  // floats of a vector of this CPU
