@@ -27,7 +27,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wheel bench bench-short test test-attacks test-vllm test-browser chromium bubblewrap lint docs clean
+.PHONY: help demo wheel bench bench-short test test-attacks test-vllm test-browser chromium bubblewrap emulator lint docs clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
@@ -37,7 +37,7 @@ help:
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
 	@echo 'make test-browser  drive the console in Chromium'
 	@echo 'make bench      every benchmark, which takes long; MT_BENCH=FILE includes MT-Bench'
-	@echo 'make lint       ruff, mypy, import-linter'
+	@echo 'make lint       clang-format, g++, ruff, mypy, import-linter'
 	@echo 'make docs       build the documentation into site/'
 	@echo 'make clean      remove caches and build products (environments and results stay)'
 
@@ -50,7 +50,7 @@ wheel:
 	$(call logged,dist/build.log,$(PYTHON) -m pip wheel --no-deps --wheel-dir dist . ./packages/demo-heads)
 	@ls dist/*.whl
 
-test: lint bubblewrap
+test: lint bubblewrap emulator
 	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' --ignore tests/attacks tests
 
 test-attacks: .venv/.installed bubblewrap
@@ -77,6 +77,9 @@ chromium:
 bubblewrap:
 	$(call install,bwrap,bubblewrap)
 
+emulator:
+	$(call install,qemu-aarch64,qemu-user g++-aarch64-linux-gnu)
+
 # MT_BENCH=FILE or a hub id; DEVICE=cuda also sweeps a real shape with random weights there.
 DEVICE ?= cpu
 SUITE = TOKENIZERS_PARALLELISM=false $(BIN)/python benchmarks/suite.py --device $(DEVICE) \
@@ -89,7 +92,15 @@ bench: .venv/.installed .venv-vllm/.installed
 bench-short: .venv/.installed .venv-vllm/.installed
 	$(SUITE) --short --output results/bench-short
 
+NATIVE = peagle/backends/cpu/native
+INSTRUCTIONS = $(if $(filter x86_64,$(shell uname -m)),sapphirerapids x86-64-v4 x86-64-v3 x86-64-v2,native)
+
 lint: .venv/.installed
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)/* tests/backends/cpu/products.cpp
+	for set in $(INSTRUCTIONS); do \
+	  $(CXX) -std=c++17 -march=$$set -fopenmp -fsyntax-only -Wall -Wextra -Wno-psabi -Werror \
+	    $(NATIVE)/library.cpp || exit 1; \
+	done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

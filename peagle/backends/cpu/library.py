@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import subprocess
@@ -27,6 +28,8 @@ ARGUMENTS: dict[str, list[Any]] = {
     "linear": [POINTER, POINTER, POINTER, COUNT, THREADS],
     "attend": [POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, THREADS],
 }
+
+log = logging.getLogger(__name__)
 
 
 class NoCompiler(Exception):
@@ -56,35 +59,52 @@ def load() -> Library:
     """The compiled library. Raises NoCompiler."""
     try:
         return Library(_compiled())
-    except subprocess.CalledProcessError as error:
-        output = error.stderr.strip().splitlines() or [str(error)]
-        why = output[-1]
-    except FileNotFoundError as error:
-        why = f"there is no C++ compiler {error.filename!r}: install g++, or name one in $CXX"
     except (OSError, RuntimeError) as error:  # no folder, no home
-        why = first_line(error)
-    raise NoCompiler(why)
+        raise NoCompiler(first_line(error)) from None
 
 
 def _compiled() -> Path:
-    """The shared library, from the cache or made: one for each source and processor. OpenMP is not
-    linked: it is the one that torch has loaded, and so there is one set of threads."""
+    """The shared library, from the cache or made: one for each source and processor. The hash of
+    its content stands in its name: to load a damaged one could end the process."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    key = hashlib.sha256(repr((texts, FLAGS, _processor())).encode()).hexdigest()[:16]
-    path = cache_dir() / f"native-{key}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            parts = [Path(scratch, name) for name in ("native.o", "native.so")]
-            compiler = os.environ.get("CXX", "c++")
-            _run(compiler, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", str(parts[0]))
-            _run(compiler, "-shared", str(parts[0]), "-o", str(parts[1]))
-            parts[1].rename(path)
-    return path
+    key = _digest(repr((texts, FLAGS, _processor())).encode())
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f"native-{key}-*.so"):
+        if path.stem.endswith(_digest(path.read_bytes())):
+            return path
+        log.warning("%s is damaged: it is compiled anew", path)
+        path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = _compile(Path(scratch))
+        return made.rename(folder / f"native-{key}-{_digest(made.read_bytes())}.so")
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def _compile(folder: Path) -> Path:
+    """Make the library in a folder. OpenMP is not linked: it is the one that torch has loaded, and
+    so there is one set of threads."""
+    compiler = os.environ.get("CXX", "c++")
+    parts = [folder / "native.o", folder / "native.so"]
+    commands = [
+        [compiler, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", str(parts[0])],
+        [compiler, "-shared", str(parts[0]), "-o", str(parts[1])],
+    ]
+    for command in commands:
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            why = f"there is no C++ compiler {compiler!r}: install g++, or name one in $CXX"
+            raise NoCompiler(why) from error
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines() or [str(error)]
+            first = next((line for line in lines if "error" in line), lines[-1])
+            why = f"{compiler!r} fails ({first}): name another compiler in $CXX, g++ 9 or newer"
+            raise NoCompiler(why) from error
+    return parts[1]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -36,6 +36,7 @@ def exact(span: Span, parts: list[Tensor], spec: AttentionSpec) -> Tensor:
     return attention(q, k, v, mask, spec._replace(sinks=sinks))
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", STEP)
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("shape", SIZES)
@@ -72,4 +73,3 @@ def test_attention(shape: HeadShape, kind: str, dtype: torch.dtype) -> None:
         last = Batch.of([Span(span.blocks, span.start + len(span.ids) - 1, [0])])
         alone = CpuAttend(last, cache)(0, *(part[-1:] for part in parts), spec)
         assert torch.equal(alone[0], found[-1]), "a row by itself"
-

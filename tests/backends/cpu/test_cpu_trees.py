@@ -58,6 +58,7 @@ class Keys:
         return exact(Span([], len(path) - 1, [0]), parts, spec)[0]
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", STEP)
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("shape", SIZES)
@@ -91,7 +92,8 @@ def test_rows_are_those_of_plain_decoding(shape: HeadShape, kind: str, dtype: to
     for request, outputs in zip(together, rows, strict=True):
         if not request.span.tails:
             wanted = exact(request.span, [request.q, request.k, request.v], spec)
-            assert ((outputs.double() - wanted).abs() <= 4 * STEP[dtype] * wanted.abs().amax()).all()
+            bound = 4 * STEP[dtype] * wanted.abs().amax()
+            assert ((outputs.double() - wanted).abs() <= bound).all()
             continue
         for row, output in enumerate(outputs):
             assert torch.equal(output, request.decoded(row, other, spec))

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from peagle.backends.choose import choose_backend
 from peagle.backends.cpu import library
 from peagle.backends.cpu.backend import CpuBackend
+from peagle.backends.torch import TorchBackend
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +26,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     ("compiler", "message"),
     [
         ("no-such-compiler", "there is no C++ compiler 'no-such-compiler': install g++, or name"),
-        ("false", "non-zero exit status"),
+        ("false", "'false' fails (Command"),
     ],
 )
 def test_without_a_compiler(
@@ -44,3 +47,39 @@ def test_the_library_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     library.load.cache_clear()
     library.load()
     assert made.suffix == ".so"
+
+
+def test_a_damaged_library_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Cut off, as a full disk leaves it: to load it would end the process."""
+    library.load()
+    (made,) = (tmp_path / "peagle").iterdir()
+    whole = made.read_bytes()
+    made.unlink()  # what this process has loaded stays
+    made.write_bytes(whole[: len(whole) // 2])
+    library.load.cache_clear()
+    assert library.load().tiles in (True, False)
+    (message,) = caplog.messages
+    assert message == f"{made} is damaged: it is compiled anew"
+    (made,) = (tmp_path / "peagle").iterdir()
+    assert len(made.read_bytes()) == len(whole)
+
+
+def test_code_of_another_processor_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library.load()
+    library.load.cache_clear()
+    monkeypatch.setattr(library, "_processor", lambda: "another one")
+    library.load()
+    assert len(list((tmp_path / "peagle").iterdir())) == 2
+
+
+def test_a_compiler_that_does_not_know_the_processor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reference runs, and one line says what to do."""
+    monkeypatch.setattr(library, "FLAGS", ["-march=no-such-processor"])
+    assert isinstance(choose_backend(torch.device("cpu"), torch.float32), TorchBackend)
+    (message,) = caplog.messages
+    assert "no-such-processor" in message
+    assert "name another compiler in $CXX, g++ 9 or newer" in message

@@ -15,7 +15,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 STEP = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}  # rounding of a sum
 SHAPES = [(96, 64), (97, 96), (50, 1536), (16, 32), (3, 224)]
 RAGGED = [(97, 33), (5, 7), (40, 1), (17, 575)]
-BASELINE = "x86-64-v2"  # no AVX: vectors of 4 floats
 
 
 @pytest.fixture(autouse=True)
@@ -23,20 +22,6 @@ def no_gradients() -> Iterator[None]:
     torch.manual_seed(0)
     with torch.no_grad():
         yield
-
-
-@pytest.fixture(params=("native", BASELINE))
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The library for this processor, and for one that has little."""
-    if request.param == BASELINE:
-        if "x86" not in library.platform.machine():
-            pytest.skip("this processor is no x86")
-        flags = [f"-march={BASELINE}" if "march" in flag else flag for flag in library.FLAGS]
-        monkeypatch.setattr(library, "FLAGS", flags)
-    library.load.cache_clear()
-    library.load()
-    yield
-    library.load.cache_clear()
 
 
 def linear(outputs: int, inputs: int, dtype: torch.dtype) -> nn.Linear:
@@ -74,7 +59,7 @@ def shapes(kind: str) -> list[tuple[int, int]]:
     return SHAPES if kind == "int4" else SHAPES + RAGGED
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_those_of_the_weights(kind: str, dtype: torch.dtype) -> None:
@@ -87,7 +72,7 @@ def test_products_are_those_of_the_weights(kind: str, dtype: torch.dtype) -> Non
         assert (error <= 2e-5 * exact.norm(dim=1, keepdim=True)).all(), (outputs, inputs)
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, dtype: torch.dtype) -> None:
@@ -112,7 +97,7 @@ def test_weights_can_be_read(kind: str, dtype: torch.dtype) -> None:
     assert torch.equal(made.state_dict()["weight"], made.weight)
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_what_8_bits_of_the_rows_cost(kind: str) -> None:
     """Half a step of 127 in each group, at the most."""

@@ -11,11 +11,11 @@ constexpr int64_t MOST_ROWS_OF_A_TASK = 32;
 
 // peagle/backends/batch.py. peagle/backends/cpu/attention.py mirrors it.
 struct Batch {
-  int64_t rows, requests, table;  // `table`: blocks of a row of block_tables
-  const int64_t *slot_mapping;    // (rows,)
-  const int64_t *block_tables;    // (requests, table)
+  int64_t rows, requests, table;         // `table`: blocks of a row of block_tables
+  const int64_t* slot_mapping;           // (rows,)
+  const int64_t* block_tables;           // (requests, table)
   const int64_t *query_lens, *seq_lens;  // (requests,)
-  const int64_t *tails;  // (rows, longest), or none without trees
+  const int64_t* tails;                  // (rows, longest), or none without trees
   int64_t longest;
 };
 
@@ -59,8 +59,7 @@ void attend(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const 
             const Spec& spec) {
 #ifdef PEAGLE_TILES
   if constexpr (sizeof(T) == 2)
-    if (TiledTask::takes(kept))
-      return attend_by<TiledTask>(q, kept, out, query_heads, batch, spec);
+    if (TiledTask::takes(kept)) return attend_by<TiledTask>(q, kept, out, query_heads, batch, spec);
 #endif
   attend_by<Task<T>>(q, kept, out, query_heads, batch, spec);
 }

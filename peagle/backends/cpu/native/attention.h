@@ -1,4 +1,5 @@
-// Attention of short spans, causal or of a draft tree, over keys and values that are kept in blocks.
+// Attention of short spans, causal or of a draft tree, over keys and values that are kept in
+// blocks.
 //
 // A row's keys are taken in groups by logical position, whoever else is in the span, so a row of a
 // tree is computed as it would be after its ancestors alone.
@@ -19,7 +20,9 @@ struct Kept {
   const T *keys, *values;
   int64_t heads, key_width, value_width;
 
-  const T* key(int64_t slot, int64_t head) const { return keys + (slot * heads + head) * key_width; }
+  const T* key(int64_t slot, int64_t head) const {
+    return keys + (slot * heads + head) * key_width;
+  }
   const T* value(int64_t slot, int64_t head) const {
     return values + (slot * heads + head) * value_width;
   }

@@ -1,5 +1,5 @@
-// Causal attention by tiles (AMX), over bf16 keys and values. Up to 16 queries that share a key head
-// are the lanes of every vector, so a softmax is one of vectors.
+// Causal attention by tiles (AMX), over bf16 keys and values. Up to 16 queries that share a key
+// head are the lanes of every vector, so a softmax is one of vectors.
 
 #pragma once
 
@@ -95,7 +95,8 @@ class TiledTask {
     Bits* turned = room_for(room, steps * LANES);
     for (int64_t s = 0; s < steps; ++s) {
       Bits tile[LANES] = {};
-      for (int64_t i = 0; i < these.count; ++i) tile[i] = pairs(q + these.places[i] * width + s * STEP);
+      for (int64_t i = 0; i < these.count; ++i)
+        tile[i] = pairs(q + these.places[i] * width + s * STEP);
       transpose(tile);
       std::memcpy(turned + s * LANES, tile, sizeof(tile));
     }
@@ -166,8 +167,8 @@ class TiledTask {
   }
 
   // Values of 32 dimensions of 32 rows, of which `count` are there: pairs of rows side by side, in
-  // one tile the first four of every eight dimensions, in the next the others. The others are zeros.
-  // ROW(i) is where row i lies, for even i; the next one follows at `stride`.
+  // one tile the first four of every eight dimensions, in the next the others. The others are
+  // zeros. `row(i)` is where row i lies, for even i; the next one follows at `stride`.
   template <typename Row>
   static void interleave(Row row, int64_t count, int64_t stride, Bits* to) {
     for (int64_t i = 0; i < STEP; i += 2, ++to) {

@@ -2,8 +2,8 @@
 // numbers in bf16, which is exact, on their way into tiles; scales come to the sums.
 //
 // A tile has 32 inputs of a panel of 16 outputs: in row i the inputs 2i and 2i + 1 of each output.
-// Weights lie panel by panel and in these tile by tile, as `expand` reads them; of 4 bits a tile's 16
-// pairs of scale and zero stand before it.
+// Weights lie panel by panel and in these tile by tile, as `expand` reads them; of 4 bits a tile's
+// 16 pairs of scale and zero stand before it.
 
 #pragma once
 
@@ -31,7 +31,8 @@ inline void expand(const int8_t* from, Bf16* to) {
 
 // 4 bits: four vectors, each of four rows of the tile; of these a row is every fourth half byte.
 inline void expand(const uint8_t* from, Bf16* to) {
-  alignas(64) constexpr static uint16_t NUMBERS[STEP] = {  // −8 … 7, twice: an index has 5 bits
+  alignas(64) constexpr static uint16_t NUMBERS[STEP] = {
+      // −8 … 7, twice: an index has 5 bits
       0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0,      0x3f80, 0x4000,
       0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
       0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
@@ -138,7 +139,7 @@ inline void pass(const Bf16* x, const float* totals, int64_t rows, const Panels<
 // configured for.
 template <int BITS>
 void multiply_ints(const Bf16* x, const float* totals, const Matrix& w, const Bf16* bias, Bf16* out,
-              int64_t at, int64_t rows, int64_t inputs, int64_t& others) {
+                   int64_t at, int64_t rows, int64_t inputs, int64_t& others) {
   alignas(64) Bf16 room[2 * Panels<BITS>::RING * TILE];
   int64_t steps = inputs / STEP, panel = steps * Panels<BITS>::BYTES;
   int64_t panels = std::min<int64_t>(2, (w.outputs - at) / LANES);

@@ -42,7 +42,7 @@ struct Forward {
   const T *cos, *sin;      // (rows, head)
   const int64_t* taps;     // layers, in any order
   int64_t tap_count;
-  T *features;  // (rows, taps, width): what enters these layers
+  T* features;      // (rows, taps, width): what enters these layers
   T *out, *normed;  // (rows, width): what leaves the last layer, and its norm
   int64_t threads;
 };

@@ -1,5 +1,5 @@
-// Models on a CPU: peagle/backends/cpu/library.py compiles this file, and the modules beside it call
-// its functions. T is float or bf16; sums are float32.
+// Models on a CPU: peagle/backends/cpu/library.py compiles this file, and the modules beside it
+// call its functions. T is float or bf16; sums are float32.
 //
 // In what order to read:
 //   vectors.h          bf16, vectors of 16 lanes and their transpose
@@ -26,18 +26,18 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
   linear<T>(x, {{matrix, out}}, rows, matrix.inputs, room);
 }
 
-#define FUNCTIONS(T, NAME)                                                                      \
-  extern "C" void decode_##NAME(const Model<T>* model, const Forward<T>* forward) {             \
-    decode(*model, *forward);                                                                   \
-  }                                                                                             \
-  extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,         \
-                                int threads) {                                                  \
-    linear_alone(x, *matrix, out, rows, threads);                                               \
-  }                                                                                             \
-  extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads,   \
-                                const Batch* batch, const Spec* spec, int threads) {            \
-    _Pragma("omp parallel num_threads(threads)")                                                \
-    attend(q, *kept, out, query_heads, *batch, *spec);                                          \
+#define FUNCTIONS(T, NAME)                                                                    \
+  extern "C" void decode_##NAME(const Model<T>* model, const Forward<T>* forward) {           \
+    decode(*model, *forward);                                                                 \
+  }                                                                                           \
+  extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,       \
+                                int threads) {                                                \
+    linear_alone(x, *matrix, out, rows, threads);                                             \
+  }                                                                                           \
+  extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads, \
+                                const Batch* batch, const Spec* spec, int threads) {          \
+    _Pragma("omp parallel num_threads(threads)")                                              \
+        attend(q, *kept, out, query_heads, *batch, *spec);                                    \
   }
 
 FUNCTIONS(float, float32)

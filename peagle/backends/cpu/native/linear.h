@@ -58,8 +58,8 @@ struct Parts {
   }
 };
 
-// Rows as the weights of a product want them, beside one another. A team has one, and one product at
-// a time.
+// Rows as the weights of a product want them, beside one another. A team has one, and one product
+// at a time.
 struct Room {
   std::vector<ByteGroup> bytes;
   std::vector<float> plain;

@@ -1,9 +1,9 @@
 // Matrix products x · wᵀ of weights in panels, on any CPU with vectors.
 //
-// A panel is read from its first step to its last, for a few rows whose sums stay in registers. Lanes
-// are outputs, so nothing is summed across lanes. Every sum runs along the inputs in the same order,
-// whatever rows stand beside a row: what is chosen by the number of rows is only how many sums run at
-// once.
+// A panel is read from its first step to its last, for a few rows whose sums stay in registers.
+// Lanes are outputs, so nothing is summed across lanes. Every sum runs along the inputs in the same
+// order, whatever rows stand beside a row: what is chosen by the number of rows is only how many
+// sums run at once.
 
 #pragma once
 
@@ -54,12 +54,14 @@ struct Place {
     at = static_cast<const uint8_t*>(m.data) + panel * bytes;
     apart = twice ? 0 : bytes;
   }
-  const uint8_t* vector(int64_t i) const { return at + i / PARTS * apart + i % PARTS * LINE / PARTS; }
+  const uint8_t* vector(int64_t i) const {
+    return at + i / PARTS * apart + i % PARTS * LINE / PARTS;
+  }
   void next() { at += BYTES; }
 };
 
-// The ways to read weights: `add` adds a step of some panels, and goes on to the next. `Input` is what
-// a step multiplies of a row; the rows' inputs lie `stride` apart.
+// The ways to read weights: `add` adds a step of some panels, and goes on to the next. `Input` is
+// what a step multiplies of a row; the rows' inputs lie `stride` apart.
 
 template <typename T>
 struct FloatSteps : Place<1, LINE> {
@@ -134,7 +136,8 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   typedef ByteGroup Input;
   static constexpr int64_t FOURS = GROUP / 4;
 
-  ByteSteps(const Product<T>& p, int64_t panel, bool twice) : ByteSteps::Place(p.matrix, panel, twice) {
+  ByteSteps(const Product<T>& p, int64_t panel, bool twice)
+      : ByteSteps::Place(p.matrix, panel, twice) {
     if (BITS == 8) return;
     int64_t numbers = p.matrix.inputs / GROUP * 2 * LANES;
     scales = static_cast<const T*>(p.matrix.scales) + panel * numbers;
@@ -234,7 +237,8 @@ void multiply_panels(const Product<T>& product, int64_t first, int64_t last,
 // By number of rows: the functions for 1 … MOST_ROWS of them.
 template <typename Steps, typename T, int... ROWS>
 constexpr auto by_rows(std::integer_sequence<int, ROWS...>) {
-  typedef void (*Multiply)(const Product<T>&, int64_t, int64_t, const typename Steps::Input*, int64_t);
+  typedef void (*Multiply)(const Product<T>&, int64_t, int64_t, const typename Steps::Input*,
+                           int64_t);
   return std::array<Multiply, MOST_ROWS>{multiply_panels<ROWS + 1, Steps, T>...};
 }
 

@@ -1,5 +1,5 @@
-// What a layer does to single rows. A row is computed in the same way whatever rows stand beside it.
-// All threads of a team run these functions together.
+// What a layer does to single rows. A row is computed in the same way whatever rows stand beside
+// it. All threads of a team run these functions together.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// Matrix products x · wᵀ on Intel's tiles (AMX), of bf16 weights as they lie. Every 16 outputs are a
-// panel, multiplied by one thread, 32 inputs at a time.
+// Matrix products x · wᵀ on Intel's tiles (AMX), of bf16 weights as they lie. Every 16 outputs are
+// a panel, multiplied by one thread, 32 inputs at a time.
 
 #pragma once
 
@@ -46,10 +46,10 @@ inline void configure(const Tiles& tiles) {
   asm volatile("" : : "m"(tiles));
   _tile_loadconfig(&tiles);
 }
-#define LOAD_TILE(tile, from, stride)  \
-  do {                                 \
-    asm volatile("" : : : "memory");   \
-    _tile_loadd(tile, from, stride);   \
+#define LOAD_TILE(tile, from, stride) \
+  do {                                \
+    asm volatile("" : : : "memory");  \
+    _tile_loadd(tile, from, stride);  \
   } while (0)
 
 // Up to two panels by up to two blocks of 16 rows: so every tile that is loaded is used twice.
