@@ -86,61 +86,59 @@ inline float exponential(float x) {
   return mantissa(x, whole) * power;
 }
 
-// Swap the corners of every square of 2 · SIDE lanes: with all four sides, a transpose.
-template <int SIDE>
-inline void swap_corners(Bits (&rows)[LANES]) {
-  Bits upper, lower;
-  for (uint32_t lane = 0; lane < LANES; ++lane) {
-    upper[lane] = lane & SIDE ? LANES + lane - SIDE : lane;
-    lower[lane] = lane & SIDE ? LANES + lane : lane + SIDE;
+// Swap the corners of every square of 2 · SIDE lanes: with all sides, a transpose.
+template <int SIDE, typename V, int COUNT>
+inline void swap_corners(V (&rows)[COUNT]) {
+  V upper, lower;
+  for (uint32_t lane = 0; lane < COUNT; ++lane) {
+    upper[lane] = lane & SIDE ? COUNT + lane - SIDE : lane;
+    lower[lane] = lane & SIDE ? COUNT + lane : lane + SIDE;
   }
-  for (int i = 0; i < LANES; ++i)
+  for (int i = 0; i < COUNT; ++i)
     if (!(i & SIDE)) {
-      Bits a = rows[i], b = rows[i + SIDE];
+      V a = rows[i], b = rows[i + SIDE];
       rows[i] = __builtin_shuffle(a, b, upper);
       rows[i + SIDE] = __builtin_shuffle(a, b, lower);
     }
 }
 
-inline void transpose(Bits (&rows)[LANES]) {
+// As many rows as a vector of them has lanes.
+template <typename V, int COUNT>
+inline void transpose(V (&rows)[COUNT]) {
   swap_corners<1>(rows);
   swap_corners<2>(rows);
-  swap_corners<4>(rows);
-  swap_corners<8>(rows);
+  if constexpr (COUNT > 4) swap_corners<4>(rows);
+  if constexpr (COUNT > 8) swap_corners<8>(rows);
 }
 
-// What a transposed lane holds: one float, or two bf16.
-inline void unpack(Bits lane, Vector* to, float) { to[0] = Vector(lane); }
-inline void unpack(Bits lane, Vector* to, Bf16) {
-  to[0] = Vector(lane << 16);
-  to[1] = Vector(lane & 0xffff0000u);
+// What a transposed lane holds: one float, or two bf16. Columns lie `apart`.
+inline void unpack(WideBits lane, Wide* to, int64_t, float) { to[0] = Wide(lane); }
+inline void unpack(WideBits lane, Wide* to, int64_t apart, Bf16) {
+  to[0] = Wide(lane << 16);
+  to[apart] = Wide(lane & 0xffff0000u);
 }
 
-// Up to LANES rows of `width`, by vectors of LANES lanes: squares of them are transposed.
-template <typename T>
-void turn_squares(const T* rows, int64_t count, int64_t stride, int64_t width, Vector* to) {
-  constexpr int64_t EACH = 4 / sizeof(T), STEP = LANES * EACH;  // values of a lane, of a row
-  for (int64_t at = 0; at < width; at += STEP) {
-    Bits square[LANES] = {};
-    int64_t bytes = std::min(STEP, width - at) * sizeof(T);
-    for (int64_t j = 0; j < count; ++j)
-      if (bytes == sizeof(Bits))
-        std::memcpy(&square[j], rows + j * stride + at, sizeof(Bits));
-      else
-        std::memcpy(&square[j], rows + j * stride + at, bytes);
-    transpose(square);
-    for (int i = 0; i < LANES; ++i) unpack(square[i], to + at + i * EACH, T{});
-  }
-}
-
-// Up to LANES rows of `width`, as vectors of one column each; missing rows are zero.
+// Up to LANES rows of `width`, as vectors of one column each; missing rows are zero. Columns up to
+// a multiple of 2 · LANES are written.
 template <typename T>
 void turn(const T* rows, int64_t count, int64_t stride, int64_t width, Vector* to) {
-  if constexpr (WIDTH == LANES) return turn_squares(rows, count, stride, width, to);
-  float* columns = reinterpret_cast<float*>(to);
-  if (count < LANES) std::fill(columns, columns + width * LANES, 0.0f);
-  for (int64_t j = 0; j < count; ++j)
-    for (int64_t i = 0; i < width; ++i) columns[i * LANES + j] = load(rows[j * stride + i]);
+  constexpr int64_t EACH = 4 / sizeof(T), STEP = WIDTH * EACH;  // values of a lane, of a square
+  constexpr int64_t PARTS = LANES / WIDTH;                      // squares beside each other
+  Wide* columns = reinterpret_cast<Wide*>(to);
+  for (int64_t at = 0; at < width; at += STEP)
+    for (int64_t part = 0; part < PARTS; ++part) {
+      WideBits square[WIDTH] = {};
+      int64_t bytes = std::min(STEP, width - at) * sizeof(T);
+      const T* from = rows + part * WIDTH * stride + at;
+      for (int64_t j = 0; j < std::min<int64_t>(WIDTH, count - part * WIDTH); ++j)
+        if (bytes == sizeof(WideBits))
+          std::memcpy(&square[j], from + j * stride, sizeof(WideBits));
+        else
+          std::memcpy(&square[j], from + j * stride, bytes);
+      transpose(square);
+      for (int i = 0; i < WIDTH; ++i)
+        unpack(square[i], columns + (at + i * EACH) * PARTS + part, PARTS, T{});
+    }
 }
 
 }  // namespace peagle
