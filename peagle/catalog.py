@@ -20,7 +20,8 @@ from peagle.errors import InputError, InputWarning, first_line
 
 METHODS = ("p-eagle", "eagle3")  # the best first
 PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
-CHOICES = (*METHODS, "none")  # of how to draft
+HEADLESS = ("lookup", "none")
+CHOICES = (*METHODS, *HEADLESS)  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
 HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
 INSTALL_HEADS = "pip install 'peagle[demo]'"
@@ -180,7 +181,7 @@ def choose_head(target: str, head: str | None, method: str | None, k: int | None
         raise InputError(f"method {method!r}: choose {', '.join(CHOICES)}")
     if k is not None and k < 1:
         raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
-    if method == "none":
+    if method in HEADLESS:
         return None
     wanted = method or METHODS[0]
     place = head or head_place(target, wanted)

@@ -1,5 +1,7 @@
 """Tiny random models: a Llama target with a tokenizer and chat template, and heads for it."""
 
+from collections.abc import Iterable
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
@@ -8,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.tree import Candidate, Draft
 from peagle.methods import registry
 from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig
@@ -96,6 +99,11 @@ def random_prompts(
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(5, vocab, (n,), generator=generator).tolist() for n in lengths]
+
+
+def chain(tokens: Iterable[int]) -> Draft:
+    """A draft of one token after another, sure of all."""
+    return Draft.chain(map(Candidate, tokens))
 
 
 def own_answers(target: Target, count: int, length: int = 24) -> list[Example]:

@@ -37,6 +37,11 @@ class KVCache:
         values.flatten(0, 1).index_copy_(0, slots, v)
         return keys, values
 
+    def move(self, sources: list[int], slots: list[int]) -> None:
+        """Copy what is kept in some slots to others, all at once."""
+        for part in (part.flatten(0, 1) for layer in self.layers for part in layer):
+            part[slots] = part[sources]
+
     def wipe(self, blocks: list[int]) -> None:
         """Zero blocks that may hold NaN: what a mask hides is still multiplied, by zero."""
         for keys, values in self.layers:
@@ -57,6 +62,10 @@ class FeatureCache:
     def write(self, slots: Tensor, features: Tensor) -> None:
         """Keep features (T, F·E) in `slots` (T,)."""
         self._kept.index_copy_(0, slots.to(features.device), features)
+
+    def move(self, sources: list[int], slots: list[int]) -> None:
+        """Copy what is kept in some slots to others, all at once."""
+        self._kept[slots] = self._kept[sources]
 
     def read(self, slots: Tensor) -> Tensor:
         """Features (T, F·E) of `slots` (T,)."""

@@ -25,6 +25,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.sampling import Choice, Sampler, greedy
+from peagle.engine.tree import Draft
 from peagle.errors import InputError, first_line
 from peagle.methods.registry import METHODS
 from peagle.methods.spec import HeadSpec, drafter_config
@@ -108,14 +109,15 @@ class GivenAcceptance(Sampler):
         """`choose` is always asked."""
         return False
 
-    def choose(self, logits: Tensor, draft: list[int]) -> Choice:
-        """The draft up to a place that is drawn, then another token than the draft's."""
+    def choose(self, logits: Tensor, draft: Draft) -> Choice:
+        """The chain up to a place that is drawn, then another token than the chain's."""
+        tokens = draft.tokens
         drawn = self.draws.random()
-        accepted = sum(drawn < share for share in self.accepted[: len(draft)])
+        accepted = sum(drawn < share for share in self.accepted[: len(tokens)])
         best = greedy(logits)
-        best.tokens[:accepted] = draft[:accepted]
-        if accepted < len(draft) and best.tokens[accepted] == draft[accepted]:
-            best.tokens[accepted] = (draft[accepted] + 1) % logits.shape[1]
+        best.tokens[:accepted] = tokens[:accepted]
+        if accepted < len(tokens) and best.tokens[accepted] == tokens[accepted]:
+            best.tokens[accepted] = (tokens[accepted] + 1) % logits.shape[1]
         return best
 
 

@@ -1,5 +1,6 @@
 """`peagle bench`: throughput, latency and acceptance, method by method under the same load."""
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -240,8 +241,15 @@ def _cells(
         for heat in _temperatures(temperature)
         for load in _loads(concurrency, rate)
         for method in dict.fromkeys(chosen)
-        for depth in ([0] if method == "none" else dict.fromkeys(depths))
+        for depth in _depths(method, depths)
     ]
+
+
+def _depths(method: str, depths: list[int | str]) -> Iterable[int | str]:
+    """Every K that a method is played with."""
+    if method == "none":
+        return [0]
+    return [ADAPTIVE] if method == "lookup" else dict.fromkeys(depths)
 
 
 def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.summary import Cell, Result
-from peagle.catalog import head_place
+from peagle.catalog import HEADLESS, head_place
 from peagle.cli.common import ModelOptions, announced_device, open_llm, screen
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device
@@ -36,7 +36,7 @@ class Asked:
     @property
     def drafting(self) -> set[str]:
         """The methods that need a head."""
-        return {cell.method for cell in self.cells} - {"none"}
+        return {cell.method for cell in self.cells} - {*HEADLESS}
 
     def heads(self) -> dict[str, str]:
         """Folder or hub id of the head of every method: as named, or the catalog's."""
@@ -80,7 +80,7 @@ def native(asked: Asked) -> Answering:
     folders = {method: find_head(place) for method, place in heads.items()}
     alone = replace(asked.model, method="none", device=resolve_device(asked.model.device))
     llm = open_llm(asked.target, alone)
-    drafters: dict[str, Any] = {"none": None}
+    drafters: dict[str, Any] = dict.fromkeys(HEADLESS)
     for method, folder in folders.items():
         drafters[method] = llm.load_head(folder, force=asked.model.force)
         if (found := drafters[method].config.method) != method:
@@ -90,7 +90,8 @@ def native(asked: Asked) -> Answering:
 
     def opened(cell: Cell) -> Native:
         k = cell.k if isinstance(cell.k, int) and cell.k else None
-        used = llm.use(drafters[cell.method], k, max_batch=cell.concurrency or AT_RANDOM)
+        batch, lookup = cell.concurrency or AT_RANDOM, cell.method == "lookup" or None
+        used = llm.use(drafters[cell.method], k, lookup=lookup, max_batch=batch)
         seed = 10_000 * next(loads)
         params = SamplingParams(temperature=cell.temperature, seed=seed, **asked.sampled)
         return Native(used, params)

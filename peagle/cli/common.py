@@ -60,9 +60,14 @@ class ModelOptions:
 
     head: Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for
         the target.
-    method: Drafting method: p-eagle, eagle3 or none. Default: the method of the head.
+    method: Drafting method: p-eagle, eagle3, lookup or none. Lookup drafts what followed when the
+        newest tokens occurred before, without a head. Default: the method of the head.
     no_speculation: Decode with the target alone, the same as --method none.
-    k: Number of draft tokens per round (num_speculative_tokens). Default: chosen every round.
+    k: Number of draft tokens per round (num_speculative_tokens), one after another. Default: chosen
+        every round.
+    nodes: Number of draft tokens per round, as a tree. Default: chosen every round.
+    no_lookup: Draft with the head alone. Default: trees also hold what followed when the newest
+        tokens occurred before.
     dtype: Data type of the weights: auto (as in the checkpoint), float32, bfloat16 or float16.
     quantize: Weight quantization of the target's decoder layers: int8 or int4, on the CPU only.
         Default: none.
@@ -72,6 +77,8 @@ class ModelOptions:
     method: str | None = None
     no_speculation: bool = False
     k: int | None = None
+    nodes: int | None = None
+    no_lookup: bool = False
     chat_template: ChatTemplateOption = None
     dtype: str = "auto"
     device: DeviceOption = "auto"
@@ -113,10 +120,11 @@ def open_llm(
         use_template(llm.tokenizer, options.chat_template)
         drafter = None if folder is None else llm.load_head(folder, force=options.force)
     if drafter is None:
-        return llm
+        return llm.use(None, nodes=options.nodes, lookup=True) if method == "lookup" else llm
     if method is not None and drafter.config.method != method:
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
-    return llm.use(drafter, options.k)
+    lookup = False if options.no_lookup else None
+    return llm.use(drafter, options.k, nodes=options.nodes, lookup=lookup)
 
 
 def announced_device(name: str) -> str:

@@ -108,7 +108,7 @@ def summary(run: Run) -> dict[str, object]:
 def last_line(llm: LLM, run: Run) -> str:
     """How drafting fared, in one line."""
     result = summary(run)
-    most = f"K ≤ {llm.k}" if llm.adaptive else f"K = {llm.k}"
+    most = f"K = {llm.k}" if llm.nodes is None else f"≤ {llm.nodes} nodes"
     drafting = f"{llm.method}, {most}, acceptance length {result['acceptance_length']}, "
-    drafting = drafting if llm.k else "no drafting, "
+    drafting = drafting if llm.method != "none" else "no drafting, "
     return f"{drafting}{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s"

@@ -20,6 +20,8 @@ app = App()
 # Options of the native engine only, and what to do with vLLM.
 NOT_VLLMS = {
     "device": "vLLM finds its devices itself, leave it out",
+    "nodes": "vLLM drafts chains, give --k",
+    "no_lookup": "vLLM drafts by the head alone, leave it out",
     "quantize": "give vLLM's --quantization after --",
     "kv_tokens": "give vLLM's --kv-cache-memory-bytes after --",
     "allowed_hosts": "vLLM answers to every name, leave it out",

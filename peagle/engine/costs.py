@@ -8,7 +8,7 @@ import torch
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
-from peagle.engine.depth import PROMPT, Curve, measure
+from peagle.engine.budget import PROMPT, Curve, measure
 from peagle.model.target import Target
 
 

@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from peagle.backends.base import TargetModel
-from peagle.backends.batch import BLOCK, Batch, Span, blocks_of
+from peagle.backends.batch import BLOCK, Batch, Span, blocks_of, slots_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.blocks import BlockPool
-from peagle.engine.depth import AdaptiveDepth, Ask
+from peagle.engine.budget import Ask, Budget, Calibration
 from peagle.engine.draft import Proposer
+from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, accept, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.text import end_tokens
+from peagle.engine.tree import Draft, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
 
@@ -41,7 +43,9 @@ class Settings:
 
     max_batch: int  # requests that run together
     kv_tokens: int  # of KV cache, for all of them
-    k: int  # draft tokens a round, at most where depths are adaptive; 0 without a drafter
+    k: int  # places that are drafted, at most where depths are adaptive; 0 without a drafter
+    nodes: int | None = None  # of a request's draft tree, at most; None: a chain of the k places
+    lookup: bool = False  # drafts also what followed the newest tokens before; needs nodes
     chunk: int = 512  # tokens of a round while prompts wait
 
 
@@ -68,17 +72,20 @@ class Engine:
         model: TargetModel,
         settings: Settings,
         proposer: Proposer | None = None,  # None: the target decodes alone
-        depths: AdaptiveDepth | None = None,  # None: k draft tokens in every round
+        budget: Budget | None = None,  # None: all places and nodes in every round
     ) -> None:
         self.target = target
         self.model = model
         self.settings = settings
         self.proposer = proposer
-        self.depths = depths
+        self.budget = budget
+        self.lookups = LookupCalibration()
+        self.calibration = Calibration() if budget is None else budget.calibration
         self.taps = () if proposer is None else proposer.model.drafter.config.feature_layers
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
-        budget = max(settings.chunk, settings.max_batch * (settings.k + 1))
-        self.scheduler = Scheduler(pool, settings.max_batch, budget, settings.k)
+        most = max(settings.k, settings.nodes or 0)
+        rows = max(settings.chunk, settings.max_batch * (most + 1))
+        self.scheduler = Scheduler(pool, settings.max_batch, rows, most)
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
         self.seconds = dict[str, float]()  # of the last round, by verb
         self.lock = threading.RLock()
@@ -152,8 +159,10 @@ class Engine:
     def verify(self, scheduled: list[ScheduledRequest]) -> TargetOutput:
         """Run the scheduled tokens through the target; keep their features for the drafter."""
         spans = list[Span]()
-        for request, count, _ in scheduled:
-            spans.append(Span(request.blocks, request.num_computed_tokens, request.pending[:count]))
+        for request, count, draft in scheduled:
+            tails = [] if draft.is_chain else draft.tails()
+            ids = request.pending[:count]
+            spans.append(Span(request.blocks, request.num_computed_tokens, ids, tails))
         batch = Batch.of(spans)
         out = self.model.forward(batch, self.cache, self.taps)
         if self.proposer is not None:
@@ -163,7 +172,8 @@ class Engine:
     @timed
     @torch.no_grad()
     def accept(self, scheduled: list[ScheduledRequest], out: TargetOutput) -> None:
-        """Accept the draft tokens that the target agrees with, and emit them and its next token."""
+        """Accept the draft tokens that the target agrees with, and emit them and its next token.
+        What the target keeps of them moves to where it stays."""
         deciding = list[Request]()
         rows = list[int]()
         first = 0
@@ -178,16 +188,26 @@ class Engine:
             return
         logits = self.model.logits(out.hidden[rows])
         best = greedy(logits)
+        sources, slots = list[int](), list[int]()
         first = 0
         for request in deciding:
             own = slice(first, first + 1 + len(request.draft))
             first = own.stop
             try:
                 choice = Choice(best.tokens[own], best.finite[own])
-                self._accept(request, logits[own], choice)
+                start = request.num_computed_tokens
+                path = self._accept(request, logits[own], choice)
+                for place, row in enumerate(path, start=1):
+                    if row != place:
+                        sources += slots_of(request.blocks, start + row, 1)
+                        slots += slots_of(request.blocks, start + place, 1)
             except RequestFailure as failure:
                 request.finish_reason = "error"
                 request.failure = str(failure)
+        if slots:
+            self.cache.move(sources, slots)
+            if self.proposer is not None:
+                self.proposer.features.move(sources, slots)
 
     @timed
     def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
@@ -195,30 +215,61 @@ class Engine:
         forwards. A request that nothing is drafted for is left as it is: once drafting pays, the
         drafter runs the slots it has missed, a round's budget of them in a round."""
         going = [item.request for item in scheduled if item.request.finish_reason is None]
-        if self.proposer is None or not going:
+        if not going:
             return []
+        started = time.perf_counter()
+        found = [self._look_up(request) for request in going]
+        new, drafting = self._new_slots(going, found)
+        drafts = found
+        if self.proposer is not None and new:
+            matchers = [going[at].sampler.matcher for at in drafting]
+            nodes = self.settings.nodes
+            offers = self.proposer.propose(new, matchers, nodes, self.calibration)
+            for at, offer in zip(drafting, offers, strict=True):
+                match = found[at].match
+                merged = with_lookup(offer, match, self.lookups)
+                drafts[at] = grow(merged, nodes or self.settings.k, match)
+        kept = [len(draft) for draft in drafts]
+        if self.budget is not None and any(kept):
+            spent = time.perf_counter() - started
+            kept = self.budget.keep(self.scheduler.load, drafts, spent)
+        for request, draft, count in zip(going, drafts, kept, strict=True):
+            request.draft = draft.first(count)
+        return self.proposer.rows(new) if self.proposer is not None and new else []
+
+    def _look_up(self, request: Request) -> Draft:
+        """What lookup alone drafts for a request; nothing where it is off."""
+        if not self.settings.lookup:
+            return Draft()
+        assert self.settings.nodes is not None
+        match = request.seen.find(request.tokens, self._room(request))
+        return grow(with_lookup(along([]), match, self.lookups), self.settings.nodes, match)
+
+    def _room(self, request: Request) -> int:
+        """Places that may be drafted: none past the context's end, or past the answer's."""
+        left = request.params.max_tokens - len(request.output) - 1
+        return max(0, min(left, self.target.max_context - len(request.tokens)))
+
+    def _new_slots(
+        self, going: list[Request], found: list[Draft]
+    ) -> tuple[list[NewSlots], list[int]]:
+        """What the drafter is to run, and for which of the requests that go on."""
+        if self.proposer is None:
+            return [], []
         room = self.scheduler.budget
-        drafted = list[Request]()
-        new = list[NewSlots]()
-        for request, depth in zip(going, self._depths(going), strict=True):
+        new, drafting = list[NewSlots](), list[int]()
+        for at, depth in enumerate(self._depths(going, found)):
             if not depth or not room:
                 continue
+            request = going[at]
             slots = self.scheduler.undrafted(request, room)
             ids = request.tokens[slots.start + 1 : slots.stop + 1]
             deep = depth if slots.stop == len(request.tokens) - 1 else 0
             new.append(NewSlots(request.blocks, slots.start, ids, deep))
-            drafted.append(request)
+            drafting.append(at)
             self.scheduler.drafted(request, slots.stop)
             room -= len(slots)
-        if not new:
-            return []
-        matchers = [request.sampler.matcher for request in drafted]
-        drafts = self.proposer.propose(new, matchers)
-        for request, (tokens, probs) in zip(drafted, drafts, strict=True):
-            keep = len(tokens) if self.depths is None else self.depths.trim(probs)
-            request.draft = tokens[:keep]
-            request.draft_probs = probs[:keep]
-        return self.proposer.rows(new)
+        return new, drafting
 
     @timed
     def release(self, scheduled: list[ScheduledRequest]) -> None:
@@ -237,19 +288,19 @@ class Engine:
     def learn(self, scheduled: list[ScheduledRequest], drafted: list[float]) -> None:
         """Learn from a round without prompts what decoding costs. `drafted`: the rows of the
         drafter's forwards."""
-        if self.depths is None or not all(item.decoding for item in scheduled):
+        if self.budget is None or not all(item.decoding for item in scheduled):
             return
         seconds = self.seconds
         rows = sum(item.num_tokens for item in scheduled)
-        self.depths.verify.observe([rows], seconds["verify"] + seconds["accept"])
+        self.budget.verify.observe([rows], seconds["verify"] + seconds["accept"])
         if drafted:
-            self.depths.draft.observe(drafted, seconds["draft"])
-        self.depths.observe_overhead(seconds["schedule"] + seconds["release"])
+            self.budget.draft.observe(drafted, seconds["draft"])
+        self.budget.observe_overhead(seconds["schedule"] + seconds["release"])
 
-    def _depths(self, requests: list[Request]) -> list[int]:
-        """Draft tokens of each request; none past the context's end."""
+    def _depths(self, requests: list[Request], found: list[Draft]) -> list[int]:
+        """Places that the drafter drafts of each request, beside what was `found`."""
         depths = [self.settings.k] * len(requests)
-        if self.depths is not None:
+        if self.budget is not None:
             asks = [
                 Ask(
                     request.num_computed_tokens - request.num_drafter_slots,
@@ -257,34 +308,36 @@ class Engine:
                 )
                 for request in requests
             ]
-            depths = self.depths.choose(self.scheduler.load, asks)
+            depths = self.budget.choose(self.scheduler.load, asks, found)
         self.chosen = max(depths)
         limit = self.target.max_context
         room = [max(0, limit - len(request.tokens)) for request in requests]
         return list(map(min, depths, room))
 
-    def _accept(self, request: Request, logits: Tensor, best: Choice) -> None:
+    def _accept(self, request: Request, logits: Tensor, best: Choice) -> list[int]:
         """Accept a request's draft as far as it goes, by its target logits (R, V), whose argmax is
-        `best`. Raises RequestFailure when no token can be chosen."""
+        `best`; returns the rows of what was accepted. Raises RequestFailure when no token can be
+        chosen."""
         sampler, draft = request.sampler, request.draft
         choice = best if sampler.plain else sampler.choose(logits, draft)
-        accepted = accept(choice, draft)
+        path = accept(choice, draft)
         if draft:
-            request.stats.count(len(draft), accepted)
-            if self.depths is not None:
-                self.depths.calibration.count(request.draft_probs, accepted)
-        request.draft = []
-        request.draft_probs = []
-        tokens = choice.tokens[: accepted + 1]
-        logprobs = sampler.logprobs(logits, tokens)
+            request.stats.count(draft, len(path))
+            self.calibration.count(draft, path)
+            self.lookups.count(draft, path)
+        request.draft = Draft()
+        rows = [0, *path]
+        tokens = [choice.tokens[row] for row in rows]
+        logprobs = sampler.logprobs(logits, rows, tokens)
         emitted = 0
         while emitted < len(tokens) and request.finish_reason is None:
-            place = emitted + 1 if emitted < accepted else 0
+            place = emitted + 1 if emitted < len(path) else 0
             logprob = logprobs[emitted] if logprobs else None
             self._emit(request, Chunk(request.index, "", place, logprob), tokens[emitted])
             emitted += 1
         sampler.commit(tokens[:emitted])
         request.num_computed_tokens = len(request.tokens) - 1
+        return path
 
     def _emit(self, request: Request, chunk: Chunk, token: int) -> None:
         """Append one token, as plain decoding would, and what it makes of text to `chunk`."""

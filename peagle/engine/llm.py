@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
 from peagle.backends.batch import BLOCK, blocks_of
+from peagle.engine.budget import Budget, Curve
 from peagle.engine.costs import draft_curve
-from peagle.engine.depth import AdaptiveDepth
 from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine, Settings
 from peagle.engine.loaded import Loaded, load_quantized
@@ -26,11 +26,14 @@ from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning
 from peagle.methods.keys import default_k
 from peagle.methods.load import load_drafter
+from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 
 Prompt = str | list[int]
+NODES = 32  # of a draft tree, at most where the budget decides
+MOST_NODES = 256  # that may be asked for
 
 
 class LLM:
@@ -44,8 +47,10 @@ class LLM:
 
     target: Target
     drafter: Drafter | None
-    k: int  # draft tokens a round, at most where depths are adaptive; 0 without a head
-    adaptive: bool  # as many as pay, round by round
+    k: int  # places that are drafted, at most where the budget decides; 0 without a head
+    nodes: int | None  # of a draft tree, at most; None: chains
+    lookup: bool  # what followed the newest tokens before is drafted, too
+    adaptive: bool  # the budget decides, round by round
     max_batch: int  # requests that run together
     kv_tokens: int | None  # of KV cache, for all of them; None: by free memory
     _loaded: Loaded
@@ -56,7 +61,10 @@ class LLM:
         target: str | Target,
         head: str | Path | Drafter | None = None,
         *,
-        k: int | None = None,  # num_speculative_tokens; None: as many as pay, round by round
+        k: int | None = None,  # num_speculative_tokens: chains as long as that
+        nodes: int | None = None,  # trees as large as that; neither: what pays, round by round
+        lookup: bool
+        | None = None,  # what followed before is drafted, too; None: in trees of a head
         max_batch: int | None = None,  # requests that run together; None: by device and memory
         kv_tokens: int | None = None,  # of KV cache, for all of them; None: by free memory
         deterministic: bool = False,
@@ -81,32 +89,51 @@ class LLM:
         if deterministic and backend is not None:
             raise InputError("deterministic True: make the backend with exact=True instead")
         loaded = Loaded(target, own=own, deterministic=deterministic, backend=backend)
-        self._fill(loaded, head, k, max_batch, kv_tokens)
+        self._fill(loaded, head, k, nodes, lookup, max_batch, kv_tokens)
 
-    def _fill(
+    def _fill(  # noqa: PLR0913, PLR0917 (what an engine is made of)
         self,
         loaded: Loaded,
         head: str | Path | Drafter | None,
         k: int | None,
+        nodes: int | None,
+        lookup: bool | None,
         max_batch: int | None,
         kv_tokens: int | None,
     ) -> None:
-        for name, value in (("k", k), ("max_batch", max_batch), ("kv_tokens", kv_tokens)):
+        counts = {"k": k, "nodes": nodes, "max_batch": max_batch, "kv_tokens": kv_tokens}
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise InputError(f"{name} {value}: must be at least 1")
+        if nodes is not None and k is not None:
+            raise InputError(
+                f"nodes {nodes}: a tree, but `k` {k} asks for a chain: give one of both"
+            )
+        if nodes is not None and nodes > MOST_NODES:
+            raise InputError(f"nodes {nodes}: must be at most {MOST_NODES}")
         target = loaded.target
         drafter = head if isinstance(head, Drafter | None) else load_drafter(head, target)
-        most = 0
+        method, most = None, 0
         if drafter is not None:
             target.check_layers(drafter.config.feature_layers)
+            method = method_of(drafter.config)
             most = k or default_k(drafter.config)
             _warn_of_depth(most, drafter.config.depths)
+            if nodes is not None and not (method.parallel or lookup):
+                why = f"{method.title} drafts chains"
+                raise InputError(f"nodes {nodes}: {why}: give `k`, or a head of another method")
+        chains = k is not None or not (drafter or lookup)
+        size = None if chains else _tree_nodes(nodes, loaded.backend)
+        if lookup and size is None:
+            raise InputError("lookup True: needs trees: leave out `k`, or choose another backend")
         vars(self).update(
             _loaded=loaded,
             target=target,
             drafter=drafter,
             k=most,
-            adaptive=drafter is not None and k is None,
+            nodes=size,
+            lookup=size is not None and lookup is not False,
+            adaptive=not chains and nodes is None,
             _asked_batch=max_batch,
             max_batch=max_batch or default_max_batch(target, drafter, kv_tokens),
             kv_tokens=kv_tokens,
@@ -120,11 +147,13 @@ class LLM:
         head: str | Path | Drafter | None,
         k: int | None = None,
         *,
+        nodes: int | None = None,
+        lookup: bool | None = None,
         max_batch: int | None = None,
         kv_tokens: int | None = None,
     ) -> "LLM":
-        """Another LLM over the same target, with this head and K; None decodes with the target
-        alone. What else is not given stays as it is here.
+        """Another LLM over the same target, with this head and K or tree; None decodes with the
+        target alone. `max_batch` and `kv_tokens` stay as they are here where they are not given.
 
         Raises InputError as the constructor does. Warns (InputWarning) when K is above what the
         head was trained for.
@@ -132,7 +161,7 @@ class LLM:
         other = object.__new__(LLM)
         batch = self._asked_batch if max_batch is None else max_batch
         tokens = self.kv_tokens if kv_tokens is None else kv_tokens
-        other._fill(self._loaded, head, k, batch, tokens)
+        other._fill(self._loaded, head, k, nodes, lookup, batch, tokens)
         return other
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
@@ -148,7 +177,9 @@ class LLM:
     @property
     def method(self) -> str:
         """How tokens are drafted; "none" without a head."""
-        return "none" if self.drafter is None else self.drafter.config.method
+        if self.drafter is not None:
+            return self.drafter.config.method
+        return "lookup" if self.lookup else "none"
 
     @property
     def engine(self) -> Engine:
@@ -158,19 +189,23 @@ class LLM:
 
     @cached_property
     def _engine(self) -> Engine:
-        longest = self.target.max_context + self.k + BLOCK  # nothing a request may ever need
+        most = max(self.k, self.nodes or 0)
+        longest = self.target.max_context + most + BLOCK  # nothing a request may ever need
         room = kv_tokens(self.target, self.drafter, self.max_batch * longest, self.kv_tokens)
-        settings = Settings(self.max_batch, room, self.k)
-        if self.drafter is None:
-            return Engine(self.target, self._loaded.model, settings)
-        proposer = self._loaded.proposer(self.drafter, blocks_of(room))
-        depths = self._adaptive_depth(proposer) if self.adaptive else None
-        return Engine(self.target, self._loaded.model, settings, proposer, depths)
+        settings = Settings(self.max_batch, room, self.k, self.nodes, self.lookup)
+        proposer = None
+        if self.drafter is not None:
+            proposer = self._loaded.proposer(self.drafter, blocks_of(room))
+        budget = self._budget(proposer) if self.adaptive else None
+        return Engine(self.target, self._loaded.model, settings, proposer, budget)
 
-    def _adaptive_depth(self, proposer: Proposer) -> AdaptiveDepth:
-        most = self.max_batch * (self.k + 1)
-        draft = draft_curve(proposer.model, most)
-        return AdaptiveDepth(proposer.method.passes, self.k, self._loaded.verify_curve(most), draft)
+    def _budget(self, proposer: Proposer | None) -> Budget:
+        most = self.max_batch + max(self.max_batch * self.k, self.nodes or 0)
+        verify = self._loaded.verify_curve(most)
+        if proposer is None:
+            return Budget(lambda *_: [], 0, verify, Curve({1: 0.0}))
+        method, draft = proposer.method, draft_curve(proposer.model, most)
+        return Budget(method.passes, self.k, verify, draft)
 
     def warm_up(self) -> None:
         """Make ready what the first request would wait for: the engine, and grammars."""
@@ -342,3 +377,13 @@ def _warn_of_depth(k: int, trained: int | None) -> None:
         why = f"K = {k}, but the head was trained for {trained} draft tokens"
         # Level 1: one place, so Python shows it once however often K changes.
         warnings.warn(f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1)
+
+
+def _tree_nodes(nodes: int | None, backend: Backend) -> int | None:
+    """Nodes of a tree, where the backend runs them."""
+    if backend.trees:
+        return nodes or NODES
+    # Level 1: one place, so Python shows it once.
+    why = f"the {backend.name} backend runs no draft trees yet: drafts are chains"
+    warnings.warn(why, InputWarning, stacklevel=1)
+    return None

@@ -8,8 +8,8 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.engine.budget import Curve
 from peagle.engine.costs import verify_curve
-from peagle.engine.depth import Curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
 from peagle.errors import InputError

@@ -1,4 +1,4 @@
-"""Penalties for repeating, as vLLM's: each row of a draft counts the draft tokens before it.
+"""Penalties for repeating, as vLLM's: each row of a draft counts the draft tokens on its path.
 
 Shapes: R rows, V vocabulary.
 """
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.params import SamplingParams
+from peagle.engine.tree import Draft
 
 
 class Penalties:
@@ -30,15 +31,16 @@ class Penalties:
         at = torch.tensor(tokens, dtype=torch.int64, device=self._counts.device)
         self._counts.index_put_((at,), self._counts.new_ones(()), accumulate=True)
 
-    def apply(self, logits: Tensor, draft: list[int]) -> Tensor:  # (R, V) float32, R − 1
-        """Row i is penalised for prompt, output and the first i draft tokens: repetition,
-        frequency, presence."""
+    def apply(self, logits: Tensor, draft: Draft) -> Tensor:  # (R, V) float32, R − 1 nodes
+        """Each row is penalised for prompt, output and path: repetition, frequency, presence."""
         self._prompt = self._prompt.to(logits.device)
         self._counts = self._counts.to(logits.device)
         counts = self._counts.repeat(len(logits), 1)
-        row, before = torch.tril_indices(len(logits), len(draft), -1, device=logits.device)
-        ahead = torch.tensor(draft, dtype=torch.int64, device=logits.device)
-        counts.index_put_((row, ahead[before]), counts.new_ones(()), accumulate=True)
+        paths = enumerate(draft.tails())
+        said_at = [(row, draft.tokens[at - 1]) for row, tail in paths for at in tail]
+        if said_at:
+            row, token = torch.tensor(said_at, device=logits.device).unbind(1)
+            counts.index_put_((row, token), counts.new_ones(()), accumulate=True)
         said = counts > 0
         if self._repetition != 1:
             factor = torch.where(logits > 0, 1 / self._repetition, self._repetition)

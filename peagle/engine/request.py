@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
+from peagle.engine.lookup import Index
 from peagle.engine.params import SamplingParams, TokenLogprob
+from peagle.engine.tree import Draft
 
 if TYPE_CHECKING:
     from peagle.engine.sampling import Sampler
@@ -18,16 +20,16 @@ class Stats:
     """Drafting statistics as vLLM counts: before truncation at a stop, rounds with drafts only."""
 
     rounds: int = 0
-    drafted: int = 0
-    accepted: list[int] = field(default_factory=list)  # rounds whose i-th draft token was accepted
+    drafted: int = 0  # nodes
+    accepted: list[int] = field(default_factory=list)  # rounds whose i-th place was accepted
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Add one verified round."""
+    def count(self, draft: Draft, accepted: int) -> None:
+        """Add one verified round, in which so many places of a draft were accepted."""
         self.rounds += 1
-        self.drafted += drafted
-        self.accepted += [0] * (drafted - len(self.accepted))
-        for position in range(accepted):
-            self.accepted[position] += 1
+        self.drafted += len(draft)
+        self.accepted += [0] * (draft.depth - len(self.accepted))
+        for place in range(accepted):
+            self.accepted[place] += 1
 
     def __add__(self, other: "Stats") -> "Stats":
         """Of both; `sum(many, Stats())` is of all."""
@@ -57,8 +59,8 @@ class Request:
     params: SamplingParams
     num_computed_tokens: int = 0  # tokens the target has run and keeps
     num_drafter_slots: int = 0  # slots the drafter has run and keeps, at most as many
-    draft: list[int] = field(default_factory=list)  # to verify in the next round
-    draft_probs: list[float] = field(default_factory=list)  # the drafter's, of these tokens
+    draft: Draft = field(default_factory=Draft)  # to verify in the next round
+    seen: Index = field(default_factory=Index)  # of its tokens, for lookup
     blocks: list[int] = field(default_factory=list)  # of KV cache; the scheduler's, as are:
     known: int = 0  # the number of these blocks that can be found by their content
     content: int = 0  # content id of the last known block
@@ -80,7 +82,7 @@ class Request:
     @property
     def pending(self) -> list[int]:
         """What the next rounds run: the tokens not yet run, then the draft."""
-        return self.tokens[self.num_computed_tokens :] + self.draft
+        return self.tokens[self.num_computed_tokens :] + self.draft.tokens
 
     @property
     def num_pending(self) -> int:

@@ -2,12 +2,13 @@
 
 Shapes: R rows, V vocabulary.
 
-A draft token is the drafter's argmax, so its proposal is one-hot and speculative sampling
-(Leviathan et al., Chen et al. 2023) becomes: accept d with probability p(d), else draw from p
-without d. Here a token is drawn from p first, by one number of the sequence's own for each place
-of its output, and a draft token is accepted if it equals the drawn one: the same distribution, and
-a seed gives the same output with and without drafting. Bias, penalties and
-grammar are part of p: each row has what the tokens before it, drafted ones too, make of them.
+A draft tree is fixed before the target's choices are known. So the target chooses for every row as
+if it decoded alone: the argmax of p, or a draw from p by one number of the sequence's own for each
+place of its output. The child of the row that has the chosen token, if there is one, is accepted,
+and its row goes on. That is speculative sampling (Leviathan et al., Chen et al. 2023) of proposals
+without chance: the same distribution, and a seed gives the same output with a tree, a chain and
+without drafting. Bias, penalties and grammar are part of p: each row has what the tokens before it
+on its path make of them.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor
 from peagle.engine.grammar import Matcher
 from peagle.engine.params import RequestFailure, SamplingParams, TokenLogprob
 from peagle.engine.penalties import Penalties
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 
 NOT_A_NUMBER = "the target's logits are NaN or infinite: no token can be chosen"
@@ -25,7 +27,7 @@ NUCLEUS = 1024  # likeliest tokens that are tried before the whole vocabulary is
 
 
 class Choice(NamedTuple):
-    """What the target chose for R places of one sequence."""
+    """What the target chose for the R rows of one sequence."""
 
     tokens: list[int]
     finite: list[bool]  # False: the row's logits are NaN or infinite, so no token can be chosen
@@ -63,16 +65,16 @@ class Sampler:
         special = self.params.logit_bias or self._penalties or self.matcher
         return self.params.greedy and not special
 
-    def choose(self, logits: Tensor, draft: list[int]) -> Choice:
-        """The target's token for each place of a draft of R − 1 tokens and for the one after it,
-        from the target's logits (R, V). Raises RequestFailure when the grammar has failed."""
+    def choose(self, logits: Tensor, draft: Draft) -> Choice:
+        """The target's token behind the newest one and behind each of a draft's R − 1 nodes, from
+        the target's logits (R, V). Raises RequestFailure when the grammar has failed."""
         assert logits.shape == (len(draft) + 1, self._vocabulary)
         rows = self._rows(logits, draft)
         if self.params.greedy:
             return greedy(rows)
         below = target_probabilities(rows, self.params).double().cumsum(-1)
         total = below[:, -1]
-        numbers = self._uniform(len(rows)).to(rows.device)
+        numbers = self._uniform([len(tail) for tail in draft.tails()]).to(rows.device)
         drawn = torch.searchsorted(below, (numbers * total)[:, None], right=True)[:, 0]
         return Choice(drawn.tolist(), total.isfinite().tolist())
 
@@ -84,7 +86,7 @@ class Sampler:
         if self.matcher is not None:
             self.matcher.advance(tokens)
 
-    def _rows(self, logits: Tensor, draft: list[int]) -> Tensor:
+    def _rows(self, logits: Tensor, draft: Draft) -> Tensor:
         """What tokens are chosen by, before temperature: bias, penalties, grammar."""
         rows = logits.float()
         if len(self._biased):
@@ -97,23 +99,23 @@ class Sampler:
             rows = rows.masked_fill(~allowed, float("-inf"))
         return rows
 
-    def _uniform(self, count: int) -> Tensor:
-        """Numbers in [0, 1) of the next places of the output (count,)."""
-        if missing := max(0, self._emitted + count - len(self._numbers)):
+    def _uniform(self, depths: list[int]) -> Tensor:
+        """Numbers in [0, 1) of the places of the output that are so many after the next one."""
+        if missing := max(0, self._emitted + max(depths) + 1 - len(self._numbers)):
             more = torch.rand(missing + 64, generator=self._generator, dtype=torch.float64)
             self._numbers = torch.cat([self._numbers, more])
-        return self._numbers[self._emitted : self._emitted + count]
+        return self._numbers[torch.tensor(depths) + self._emitted]
 
-    def logprobs(self, logits: Tensor, tokens: list[int]) -> list[TokenLogprob]:
-        """Of emitted tokens, from the target's logits (R, V) for their places; none where they are
-        not asked for."""
+    def logprobs(self, logits: Tensor, rows: list[int], tokens: list[int]) -> list[TokenLogprob]:
+        """Of the tokens that some rows of the target's logits (R, V) chose; none where they are not
+        asked for."""
         count = self.params.logprobs
         if count is None:
             return []
-        rows = logits[: len(tokens)].float().log_softmax(-1)
-        at = torch.tensor(tokens, device=rows.device)[:, None]
-        own = rows.gather(1, at)[:, 0].tolist()
-        top = rows.topk(min(count, self._vocabulary))
+        logs = logits[rows].float().log_softmax(-1)
+        at = torch.tensor(tokens, device=logs.device)[:, None]
+        own = logs.gather(1, at)[:, 0].tolist()
+        top = logs.topk(min(count, self._vocabulary))
         likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         return [
             TokenLogprob(token, value, list(zip(*best, strict=True)))
@@ -127,17 +129,15 @@ def greedy(logits: Tensor) -> Choice:
     return Choice(best.tolist(), largest.isfinite().tolist())
 
 
-def accept(choice: Choice, draft: list[int]) -> int:
-    """How many draft tokens are accepted: the longest prefix that equals what the target chose.
+def accept(choice: Choice, draft: Draft) -> list[int]:
+    """The rows of the accepted nodes: the path that what the target chose leads along.
 
     Raises RequestFailure when a row up to there could not choose.
     """
-    accepted = 0
-    while accepted < len(draft) and draft[accepted] == choice.tokens[accepted]:
-        accepted += 1
-    if not all(choice.finite[: accepted + 1]):
+    path = draft.path(choice.tokens)
+    if not all(choice.finite[row] for row in (0, *path)):
         raise RequestFailure(NOT_A_NUMBER)
-    return accepted
+    return path
 
 
 def target_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:

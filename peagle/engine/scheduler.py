@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from peagle.engine.blocks import ROOT, BlockPool
 from peagle.engine.request import Request
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 
 
@@ -17,7 +18,7 @@ class ScheduledRequest(NamedTuple):
 
     request: Request
     num_tokens: int
-    draft: list[int]  # the last of these tokens, when the request decodes
+    draft: Draft  # the last of these tokens, when the request decodes
 
     @property
     def complete(self) -> bool:
@@ -188,5 +189,4 @@ class Scheduler:
         request.content = ROOT
         request.num_computed_tokens = 0
         request.num_drafter_slots = 0
-        request.draft = []
-        request.draft_probs = []
+        request.draft = Draft()

@@ -30,11 +30,16 @@ class NewSlots(NamedTuple):
 
 
 class Choose(Protocol):
-    """Chooses the draft tokens of one depth or of several."""
+    """Chooses draft tokens."""
 
-    def __call__(self, owners: list[list[int]], logits: Tensor) -> Tensor:
-        """Of each depth the requests that draft there, and draft logits (R, V) of all of them in
-        this order. Returns their target ids (R,)."""
+    def __call__(self, owners: list[int], logits: Tensor) -> Tensor:
+        """Of the next depth: the requests that draft there, and a row of draft logits (R, V) each.
+        Returns their target ids (R,), which are drafted."""
+        ...
+
+    def places(self, owners: list[list[int]], states: Tensor) -> None:
+        """Of all depths at once: the requests that draft at each one, and normed hidden states
+        (R, D) of all of them in this order, which `Method.logits` makes logits of."""
         ...
 
 
@@ -77,6 +82,7 @@ class Method(Protocol):
     name: str
     title: str
     parallel: bool  # all draft tokens come from one forward, over mask tokens
+    conditional: bool  # `logits` depend on the token before, in a method that is parallel
     layers: int  # of a new head, where nobody says how many
 
     def build(self, config: DrafterConfig) -> Drafter:
@@ -84,8 +90,8 @@ class Method(Protocol):
         ...
 
     def propose(self, given: DraftingPass) -> None:
-        """Run the slots and draft from them: `choose` is called with the logits of each depth, in
-        order. Keys of drafted slots need not be kept."""
+        """Run the slots and draft from them: `choose` is called for each depth in order, or
+        `choose.places` once. Keys of drafted slots need not be kept."""
         ...
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:

@@ -24,6 +24,7 @@ class Eagle3:
     name = "eagle3"
     title = "EAGLE-3"
     parallel = False
+    conditional = False
     layers = 1
 
     def build(self, config: DrafterConfig) -> Drafter:
@@ -42,7 +43,7 @@ class Eagle3:
         depth = 0
         while owners:
             logits = self.logits(drafter, out.normed[rows], tokens)
-            tokens = given.choose([owners], logits)
+            tokens = given.choose(owners, logits)
             depth += 1
             still = [at for at, i in enumerate(owners) if slots[i].depth > depth]
             if not still:

@@ -19,13 +19,13 @@ from peagle.model.padding import missing_rows, pad_rows
 
 
 class PEagle:
-    """See `Method`. A method whose logits depend on the token before sets `conditional`."""
+    """See `Method`."""
 
     name = "p-eagle"
     title = "P-EAGLE"
     parallel = True
     layers = 4
-    conditional = False  # True: `logits` reads `previous_ids`, so depths are chosen one by one
+    conditional = False
 
     def build(self, config: DrafterConfig) -> Drafter:
         if config.mask_token_id is None:
@@ -57,22 +57,8 @@ class PEagle:
         deepest = max(new.depth for new in slots)
         owners = [[i for i, new in enumerate(slots) if new.depth > d] for d in range(deepest)]
         at = [[first[i] + depth for i in some] for depth, some in enumerate(owners)]
-        if self.conditional:
-            self._one_by_one(given, owners, [normed[rows] for rows in at])
-        elif owners:
-            logits = self.logits(drafter, normed[[row for rows in at for row in rows]], None)
-            given.choose(owners, logits)
-
-    def _one_by_one(
-        self, given: DraftingPass, owners: list[list[int]], normed: list[Tensor]
-    ) -> None:
-        """Choose the tokens of each depth, whose hidden states are (len(owners), D), given those
-        before them."""
-        previous = torch.tensor([new.ids[-1] for new in given.slots])
-        for some, states in zip(owners, normed, strict=True):
-            before = previous[some].to(states.device)
-            logits = self.logits(given.model.drafter, states, before)
-            previous[some] = given.choose([some], logits).cpu()
+        if owners:
+            given.choose.places(owners, normed[[row for rows in at for row in rows]])
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new + sum(deeper)]

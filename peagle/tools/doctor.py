@@ -197,16 +197,23 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
 class Recorded:
     """Chooses the likeliest tokens for one request, and keeps the logits (1, V) of each."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, newest: int) -> None:
         self.drafter = drafter
+        self.newest = newest  # the token before the draft
         self.logits = list[Tensor]()
         self.tokens = list[int]()
 
-    def __call__(self, owners: list[list[int]], logits: Tensor) -> Tensor:
+    def __call__(self, owners: list[int], logits: Tensor) -> Tensor:
         tokens = self.drafter.target_ids[logits.argmax(-1)]
         self.logits.append(logits)
         self.tokens += tokens.tolist()
         return tokens
+
+    def places(self, owners: list[list[int]], states: Tensor) -> None:
+        method = method_of(self.drafter.config)
+        for some, state in zip(owners, states.split(1), strict=True):
+            before = torch.tensor([self.newest, *self.tokens][-1:], device=state.device)
+            self(some, method.logits(self.drafter, state, before))
 
 
 def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> Recorded:
@@ -223,7 +230,7 @@ def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> R
     for start, end in ((0, half), (half, last)):
         batch = Batch.of([Span(blocks, start, ids[start:end])])
         features = model.forward(batch, cache, layers).features
-        recorded = Recorded(drafter)
+        recorded = Recorded(drafter, ids[end])
         slots = NewSlots(blocks, start, ids[start + 1 : end + 1], depths)
         given = DraftingPass(drafts, drafter_cache, [slots], features, recorded)
         method_of(drafter.config).propose(given)

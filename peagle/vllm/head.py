@@ -55,6 +55,8 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
 
     Raises InputError for a head of another method, or of another target as far as sizes tell.
     """
+    if method == "lookup":
+        raise InputError("method 'lookup': only our own engine has it, choose a head for vLLM")
     name = choose_head(target, head, method, k)
     if name is None:
         return None

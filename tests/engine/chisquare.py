@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Choice, Sampler, target_probabilities
+from peagle.engine.tree import Draft
 
 Choose = Callable[[Sampler, Tensor, list[int]], Choice]
 CHOOSE: Choose = Sampler.choose  # before a test puts a wrong one in its place
@@ -74,19 +75,19 @@ def naive_logits(
     return adjusted
 
 
-def always_accept(sampler: Sampler, logits: Tensor, draft: list[int]) -> Choice:
+def always_accept(sampler: Sampler, logits: Tensor, draft: Draft) -> Choice:
     """Wrong: whatever was drafted is kept."""
     rows = sampler._rows(logits, draft)[-1:]
     p = target_probabilities(rows, sampler.params)[0]
     last = int(p.multinomial(1, generator=sampler._generator))
-    return Choice([*draft, last], [True] * len(logits))
+    return Choice([*draft.tokens, last], [True] * len(logits))
 
 
-def keep_residual(sampler: Sampler, logits: Tensor, draft: list[int]) -> Choice:
+def keep_residual(sampler: Sampler, logits: Tensor, draft: Draft) -> Choice:
     """Wrong: after a rejection the rejected token may be drawn again."""
     rows = target_probabilities(sampler._rows(logits, draft), sampler.params)
     tokens = rows.multinomial(1, generator=sampler._generator)[:, 0].tolist()
-    for position, drafted in enumerate(draft):
+    for position, drafted in enumerate(draft.tokens):
         if torch.rand((), generator=sampler._generator) < rows[position, drafted]:
             tokens[position] = drafted
     return Choice(tokens, [True] * len(logits))

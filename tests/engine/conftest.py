@@ -5,7 +5,8 @@ from oracle import Oracle
 from tiny import METHODS, make_target, own_answers
 
 from heads import trained_head
-from peagle.engine.draft import Draft, Proposer
+from peagle.engine.draft import Proposer
+from peagle.engine.tree import Offer
 from peagle.methods.base import NewSlots
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -30,8 +31,8 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Oracle:
     """Stands in for the drafter: proposes the true continuation with errors at a known rate."""
     made = Oracle()
 
-    def propose(proposer: Proposer, slots: list[NewSlots], matchers: object) -> list[Draft]:
-        return made.propose(proposer, slots, matchers)
+    def propose(proposer: Proposer, slots: list[NewSlots], *more: object) -> list[Offer]:
+        return made.propose(proposer, slots, *more)
 
     monkeypatch.setattr(Proposer, "propose", propose)
     return made

@@ -8,7 +8,8 @@ import torch
 from transformers import GenerationConfig
 
 from peagle.backends.batch import slots_of
-from peagle.engine.draft import Draft, Proposer
+from peagle.engine.draft import Proposer
+from peagle.engine.tree import Candidate, Offer, along
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target
 
@@ -25,11 +26,11 @@ class Oracle:
     _rows: dict[int, int] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(3))
 
-    def propose(self, proposer: Proposer, slots: list[NewSlots], _: object) -> list[Draft]:
+    def propose(self, proposer: Proposer, slots: list[NewSlots], *_: object) -> list[Offer]:
         for new in slots:
             at = torch.tensor(slots_of(new.blocks, new.start, len(new.ids)))
             assert proposer.features.read(at).any(-1).all(), "the target has run every slot"
-        return [Draft(tokens, [1.0] * len(tokens)) for tokens in map(self._one, slots)]
+        return [along([Candidate(token) for token in self._one(new)]) for new in slots]
 
     def _one(self, new: NewSlots) -> list[int]:
         k, row = new.depth, new.blocks[0]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from peagle.engine.depth import PROMPT
 from tiny import METHODS, make_target
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
 from peagle.engine import memory
 from peagle.engine.costs import draft_curve, verify_curve
-from peagle.engine.depth import PROMPT
 from peagle.engine.llm import LLM
 from peagle.engine.memory import SHARE, default_max_batch, token_bytes
 from peagle.engine.params import SamplingParams

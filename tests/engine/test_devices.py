@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from tiny import METHODS, make_drafter, make_target
+from tiny import METHODS, chain, make_drafter, make_target
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -14,7 +14,7 @@ from peagle.backends import torch as reference
 from peagle.backends.batch import Batch, Span
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.backends.torch import TorchAttend, TorchBackend, View
-from peagle.engine.draft import Chooser, Proposer
+from peagle.engine.draft import Proposer
 from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Sampler
 from peagle.methods.base import DraftingPass, NewSlots
@@ -92,6 +92,23 @@ def models(request: pytest.FixtureRequest) -> tuple[Target, Drafter]:
     return target, drafter.to(GPU)
 
 
+class OnDevice:
+    """Chooses the likeliest tokens, and brings nothing to the host."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+        self.logits = list[Tensor]()
+
+    def __call__(self, owners: list[int], logits: Tensor) -> Tensor:
+        assert len(owners) == len(logits)
+        self.logits.append(logits)
+        return self.proposer.model.drafter.target_ids[logits.argmax(-1)]
+
+    def places(self, owners: list[list[int]], states: Tensor) -> None:
+        drafter = self.proposer.model.drafter
+        self.logits.append(self.proposer.method.logits(drafter, states, None))
+
+
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
 def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
     """Verification and drafts; only what is brought to the host is left out."""
@@ -110,11 +127,11 @@ def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
         NewSlots([*span.blocks, 7], span.start, list(span.ids), depth)
         for span, depth in zip(spans, (3, 2, 1), strict=False)
     ]
-    chooser = Chooser(proposer.model.drafter, [None] * len(slots))
+    chooser = OnDevice(proposer)
     kept = features.read(batch.slot_mapping)
     given = DraftingPass(proposer.model, drafters_cache, slots, kept, chooser)
     proposer.method.propose(given)
-    assert all(part.device == GPU for part in chooser.tokens + chooser.probs)
+    assert all(part.device == GPU for part in chooser.logits)
 
 
 def test_sampling() -> None:
@@ -122,5 +139,5 @@ def test_sampling() -> None:
         temperature=0.7, top_k=9, top_p=0.9, min_p=0.1, logit_bias={3: 1.0},
         repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5,
     )  # fmt: skip
-    rows = Sampler(params, [5, 6], torch.Generator(), 64)._rows(on_gpu(3, 64), [7, 8])
+    rows = Sampler(params, [5, 6], torch.Generator(), 64)._rows(on_gpu(3, 64), chain([7, 8]))
     assert rows.device == GPU

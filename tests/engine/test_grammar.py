@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from oracle import end_at
-from tiny import make_target, make_tokenizer
+from tiny import chain, make_target, make_tokenizer
 from torch import Tensor
 
 from peagle.engine.grammar import Matcher
@@ -79,7 +79,7 @@ def test_all_end_tokens_end(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher = make(Grammars(target), SamplingParams(regex="X"))
     matcher.advance(tokens("X"))
     assert ids(matcher.allowed()) == {0, EOS, 90}
-    assert matcher.masks([90, 70])[1:].all(), "behind the end nothing is read"
+    assert matcher.masks(chain([90, 70]))[1:].all(), "behind the end nothing is read"
 
 
 def test_logits_wider_than_the_tokenizer() -> None:
@@ -127,7 +127,7 @@ def test_masks_along_a_draft_are_those_of_saying_it(
             draft = random_walk(fresh, 4, rng)
             if rng.random() < 0.5:
                 draft[rng.randrange(len(draft))] = rng.randrange(128)
-            masks = matcher.masks(draft)
+            masks = matcher.masks(chain(draft))
             assert masks.shape == (len(draft) + 1, 128)
             replay = make(grammars, params)
             replay.advance(said)
@@ -196,10 +196,7 @@ def test_a_grammar_that_grows_too_complex_fails_its_request(grammars: Grammars) 
     """A failed matcher drafts nothing and says why when the next token is chosen."""
     matcher = make(grammars, FORMS[1])
     matcher.advance(tokens("Z"))  # never allowed: how any failure looks
-    walk = matcher.walk()
-    assert not walk.allowed().any()
-    walk.stop()
-    assert walk.undo() == []
+    assert not matcher.draftable().any()
     with pytest.raises(RequestFailure, match="cannot be followed any further") as caught:
-        matcher.masks([5])
+        matcher.masks(chain([5]))
     assert "\n" not in str(caught.value)

@@ -195,14 +195,14 @@ def test_drafts_are_the_likeliest_that_are_allowed(
         for request, logits in zip(running, by_depth, strict=False):
             matcher = Grammars(wide).matcher(request.params)
             if matcher is None:
-                assert request.draft == [known[i] for i in logits.argmax(-1)]
+                assert request.draft.tokens == [known[i] for i in logits.argmax(-1)]
                 kinds["free"] += 1
                 continue
             matcher.advance(request.output)
-            assert request.draft == drafted_by_hand(logits, known, matcher, {2})
+            assert request.draft.tokens == drafted_by_hand(logits, known, matcher, {2})
             kinds["short"] += len(request.draft) < 6
-            kinds["forced"] += any(token not in KNOWN for token in request.draft)
-            kinds["ended"] += 2 in request.draft
+            kinds["forced"] += any(token not in KNOWN for token in request.draft.tokens)
+            kinds["ended"] += 2 in request.draft.tokens
     assert min(kinds[k] for k in ("free", "short", "forced", "ended")) > 0, kinds
 
 
@@ -220,7 +220,7 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
             fresh, own = Grammars(wide).matcher(request.params), request.sampler.matcher
             fresh.advance(request.output)
             assert torch.equal(fresh.allowed(), own.allowed())
-            for row, token in zip(fresh.masks(request.draft), request.draft, strict=False):
+            for row, token in zip(fresh.masks(request.draft), request.draft.tokens, strict=False):
                 assert row[token]
                 drafted += 1
     assert drafted > 50
@@ -247,7 +247,11 @@ def test_drafts_that_ignore_the_grammar_are_hardly_accepted(
         with pytest.MonkeyPatch.context() as patch:
             if not through:
                 propose = Proposer.propose
-                patch.setattr(Proposer, "propose", lambda self, slots, _: propose(self, slots))
+                patch.setattr(
+                    Proposer,
+                    "propose",
+                    lambda self, slots, _, *more: propose(self, slots, None, *more),
+                )
             llm = LLM(wide, wide_drafters["p-eagle"], k=4, max_batch=8)
             texts = [SamplingParams(max_tokens=60, json_schema=schema(m)) for m in MODELS]
             done = llm.generate(random_prompts(20), texts)

@@ -15,8 +15,8 @@ from peagle.model.target import Target
 PROMPTS = [[70, 71, 72], [80, 81]]
 PARAMS = SamplingParams(max_tokens=12)
 SETTINGS = (
-    "target", "drafter", "k", "adaptive", "max_batch", "kv_tokens", "deterministic", "method",
-    "engine", "tokenizer", "_loaded", "something_new",
+    "target", "drafter", "k", "nodes", "lookup", "adaptive", "max_batch", "kv_tokens",
+    "deterministic", "method", "engine", "tokenizer", "_loaded", "something_new",
 )  # fmt: skip
 
 
@@ -39,14 +39,17 @@ def facts(llm: LLM) -> dict[str, Any]:
     """What an engine runs by, by its own parts."""
     engine = llm.engine
     proposer, scheduler = engine.proposer, engine.scheduler
-    assert engine.settings == Settings(llm.max_batch, engine.settings.kv_tokens, llm.k)
+    room = engine.settings.kv_tokens
+    assert engine.settings == Settings(llm.max_batch, room, llm.k, llm.nodes, llm.lookup)
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
     assert scheduler.budget >= llm.max_batch * (llm.k + 1)
     return {
         "head": None if proposer is None else proposer.model.drafter.norm,  # a backend copies heads
         "layers": engine.taps,
-        "k": scheduler.num_lookahead_tokens,
-        "adaptive": engine.depths is not None,
+        "k": engine.settings.k,
+        "lookahead": scheduler.num_lookahead_tokens,
+        "lookup": engine.settings.lookup,
+        "adaptive": engine.budget is not None,
         "max_batch": scheduler.max_batch,
         "blocks": scheduler.pool.count,
     }
@@ -54,12 +57,16 @@ def facts(llm: LLM) -> dict[str, Any]:
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"k": 3}, {}),
-    ({"k": 1}, {"k": 1}),
-    ({"k": None}, {"k": 4, "adaptive": True}),
+    ({"k": 1}, {"k": 1, "lookahead": 1}),
+    ({"k": None}, {"k": 4, "adaptive": True, "lookahead": 32, "lookup": True}),
+    ({"k": None, "nodes": 9, "lookup": False}, {"k": 4, "lookahead": 9}),
     ({"k": 3, "max_batch": 5}, {"max_batch": 5}),
     ({"k": 3, "kv_tokens": 500}, {"blocks": 32}),
-    ({"k": 2, "max_batch": 1, "kv_tokens": 161}, {"k": 2, "max_batch": 1, "blocks": 11}),
-    ({"head": None}, {"head": None, "layers": (), "k": 0}),
+    (
+        {"k": 2, "max_batch": 1, "kv_tokens": 161},
+        {"k": 2, "lookahead": 2, "max_batch": 1, "blocks": 11},
+    ),
+    ({"head": None}, {"head": None, "layers": (), "k": 0, "lookahead": 0}),
     ({"head": "other", "k": 3}, {"head": "other", "layers": (0, 1, 3)}),
 ]
 

@@ -1,6 +1,7 @@
 """Sampling parameters are checked; statistics count as vLLM does."""
 
 import pytest
+from tiny import chain
 
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
@@ -94,7 +95,7 @@ def test_stats_by_hand() -> None:
     stats = Stats()
     assert (stats.acceptance_length, stats.accepted_per_position) == (1.0, [])
     for drafted, accepted in [(3, 3), (3, 1), (3, 0), (2, 2)]:
-        stats.count(drafted, accepted)
+        stats.count(chain([5] * drafted), accepted)
     assert (stats.rounds, stats.drafted, stats.accepted) == (4, 11, [3, 2, 1])
     assert stats.acceptance_length == 1 + 6 / 4
     assert stats.accepted_per_position == [0.75, 0.5, 0.25]
@@ -107,6 +108,7 @@ def test_stats_add() -> None:
 
 
 def test_pending_is_what_was_not_run() -> None:
-    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), num_computed_tokens=3, draft=[9, 10])
+    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), num_computed_tokens=3)
+    request.draft = chain([9, 10])
     assert request.pending == [8, 9, 10] and request.num_pending == 3
     assert request.output == [8]

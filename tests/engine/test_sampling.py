@@ -15,6 +15,7 @@ from chisquare import (
     naive_probabilities,
     p_value,
 )
+from tiny import chain
 from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
@@ -26,6 +27,7 @@ from transformers import (
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.penalties import Penalties
 from peagle.engine.sampling import NUCLEUS, Choice, Sampler, accept, greedy, target_probabilities
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 
 FILTERS = [
@@ -95,8 +97,8 @@ def test_nucleus_of_a_large_vocabulary() -> None:
 
 def judge(chooser: Sampler, logits: Tensor, draft: list[int], choose: Choose = CHOOSE) -> list[int]:
     """The tokens that a round emits."""
-    choice = choose(chooser, logits, draft)
-    return choice.tokens[: accept(choice, draft) + 1]
+    choice = choose(chooser, logits, chain(draft))
+    return [choice.tokens[row] for row in (0, *accept(choice, chain(draft)))]
 
 
 def sampler(params: SamplingParams, vocabulary: int, seed: int = 0) -> Sampler:
@@ -171,27 +173,27 @@ LAWS = [
 
 @pytest.mark.parametrize("params", LAWS)
 def test_two_positions_have_the_targets_joint_law(params: SamplingParams) -> None:
-    chain = Chain()
-    counts = chain.pairs(CHOOSE, params, DRAWS)
-    assert p_value(counts, chain.joint(params)) > 0.001
+    target = Chain()
+    counts = target.pairs(CHOOSE, params, DRAWS)
+    assert p_value(counts, target.joint(params)) > 0.001
     assert len(counts) > 4, "a law worth testing"
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_the_check_notices_wrong_rules(broken: str) -> None:
-    chain = Chain()
+    target = Chain()
     for params in LAWS[:2]:
-        counts = chain.pairs(BROKEN[broken], params, DRAWS)
-        assert p_value(counts, chain.joint(params)) < 1e-6
+        counts = target.pairs(BROKEN[broken], params, DRAWS)
+        assert p_value(counts, target.joint(params)) < 1e-6
 
 
 def test_the_check_notices_penalties_that_forget_the_draft(monkeypatch) -> None:  # noqa: ANN001
-    chain, params = Chain(), SamplingParams(temperature=0.8, frequency_penalty=2)
-    chain.guess = [1] * 6  # likely, and again within a draft
-    assert p_value(chain.pairs(CHOOSE, params, DRAWS), chain.joint(params)) > 0.001
+    target, params = Chain(), SamplingParams(temperature=0.8, frequency_penalty=2)
+    target.guess = [1] * 6  # likely, and again within a draft
+    assert p_value(target.pairs(CHOOSE, params, DRAWS), target.joint(params)) > 0.001
     apply = Penalties.apply
-    monkeypatch.setattr(Penalties, "apply", lambda self, rows, draft: apply(self, rows, []))
-    assert p_value(chain.pairs(CHOOSE, params, DRAWS), chain.joint(params)) < 1e-6
+    monkeypatch.setattr(Penalties, "apply", lambda self, rows, draft: apply(self, rows, Draft()))
+    assert p_value(target.pairs(CHOOSE, params, DRAWS), target.joint(params)) < 1e-6
 
 
 EVERYTHING = SamplingParams(
@@ -205,7 +207,7 @@ def test_each_row_is_what_the_tokens_before_it_make_it() -> None:
     chooser = Sampler(EVERYTHING, prompt, torch.Generator(), 12)
     chooser.commit(output[:1])
     chooser.commit(output[1:])
-    mine = chooser._rows(logits, draft).double().numpy()
+    mine = chooser._rows(logits, chain(draft)).double().numpy()
     for i, row in enumerate(logits.double().numpy()):
         naive = naive_logits(row, EVERYTHING, prompt, output + draft[:i])
         np.testing.assert_allclose(mine[i], naive, atol=1e-5)
@@ -216,15 +218,15 @@ def test_repetition_is_as_in_transformers() -> None:
     chooser = Sampler(SamplingParams(repetition_penalty=1.4), prompt, torch.Generator(), 12)
     chooser.commit(output)
     theirs = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt + output]), logits.clone())
-    torch.testing.assert_close(chooser._rows(logits, []), theirs)
+    torch.testing.assert_close(chooser._rows(logits, Draft()), theirs)
 
 
 @pytest.mark.parametrize("params", [EVERYTHING, replace(EVERYTHING, temperature=0.8, seed=1)])
 def test_rows_do_not_depend_on_the_rows_behind_them(params: SamplingParams) -> None:
     logits, draft = random_logits(5, 30, seed=8), [4, 9, 4, 2]
-    rows = sampler(params, 30)._rows(logits, draft)
+    rows = sampler(params, 30)._rows(logits, chain(draft))
     for length in range(5):
-        fewer = sampler(params, 30)._rows(logits[: length + 1], draft[:length])
+        fewer = sampler(params, 30)._rows(logits[: length + 1], chain(draft[:length]))
         assert torch.equal(fewer, rows[: length + 1])
 
 
@@ -235,10 +237,10 @@ def test_logprobs_are_a_plain_log_softmax(temperature: float, count: int) -> Non
     params = replace(EVERYTHING, temperature=temperature, logprobs=count)
     logits = random_logits(4, 30, seed=9).bfloat16()
     expected = torch.log_softmax(logits.double(), -1)
-    best = sampler(replace(params, temperature=0), 30)._rows(logits, [0, 0, 0]).argmax(-1)
+    best = sampler(replace(params, temperature=0), 30)._rows(logits, chain([0, 0, 0])).argmax(-1)
     chooser = sampler(params, 30)
     emitted = judge(chooser, logits, [int(best[0]), 0, 0])
-    logprobs = chooser.logprobs(logits, emitted)
+    logprobs = chooser.logprobs(logits, list(range(len(emitted))), emitted)
     assert [entry.token for entry in logprobs] == emitted
     for entry, row in zip(logprobs, expected, strict=False):
         assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-5)
@@ -265,11 +267,11 @@ def test_plain(params: SamplingParams, plain: bool) -> None:
     chooser, logits = sampler(params, 6), random_logits(3, 6, seed=10)
     assert chooser.plain == plain
     if plain:
-        assert chooser.choose(logits, [1, 2]) == greedy(logits)
+        assert chooser.choose(logits, chain([1, 2])) == greedy(logits)
 
 
 def test_logprobs_are_given_only_where_asked_for() -> None:
-    assert sampler(SamplingParams(), 6).logprobs(random_logits(1, 6), [2]) == []
+    assert sampler(SamplingParams(), 6).logprobs(random_logits(1, 6), [0], [2]) == []
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,8 @@ def test_logprobs_are_given_only_where_asked_for() -> None:
     [([4], [], 0), ([4, 5], [4], 1), ([4, 5], [5], 0), ([4, 5, 6], [4, 6], 1), ([4, 5], [3], 0)],
 )
 def test_accept_by_hand(chosen: list[int], draft: list[int], accepted: int) -> None:
-    assert accept(Choice(chosen, [True] * len(chosen)), draft) == accepted
+    path = accept(Choice(chosen, [True] * len(chosen)), chain(draft))
+    assert path == list(range(1, accepted + 1))
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

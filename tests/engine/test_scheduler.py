@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import chain
 
 from peagle.engine.blocks import BlockPool
 from peagle.engine.params import SamplingParams
@@ -34,7 +35,7 @@ def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> 
         said = min(chance.randint(0, len(request.draft)) + 1, room)
         request.tokens += [chance.randint(0, 3) for _ in range(said)]
         request.num_computed_tokens = len(request.tokens) - 1
-        request.draft = [0] * chance.randint(0, K)
+        request.draft = chain([0] * chance.randint(0, K))
         if len(request.output) == request.params.max_tokens:
             request.finish_reason = "length"
     if chance.random() < 0.5:  # else the drafter falls behind
@@ -98,7 +99,8 @@ def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
     scheduler.add(second)
     assert [item.num_tokens for item in scheduler.schedule()] == [5, 7]
     first.tokens.append(1)
-    first.num_computed_tokens, first.draft, second.num_computed_tokens = 5, [1, 2], 7
+    first.num_computed_tokens, second.num_computed_tokens = 5, 7
+    first.draft = chain([1, 2])
     scheduled = scheduler.schedule()
     found = [
         (item.request.index, item.num_tokens, item.complete, item.decoding) for item in scheduled
@@ -114,9 +116,9 @@ def test_the_newest_gives_up_its_blocks() -> None:
     assert len(scheduler.schedule()) == 2 and scheduler.pool.free == 0
     for one in (old, new):
         one.tokens.append(1)
-        one.num_computed_tokens, one.draft = 8, [1, 2, 3]
+        one.num_computed_tokens, one.draft = 8, chain([1, 2, 3])
     assert [item.request for item in scheduler.schedule()] == [old]
-    assert (new.preempted, new.blocks, new.draft, new.num_computed_tokens) == (1, [], [], 0)
+    assert (new.preempted, new.blocks, len(new.draft), new.num_computed_tokens) == (1, [], 0, 0)
     assert list(scheduler.waiting) == [new]
 
 

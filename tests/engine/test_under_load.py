@@ -2,17 +2,20 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import METHODS
 
-from peagle.engine.depth import PROBE, PROBING, RECENT, Curve
-from peagle.engine.draft import Draft, Proposer
+from peagle.engine.budget import PROBE, PROBING, RECENT, Curve, Seen
+from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
+from peagle.engine.tree import Offer
 from peagle.errors import InputError
 from peagle.methods.base import NewSlots
 from peagle.model.drafter import Drafter
@@ -105,7 +108,7 @@ def test_prompts_are_found_where_nothing_is_drafted(
     target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = LLM(target, drafters["p-eagle"], k=3)
-    monkeypatch.setattr(llm.engine, "_depths", lambda requests: [0] * len(requests))
+    monkeypatch.setattr(llm.engine, "_depths", lambda requests, _: [0] * len(requests))
     for reused in (0, 32):
         run = Run(llm, [[*SHARED, 9]], SamplingParams(max_tokens=5))
         list(run)
@@ -117,9 +120,9 @@ def proposed(monkeypatch: pytest.MonkeyPatch) -> list[list[NewSlots]]:
     """What the drafter is given, round by round."""
     seen, propose = list[list[NewSlots]](), Proposer.propose
 
-    def noted(proposer: Proposer, slots: list[NewSlots], matchers: list[None]) -> list[Draft]:
+    def noted(proposer: Proposer, slots: list[NewSlots], *more: Any) -> list[Offer]:
         seen.append(slots)
-        return propose(proposer, slots, matchers)
+        return propose(proposer, slots, *more)
 
     monkeypatch.setattr(Proposer, "propose", noted)
     return seen
@@ -131,14 +134,14 @@ Drafts = dict[tuple[int, ...], list[int]]  # what was drafted, by all tokens bef
 def drafts(llm: LLM, quiet: int, prompts: list[list[int]]) -> Drafts:
     """In the first `quiet` rounds nothing is drafted."""
     rounds, depths, seen = 0, llm.engine._depths, Drafts()
-    llm.engine._depths = lambda requests: (  # type: ignore[method-assign]
-        [0] * len(requests) if rounds < quiet else depths(requests)
+    llm.engine._depths = lambda requests, found: (  # type: ignore[method-assign]
+        [0] * len(requests) if rounds < quiet else depths(requests, found)
     )
     run = Run(llm, prompts, SamplingParams(max_tokens=30))
     while not run.requests or any(r.finish_reason is None for r in run.requests):
         run.step()
         rounds += 1
-        seen |= {tuple(r.tokens): r.draft for r in run.requests if r.draft}
+        seen |= {tuple(r.tokens): r.draft.tokens for r in run.requests if r.draft}
     llm.engine._depths = depths  # type: ignore[method-assign]
     return seen
 
@@ -149,7 +152,7 @@ def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
         run = Run(LLM(target, drafter, k=3), [tokens[:-1]], SamplingParams(max_tokens=9))
         run.step()
         [request] = run.requests
-        if (tuple(request.tokens), request.draft) != (tokens, draft):
+        if (tuple(request.tokens), request.draft.tokens) != (tokens, draft):
             return False
     return len({tuple(draft) for draft in seen.values()}) > 2
 
@@ -196,12 +199,12 @@ def test_a_head_catches_up_within_the_budget_of_rounds(
 def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
     target: Target, drafters: dict[str, Drafter], proposed: list[list[NewSlots]]
 ) -> None:
-    llm = LLM(target, drafters["p-eagle"])
-    depths = llm.engine.depths
-    assert depths is not None
-    depths.verify = Curve({1: 1.0, 2: 2.0})  # rows cost what they cost alone
-    depths.verify.observe = lambda *_: None  # type: ignore[method-assign]  # always
-    depths._recent.extend([[0.01] * llm.k] * RECENT)
+    llm = LLM(target, drafters["p-eagle"], lookup=False)
+    budget = llm.engine.budget
+    assert budget is not None
+    budget.verify = Curve({1: 1.0, 2: 2.0})  # rows cost what they cost alone
+    budget.verify.observe = lambda *_: None  # type: ignore[method-assign]  # always
+    budget._recent.extend([Seen(np.array([0.01]), np.array([0]))] * RECENT)
     rounds = int(3 * PROBE / PROBING / 5)  # of five rows each; a probe verifies so many more
     params = SamplingParams(max_tokens=rounds, ignore_eos=True)
     llm.generate([[70 + at, 71] for at in range(5)], params)

@@ -11,6 +11,7 @@ from peagle.backends.batch import BLOCK, slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.backends.torch import TorchBackend
 from peagle.engine.draft import Proposer
+from peagle.engine.tree import grow
 from peagle.methods.base import Elements, NewSlots
 from peagle.methods.registry import method_of
 from peagle.model import attention as attention_module
@@ -136,9 +137,9 @@ def test_training_equals_the_engine(target: Target) -> None:
     for anchor in range(7, TOKENS - DEPTHS - 2):
         start = 0 if anchor == 7 else anchor
         ids = sequence.ids[start + 1 : anchor + 2].tolist()
-        ((draft, _),) = proposer.propose([NewSlots(blocks, start, ids, DEPTHS)])
+        (offer,) = proposer.propose([NewSlots(blocks, start, ids, DEPTHS)])
         best = [int(trained[anchor, d].argmax()) for d in range(DEPTHS)]
-        assert draft == drafter.target_ids[best].tolist()
+        assert grow(offer, DEPTHS).tokens == drafter.target_ids[best].tolist()
 
 
 def packed(documents: Tensor, supervised: Tensor) -> Sequence:

@@ -22,6 +22,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    trees = True
 
     def __init__(self, *, exact: bool = False) -> None:
         load()

@@ -61,6 +61,7 @@ class CudaBackend:
     """See `Backend`. Models must be of a dtype in DTYPES."""
 
     name = "cuda"
+    trees = False
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact

@@ -1,4 +1,4 @@
-"""Adaptive depth on a simulated machine, which slows down for seconds at a time: at no load is it
+"""The budget on a simulated machine, which slows down for seconds at a time: at no load is it
 slower than no drafts, and where drafts pay it is faster. What it sees is disturbed, what counts
 is not."""
 
@@ -10,7 +10,8 @@ from statistics import median
 
 import pytest
 
-from peagle.engine.depth import PROMPT, AdaptiveDepth, Ask, Curve, measure
+from peagle.engine.budget import PROMPT, Ask, Budget, Curve, measure
+from peagle.engine.tree import Candidate, Draft
 from peagle.methods.p_eagle import PEagle
 
 K, CHUNK, PROMPT_TOKENS = 7, 512, 125
@@ -27,7 +28,7 @@ class Running:
     num_computed_tokens: int = 0
     emitted: int = 0
     num_drafter_slots: int = 0
-    draft: list[float] = field(default_factory=list)  # the chance of each token
+    draft: Draft = field(default_factory=Draft)
 
 
 def disturbed(chance: random.Random) -> Callable[[float], float]:
@@ -54,22 +55,24 @@ def confidences(chance: random.Random) -> list[float]:
     return [min(0.999, max(0.01, base * 0.85**d + chance.gauss(0, 0.08))) for d in range(K)]
 
 
-def run(request: Running, tokens: int, depths: AdaptiveDepth, chance: random.Random) -> None:
+def run(request: Running, tokens: int, budget: Budget, chance: random.Random) -> None:
     """A request's part of a forward of the target."""
     request.left -= tokens
     request.num_computed_tokens += tokens
     if not request.left:
-        hits = [chance.random() < p for p in request.draft] + [False]
-        depths.calibration.count(request.draft, hits.index(False))
+        hits = [chance.random() < p for p in request.draft.probs] + [False]
+        budget.calibration.count(request.draft, range(1, hits.index(False) + 1))
         request.emitted += hits.index(False) + 1
         request.num_computed_tokens = PROMPT_TOKENS + request.emitted - 1
-        request.left, request.draft = 1, []
+        request.left, request.draft = 1, Draft()
 
 
-def serve(concurrency: int, requests: int, answer: int, seed: int, *, drafts: bool) -> float:
+def serve(  # noqa: C901 (a whole engine)
+    concurrency: int, requests: int, answer: int, seed: int, *, drafts: bool
+) -> float:
     """Undisturbed seconds of all requests, the engine's rounds as they are."""
     chance, clock = random.Random(seed), disturbed(random.Random(seed + 1000))
-    depths = AdaptiveDepth(
+    budget = Budget(
         PEagle().passes,
         K,
         measure(lambda rows: clock(VERIFY(rows)), concurrency * (K + 1)),
@@ -86,10 +89,10 @@ def serve(concurrency: int, requests: int, answer: int, seed: int, *, drafts: bo
         rows = sum(tokens for _, tokens in works)
         spent, shown = spent + VERIFY(rows), clock(VERIFY(rows))
         for request, tokens in works:
-            run(request, tokens, depths, chance)
+            run(request, tokens, budget, chance)
         running = [r for r in running if r.emitted < answer]
         if decoding:
-            depths.verify.observe([rows], shown)
+            budget.verify.observe([rows], shown)
         going = [r for r, _ in works if r.emitted < answer]
         if not going or not drafts:
             continue
@@ -97,20 +100,25 @@ def serve(concurrency: int, requests: int, answer: int, seed: int, *, drafts: bo
             Ask(r.num_computed_tokens - r.num_drafter_slots, answer - r.emitted - 1) for r in going
         ]
         load = min(concurrency, len(running) + len(waiting))
-        slots = 0
-        for request, depth in zip(going, depths.choose(load, asks), strict=True):
+        slots, drafted = 0, list[Running]()
+        for request, depth in zip(going, budget.choose(load, asks), strict=True):
             if depth:
                 slots += request.num_computed_tokens - request.num_drafter_slots
                 request.num_drafter_slots = request.num_computed_tokens
                 if request.emitted:
                     slots += depth - 1
-                    request.draft = confidences(chance)[:depth]
-                    del request.draft[depths.trim(request.draft) :]
-                    request.left = 1 + len(request.draft)
+                    nodes = enumerate(confidences(chance)[:depth])
+                    chances = (Candidate(0, p, budget.calibration(at, p)) for at, p in nodes)
+                    request.draft = Draft.chain(chances)
+                    drafted.append(request)
+        kept = budget.keep(load, [r.draft for r in drafted], DRAFT(slots)) if drafted else []
+        for request, count in zip(drafted, kept, strict=True):
+            request.draft = request.draft.first(count)
+            request.left = 1 + count
         if slots:
             spent, shown = spent + DRAFT(slots), clock(DRAFT(slots))
             if decoding:
-                depths.draft.observe([slots], shown)
+                budget.draft.observe([slots], shown)
     return spent
 
 

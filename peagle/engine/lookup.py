@@ -1,0 +1,82 @@
+"""Lookup: what followed when a request's newest tokens occurred before, in prompt or answer.
+
+Code, edits and extraction repeat their own context, so this is a draft that costs nothing to make.
+"""
+
+from collections.abc import Sequence
+
+from peagle.engine.tree import Candidate, Draft, Match, Offer, Path
+
+SIZES = (4, 3, 2)  # tokens that must be the same, the most first
+HOPED = 4.0  # tokens that `UNKNOWN` counts for
+UNKNOWN = 0.5  # chance of a token, given the one before, of which nothing is known
+FORGET = 0.98  # weight that earlier tokens keep, a token: texts differ
+
+
+class Index:
+    """Where the runs of a request's tokens ended last. It grows with the request."""
+
+    def __init__(self) -> None:
+        self._next = dict[tuple[int, ...], int]()  # the place behind a run
+        self._known = 0  # places in front of which all runs are known
+
+    def find(self, tokens: Sequence[int], most: int) -> Match:
+        """What followed the longest run that ends the request's `tokens`, up to `most` of it."""
+        for end in range(self._known, len(tokens)):
+            for size in SIZES:
+                if size <= end:
+                    self._next[tuple(tokens[end - size : end])] = end
+        self._known = len(tokens)
+        for size in SIZES:
+            at = self._next.get(tuple(tokens[-size:])) if size <= len(tokens) else None
+            if at is not None:
+                return Match(size, tuple(tokens[at : at + most]))
+        return Match()
+
+
+class LookupCalibration:
+    """The chance that a looked-up token is accepted where the one before it was, by the size of the
+    match and the depth."""
+
+    def __init__(self) -> None:
+        self._tried = dict[tuple[int, int], float]()
+        self._accepted = dict[tuple[int, int], float]()
+
+    def __call__(self, size: int, depth: int) -> float:
+        tried = self._tried.get((size, depth), HOPED)
+        return self._accepted.get((size, depth), HOPED * UNKNOWN) / tried
+
+    def count(self, draft: Draft, path: Sequence[int]) -> None:
+        """A draft was verified and its rows `path` accepted."""
+        accepted = True
+        for depth, row in enumerate(draft.looked_up()):
+            if not accepted:
+                break
+            accepted = row in path
+            place = (draft.match.size, depth)
+            tried = self._tried.get(place, HOPED)
+            kept = self._accepted.get(place, HOPED * UNKNOWN)
+            self._tried[place] = tried * FORGET + 1
+            self._accepted[place] = kept * FORGET + accepted
+
+
+def with_lookup(offer: Offer, match: Match, chance: LookupCalibration) -> Offer:
+    """What may follow a path, the looked-up token among it. A token that both know has the larger
+    of its chances; the others' are scaled to what is left."""
+
+    def merged(path: Path) -> Sequence[Candidate]:
+        offered, depth = offer(path), len(path)
+        if match.tokens[:depth] != path or depth == len(match.tokens):
+            return offered
+        token = match.tokens[depth]
+        same = [own for own in offered if own.token == token]
+        others = [own for own in offered if own.token != token]
+        found = Candidate(token, same[0].prob if same else 0.0, chance(match.size, depth))
+        if same and same[0].chance > found.chance:
+            found = same[0]
+        left = sum(own.chance for own in others)
+        share = min(1.0, (1 - found.chance) / left) if left else 1.0
+        scaled = [own._replace(chance=own.chance * share) for own in others]
+        return sorted([found, *scaled], key=lambda own: -own.chance)
+
+    return merged

@@ -1,0 +1,255 @@
+"""The engine with draft trees says what the target says alone, and drafts and accepts what a plain
+reference without any cache does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracle import end_at
+from tiny import features_of, make_drafter, random_prompts
+from torch import Tensor
+
+from peagle.backends.torch import TorchBackend
+from peagle.engine.budget import Calibration
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
+from peagle.errors import InputError, InputWarning
+from peagle.model.attention import CausalAttend
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPTS = random_prompts(5)
+K = 4
+
+
+# ---- The reference: dense attention, no cache, one sequence ----
+
+
+def place_probabilities(drafter: Drafter, target: Target, tokens: list[int], k: int) -> Tensor:
+    """(k, V draft vocabulary), of the places after `tokens`."""
+    ids = torch.tensor(tokens[1:] + [drafter.config.mask_token_id] * (k - 1))
+    real = drafter.project(features_of(target, drafter, tokens[:-1]))
+    features = torch.cat([real, drafter.placeholders(torch.arange(1, k))])
+    out = drafter(ids, features, torch.arange(len(ids)), CausalAttend())
+    return drafter.logits(out.normed[len(tokens) - 2 :]).softmax(-1)
+
+
+def likeliest_paths(places: Tensor, ids: list[int], nodes: int) -> set[tuple[int, ...]]:
+    """One after another the likeliest path that is a known one and a token more."""
+    known: dict[tuple[int, ...], float] = {(): 1.0}
+    while len(known) <= nodes:
+        longer = {
+            (*path, ids[at]): chance * float(places[len(path), at])
+            for path, chance in known.items()
+            if len(path) < len(places)
+            for at in places[len(path)].topk(16).indices.tolist()
+            if (*path, ids[at]) not in known
+        }
+        best = max(longer, key=lambda path: longer[path])
+        known[best] = longer[best]
+    return set(known) - {()}
+
+
+@torch.no_grad()
+def reference(
+    target: Target, drafter: Drafter, prompt: list[int], length: int, nodes: int
+) -> tuple[list[int], Stats]:
+    """The answer, greedily, and what rounds drafted and accepted."""
+    forward = target.forward(torch.tensor(prompt), torch.arange(len(prompt)), CausalAttend())
+    tokens, stats = [*prompt, int(target.logits(forward.hidden)[-1].argmax())], Stats()
+    while len(tokens) < len(prompt) + length:
+        k = min(K, target.max_context - len(tokens))
+        places = place_probabilities(drafter, target, tokens, k)
+        paths = likeliest_paths(places, drafter.target_ids.tolist(), nodes)
+        said = list[int]()
+        while not said or tuple(said) in paths:
+            ids = torch.tensor(tokens + said)
+            hidden = target.forward(ids, torch.arange(len(ids)), CausalAttend()).hidden
+            said.append(int(target.logits(hidden)[-1].argmax()))
+        stats.rounds += 1
+        stats.drafted += len(paths)
+        depth = max(map(len, paths))
+        stats.accepted += [0] * (depth - len(stats.accepted))
+        for place in range(len(said) - 1):
+            stats.accepted[place] += 1
+        tokens += said
+    return tokens[len(prompt) :][:length], stats
+
+
+# ---- The engine ----
+
+
+class Uncalibrated(Calibration):
+    """Believes the drafter, as the reference does."""
+
+    def __call__(self, depth: int, prob: float) -> float:
+        return prob
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 8, 20])
+def test_it_is_the_reference(target: Target, drafters: dict[str, Drafter], nodes: int) -> None:
+    drafter = drafters["p-eagle"]
+    llm = LLM(target, drafter, nodes=nodes, lookup=False)
+    llm.engine.calibration = Uncalibrated()
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    accepted = 0
+    for prompt in PROMPTS[:3]:
+        done = llm.generate([prompt], params)[0]
+        wanted, stats = reference(target, drafter, prompt, 24, nodes)
+        assert done.token_ids == wanted
+        assert (done.stats.rounds, done.stats.drafted) == (stats.rounds, stats.drafted)
+        assert done.stats.accepted == stats.accepted
+        accepted += sum(stats.accepted)
+    assert accepted > 3
+
+
+LENGTHS = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (20, 1, 33, 7, 26)]
+MANY = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8, "seed": 5},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "seeded penalties": {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.5, "top_p": 0.9},
+    "bias": {"logit_bias": {20: 2.0, 30: -4.0}, "temperature": 0.5, "seed": 1},
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.parametrize(("nodes", "max_batch"), [(3, 5), (12, 1), (12, 3), (40, 2)])
+def test_the_same_tokens_as_alone(
+    target: Target, drafters: dict[str, Drafter], kind: str, nodes: int, max_batch: int
+) -> None:
+    params = [replace(own, **MANY[kind]) for own in LENGTHS]
+    alone = LLM(target, max_batch=2).generate(PROMPTS, params)
+    done = LLM(target, drafters["p-eagle"], nodes=nodes, max_batch=max_batch)
+    found = done.generate(PROMPTS, params)
+    assert [a.token_ids for a in found] == [a.token_ids for a in alone]
+    assert sum(sum(a.stats.accepted) for a in found) > 3
+
+
+def test_log_probabilities_are_those_of_the_path(
+    target: Target, drafters: dict[str, Drafter]
+) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, logprobs=3)
+    alone = LLM(target).generate(PROMPTS, params)
+    found = LLM(target, drafters["p-eagle"], nodes=12).generate(PROMPTS, params)
+    for one, other in zip(alone, found, strict=True):
+        assert one.logprobs is not None and other.logprobs is not None
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert mine.token == theirs.token
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_an_answer_ends_within_a_path(
+    target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(target, drafters["p-eagle"], nodes=12)
+    params = SamplingParams(max_tokens=40)
+    said = LLM(target).generate(PROMPTS, replace(params, ignore_eos=True))
+    end_at(monkeypatch, target, *{answer.token_ids[9] for answer in said})
+    alone = LLM(target).generate(PROMPTS, params)
+    found = llm.use(drafters["p-eagle"], nodes=12).generate(PROMPTS, params)
+    assert [(a.token_ids, a.finish_reason) for a in found] == [
+        (a.token_ids, a.finish_reason) for a in alone
+    ]
+    assert any(a.finish_reason == "stop" for a in found)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_preempted_and_cached(
+    target: Target, drafters: dict[str, Drafter], deterministic: bool
+) -> None:
+    """Few blocks: requests are started again, and prompts that begin alike are reused."""
+    start = random_prompts(1, longest=50)[0] * 2
+    prompts = [[*start[:40], token, 9, 8] for token in range(20, 28)]
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    alone = LLM(target, deterministic=deterministic).generate(prompts, params)
+    llm = LLM(target, deterministic=deterministic)
+    llm = llm.use(drafters["p-eagle"], nodes=9, kv_tokens=400, max_batch=8)
+    run = llm.stream(prompts, params)
+    list(run)
+    assert [a.token_ids for a in run.completions()] == [a.token_ids for a in alone]
+    assert sum(request.preempted for request in run.requests) > 0
+    assert sum(request.reused for request in run.requests) > 0
+
+
+def test_the_context_ends(target: Target, drafters: dict[str, Drafter]) -> None:
+    """Slots of a tree may lie behind the context's end, positions never."""
+    prompt = (random_prompts(1)[0] * 100)[: target.max_context - 12]
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    alone = LLM(target).generate([prompt], params)[0]
+    found = LLM(target, drafters["p-eagle"], nodes=40).generate([prompt], params)[0]
+    assert found.token_ids == alone.token_ids and len(found.token_ids) == 12
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_a_grammar_prunes_branches(
+    target: Target, drafters: dict[str, Drafter], nodes: int
+) -> None:
+    params = SamplingParams(max_tokens=40, regex="(cat|hat|the mat|that|then) [a-z]{3,9}(;|!) *")
+    alone = LLM(target).generate(PROMPTS, params)
+    found = LLM(target, drafters["p-eagle"], nodes=nodes).generate(PROMPTS, params)
+    assert [a.token_ids for a in found] == [a.token_ids for a in alone]
+    assert sum(sum(a.stats.accepted) for a in found) > 3
+
+
+def test_what_moves_is_read_again(target: Target) -> None:
+    """A head that likes the second best: what is accepted is never the chain that stands first, so
+    keys, values and features must move."""
+    drafter = make_drafter(target, "p-eagle", seed=4)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    alone = LLM(target).generate(PROMPTS, params)
+    run = LLM(target, drafter, nodes=60).stream(PROMPTS, params)
+    moved, move = list[int](), type(run.engine.cache).move
+    with pytest.MonkeyPatch.context() as patch:
+
+        def noted(cache: object, sources: list[int], slots: list[int]) -> None:
+            moved.extend(slots)
+            move(cache, sources, slots)  # type: ignore[arg-type]
+
+        patch.setattr(type(run.engine.cache), "move", noted)
+        list(run)
+    assert [a.token_ids for a in run.completions()] == [a.token_ids for a in alone]
+    assert moved
+
+
+def test_a_walk_that_forgets_to_move_is_noticed(target: Target) -> None:
+    drafter = make_drafter(target, "p-eagle", seed=4)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    alone = LLM(target).generate(PROMPTS, params)
+    run = LLM(target, drafter, nodes=60).stream(PROMPTS, params)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(run.engine.cache), "move", lambda *_: None)
+        list(run)
+    assert [a.token_ids for a in run.completions()] != [a.token_ids for a in alone]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": 0}, "nodes 0: must be at least 1"),
+        ({"nodes": 257}, "nodes 257: must be at most 256"),
+        ({"nodes": 8, "k": 3}, "nodes 8: a tree, but `k` 3 asks for a chain: give one of both"),
+    ],
+)
+def test_wrong_numbers(target: Target, given: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LLM(target, make_drafter(target, "p-eagle"), **given)
+
+
+def test_eagle3_drafts_chains(target: Target) -> None:
+    with pytest.raises(InputError, match="nodes 8: EAGLE-3 drafts chains: give `k`"):
+        LLM(target, make_drafter(target, "eagle3"), nodes=8)
+    assert LLM(target, make_drafter(target, "eagle3")).lookup, "beside its chain"
+
+
+def test_a_backend_without_trees_runs_chains(target: Target) -> None:
+    class Chained(TorchBackend):
+        trees = False
+
+    drafter = make_drafter(target, "p-eagle")
+    with pytest.warns(InputWarning, match="torch backend runs no draft trees yet"):
+        llm = LLM(target, drafter, nodes=8, backend=Chained())
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    answer = llm.generate([PROMPTS[0]], params)[0]
+    assert answer.stats.drafted <= llm.k * answer.stats.rounds
