@@ -13,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 1800,
+    "peagle.engine.engine": 2160,
     "peagle.model.drafter": 350,
     "peagle.train.trainer": 1900,
     "peagle.backends.torch": 800,
     "peagle.backends.cuda.backend": 1140,
     "peagle.backends.cpu.backend": 1200,
 }
-PACKAGE = 14_800
+PACKAGE = 15_200
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

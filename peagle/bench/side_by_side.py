@@ -23,7 +23,7 @@ class Contender:
 
     method: str
     drafter: Drafter | None
-    k: int | None
+    k: int | None = None  # a chain; None: what pays, round by round
     seconds: float = 0.0
     stats: Stats = field(default_factory=Stats)
     outputs: list[list[int]] = field(default_factory=list)
@@ -34,6 +34,7 @@ class Contender:
         return {
             "method": self.method,
             "k": self.k or 0,
+            "nodes": round(self.stats.drafted / max(1, self.stats.rounds), 2),  # a round
             "tokens_per_second": round(tokens / self.seconds, 2),
             **acceptance_row(self.stats),
             "output_tokens": tokens,
@@ -41,12 +42,10 @@ class Contender:
         }
 
 
-def load_contenders(llm: LLM, heads: dict[str, tuple[Path, int]]) -> list[Contender]:
-    """The target alone, then each head (folder, K) by method."""
-    rows = [Contender("none", None, None)]
-    for method, (folder, k) in heads.items():
-        rows.append(Contender(method, llm.load_head(folder), k))
-    return rows
+def load_contenders(llm: LLM, heads: dict[str, Path]) -> list[Contender]:
+    """The target alone, then each head by method; what is drafted is chosen round by round."""
+    drafting = [Contender(method, llm.load_head(folder)) for method, folder in heads.items()]
+    return [Contender("none", None), *drafting]
 
 
 def compare(
@@ -58,12 +57,13 @@ def compare(
 ) -> None:
     """Decode every prompt with every contender in turn; the order rotates from prompt to prompt."""
     warm_up = SamplingParams(max_tokens=4)
-    for contender in contenders:
-        llm.use(contender.drafter, contender.k).generate(prompts[:1], warm_up)
+    playing = [(contender, llm.use(contender.drafter, contender.k)) for contender in contenders]
+    for _, used in playing:
+        used.generate(prompts[:1], warm_up)
     for number, prompt in enumerate(prompts):
-        turn = number % len(contenders)
-        for contender in contenders[turn:] + contenders[:turn]:
-            run = llm.use(contender.drafter, contender.k).stream([prompt], params)
+        turn = number % len(playing)
+        for contender, used in playing[turn:] + playing[:turn]:
+            run = used.stream([prompt], params)
             for _ in run:
                 pass
             answer = run.completions()[0]

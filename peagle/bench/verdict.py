@@ -45,7 +45,7 @@ def time_head(
     fitting = [ids for ids in prompts if len(ids) < llm.target.max_context]
     if not fitting:
         return []
-    alone = Contender("none", None, None)
+    alone = Contender("none", None)
     heads = [Contender(llm.method, llm.drafter, row["k"]) for row in measured]
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
     compare(llm, [alone, *heads], fitting, few)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.bench.workload import human_eval
-from peagle.catalog import find_entry, head_path, missing_head
+from peagle.catalog import head_path, missing_head
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.data.chat import prompt_ids
@@ -33,12 +33,12 @@ def demo(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    heads = {}
+    heads = dict[str, Path]()
     for method in ("eagle3", "p-eagle"):
         folder = head_path(TARGET, method)
         if folder is None:
             raise InputError(str(missing_head(TARGET, method)))
-        heads[method] = folder, find_entry(TARGET).heads[method].k
+        heads[method] = folder
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine has not been run on a GPU, and the demo is for every machine.
@@ -63,11 +63,12 @@ def demo(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=1) + "\n")
     base = results[0]["tokens_per_second"]
-    table = Table("method", "K", "tok/s", "speed-up", "acceptance length", "accepted per position")
+    table = Table("method", "nodes", "tok/s", "speed-up", "acceptance length", "accepted per place")
     for row in results:
         shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
         speed = row["tokens_per_second"]
-        table.add_row(row["method"], str(row["k"] or "-"), f"{speed:.1f}", f"{speed / base:.2f}×",
+        nodes = f"{row['nodes']:.1f}" if row["nodes"] else "-"
+        table.add_row(row["method"], nodes, f"{speed:.1f}", f"{speed / base:.2f}×",
                       f"{row['acceptance_length']:.2f}", shares)  # fmt: skip
     weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
     console.print(f"{TARGET}, {weights}, greedy, {len(ids)} HumanEval prompts, {device_name()}")

@@ -23,7 +23,7 @@ def llm() -> LLM:
 @pytest.fixture
 def contenders(llm: LLM) -> list[Contender]:
     rows = [Contender(method, make_drafter(llm.target, method), 2) for method in METHODS]
-    return [Contender("none", None, None), *rows]
+    return [Contender("none", None), *rows]
 
 
 def test_rows_count_all_prompts_and_agree(llm: LLM, contenders: list[Contender]) -> None:
@@ -73,6 +73,7 @@ def test_row_has_the_fields_of_demo_json() -> None:
     assert contender.row() == {
         "method": "p-eagle",
         "k": 3,
+        "nodes": 3.0,
         "tokens_per_second": 4.0,
         "acceptance_length": 2.0,
         "accepted_per_position": [0.75, 0.25, 0.0],
@@ -85,11 +86,15 @@ def test_contenders_are_loaded_with_the_target_first(
     llm: LLM, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folders = {}
-    for k, method in enumerate(METHODS, start=2):
-        folders[method] = tmp_path_factory.mktemp(method) / "head", k
-        save_drafter(make_drafter(llm.target, method), folders[method][0])
+    for method in METHODS:
+        folders[method] = tmp_path_factory.mktemp(method) / "head"
+        save_drafter(make_drafter(llm.target, method), folders[method])
     loaded = load_contenders(llm, folders)
-    assert [(c.method, c.k) for c in loaded] == [("none", None), ("p-eagle", 2), ("eagle3", 3)]
+    assert [(c.method, c.k) for c in loaded] == [
+        ("none", None),
+        ("p-eagle", None),
+        ("eagle3", None),
+    ]
     assert [c.drafter and c.drafter.config.method for c in loaded] == [None, *METHODS]
 
 

@@ -185,7 +185,7 @@ def test_random_weights_at_random_times(tmp_path: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (("--methods", "eagle4"), "--methods 'eagle4': choose from p-eagle, eagle3, none"),
+        (("--methods", "eagle4"), "--methods 'eagle4': choose from p-eagle, eagle3, lookup, none"),
         (("--k", "0"), "--k '0': each must be at least 1"),
         (("--concurrency", "0"), "--concurrency '0': each must be at least 1"),
         (("--temperature", "-1"), "--temperature '-1': each must be at least 0"),

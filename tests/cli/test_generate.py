@@ -65,7 +65,7 @@ def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[str, Path])
     assert shown.startswith(text + "\n")
     last = shown.removeprefix(text + "\n")
     assert "\x1b" not in last
-    assert last.startswith("p-eagle, K ≤ 4, acceptance length ")
+    assert last.startswith("p-eagle, ≤ 32 nodes, acceptance length ")
     assert last.endswith(" tok/s\n")
 
 

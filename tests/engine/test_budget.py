@@ -122,7 +122,7 @@ def test_those_for_whom_it_pays_bear_what_a_pass_costs() -> None:
     """A pass as dear as half a round: it pays for eight, not for the one that has its prompt."""
     depths = chooser(verify={1: 0.030, 64: 0.040}, draft={1: 0.015, 64: 0.016, PROMPT: 0.3})
     decode(depths, [0.9] * 7)
-    assert depths.choose(8, [READY] * 8) == [7] * 8
+    assert depths.choose(8, [READY] * 8) == [4] * 8
     assert depths.choose(8, [READY] + [Ask(2000, 20)] * 7) == [0] * 8
 
 

@@ -100,5 +100,5 @@ def test_drafts_are_target_ids() -> None:
     target = make_target(seed=2, spread=0.3)
     run = Run(LLM(target, make_drafter(target, "p-eagle", draft_vocab=64), k=8), PROMPTS, None)
     run.step()
-    drafted = [token for request in run.requests for token in request.draft]
+    drafted = [token for request in run.requests for token in request.draft.tokens]
     assert min(drafted) >= 64 and max(drafted) < 128

@@ -85,6 +85,8 @@ def test_use_changes_what_it_is_told_to(
         "head": head.norm,
         "layers": (1, 2, 3),
         "k": 3,
+        "lookahead": 3,
+        "lookup": False,
         "adaptive": False,
         "max_batch": 2,
         "blocks": 20,

@@ -204,10 +204,10 @@ def test_a_request_fails_alone(
 ) -> None:
     accept = Engine._accept
 
-    def failing(self: Engine, request: Request, *rest: Any) -> None:
+    def failing(self: Engine, request: Request, *rest: Any) -> list[int]:
         if request.params.top_k == 77:
             raise RequestFailure("the logits are no numbers")
-        accept(self, request, *rest)
+        return accept(self, request, *rest)
 
     monkeypatch.setattr(Engine, "_accept", failing)
     client = running.client()

@@ -62,7 +62,6 @@ def test_greedy_tokens_are_the_targets_own(method: str) -> None:
 
 def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
     llm = LLM(TARGET, dtype="bfloat16", max_batch=1, deterministic=True)  # as a user's is
-    heads = {method: (HEADS[method], 7) for method in HEADS}
-    rows = load_contenders(llm, heads)
+    rows = load_contenders(llm, {method: Path(HEADS[method]) for method in HEADS})
     compare(llm, rows, prompts(3), SamplingParams(max_tokens=48))
     assert identical(rows)
