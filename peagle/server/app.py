@@ -70,7 +70,7 @@ class Api:
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
         self.worker = Worker(llm, self.metrics, config.max_queue, config.max_seconds)
-        room = engine.scheduler.pool.count * BLOCK - engine.settings.k
+        room = engine.scheduler.pool.count * BLOCK - engine.scheduler.num_lookahead_tokens
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
     async def models(self) -> responses.Models:

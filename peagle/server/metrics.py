@@ -84,7 +84,9 @@ class Metrics:
         self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
         name, labels = "spec_decode_num_accepted_tokens_per_pos", ["model_name", "position"]
         accepted = Counter(f"vllm:{name}", "By position.", labels, registry=registry)
-        self._positions = [accepted.labels(model, i) for i in range(engine.settings.k)]
+        for position in range(engine.settings.k):  # there from the start
+            accepted.labels(model, position)
+        self._accepted = accepted
 
     def observe(self, track: Track) -> None:
         """Count what a round did for a request."""
@@ -127,6 +129,6 @@ class Metrics:
         accepted = sum(stats.accepted) - sum(before.accepted)
         self._counters["spec_decode_num_accepted_tokens"].inc(accepted)
         positions = zip_longest(stats.accepted, before.accepted, fillvalue=0)
-        for counter, (new, old) in zip(self._positions, positions, strict=False):
-            counter.inc(new - old)
+        for position, (new, old) in enumerate(positions):
+            self._accepted.labels(self.model, position).inc(new - old)
         track.stats = stats + Stats()  # a copy
