@@ -126,7 +126,7 @@ def our_decoder(
 
 
 def our_rows(llm: LLM, weights: str, args: argparse.Namespace, warm_up: list[int]) -> list[Row]:
-    """Pinned best K and adaptive depths; with more than one request at a time bf16 alone."""
+    """Pinned best K, and what pays; with more than one request at a time bf16 alone."""
     drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
     rows = []
     for concurrency in args.concurrency if weights == "bf16" else [1]:
