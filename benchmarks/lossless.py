@@ -1,7 +1,8 @@
 """Greedy float32 output with each head against the target alone, on all HumanEval prompts.
 
-    python benchmarks/lossless.py [--limit N] [--k 7] [--batch 8]
+    python benchmarks/lossless.py [--limit N] [--k 7] [--nodes 4,16,40] [--batch 8]
 
+Chains of both heads, then trees of P-EAGLE's with lookup.
 Exits 1 when a first difference is not a tie (peagle.engine.ties.py), 0 otherwise.
 """
 
@@ -22,6 +23,7 @@ from common import (
     human_eval,
     load,
     options,
+    whole_numbers,
     write_json,
 )
 
@@ -44,6 +46,7 @@ def compare_head(
     return {
         "method": llm.method,
         "k": llm.k,
+        "nodes": llm.nodes or 0,
         "prompts": len(prompts),
         "identical": len(prompts) - len(found),
         "ties": sum(difference.tie for difference in found),
@@ -55,7 +58,8 @@ def compare_head(
 
 def show(row: dict[str, Any]) -> None:
     """Print one row."""
-    print(f"{row['method']}, K = {row['k']}: {row['identical']} of {row['prompts']} prompts "
+    size = f"{row['nodes']} nodes" if row["nodes"] else f"K = {row['k']}"
+    print(f"{row['method']}, {size}: {row['identical']} of {row['prompts']} prompts "
           f"identical, {row['ties']} ties, AL {row['acceptance_length']}")  # fmt: skip
     for d in row["differences"]:
         kind = "tie" if d["tie"] else "DIFFERENT"
@@ -71,8 +75,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prompts = as_ids(llm, human_eval(args.limit))
     expected = [answer.token_ids for answer in decode(llm, prompts, params, "none")]
     rows = []
-    for folder in folders.values():
-        found = compare_head(llm.use(folder, args.k), prompts, expected, params)
+    ways: list[tuple[Path, dict[str, int]]] = [(f, {"k": args.k}) for f in folders.values()]
+    ways += [(folders["p-eagle"], {"nodes": nodes}) for nodes in args.nodes]
+    for folder, pinned in ways:
+        found = compare_head(llm.use(folder, **pinned), prompts, expected, params)
         rows.append({**found, "head": fingerprint(folder)})
         show(rows[-1])
     settings = {
@@ -94,6 +100,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N problems")
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--k", type=int, default=7, help="draft tokens a round")
+    parser.add_argument("--nodes", type=whole_numbers, default=[4, 16, 40], help="of trees")
     parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
     args = parser.parse_args()
     report = run(args)

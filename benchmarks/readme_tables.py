@@ -83,11 +83,13 @@ def same() -> list[str]:
     """Losslessness."""
     report = read("lossless")
     settings = report["settings"]
-    parts = [
-        f"{row['identical']} of {row['prompts']} with {NAMES[row['method']].split(',')[0]} "
-        f"(K = {row['k']}, {row['ties']} ties)"
-        for row in report["rows"]
-    ]
+    parts = list[str]()
+    for row in report["rows"]:
+        size = f"{row['nodes']} nodes" if row["nodes"] else f"K = {row['k']}"
+        name = NAMES[row["method"]].split(",")[0]
+        parts.append(
+            f"{row['identical']} of {row['prompts']} with {name} ({size}, {row['ties']} ties)"
+        )
     return [
         f"Greedy, {settings['dtype']}, all {settings['prompts']} HumanEval prompts × at most "
         f"{settings['max_tokens']} tokens, {settings['output_tokens']:,} tokens in all: token ids "

@@ -36,7 +36,7 @@ SAY = ("--prompt", "hi", "--max-tokens", 4)
         ((*SAY, "--json-schema", __file__), ["--json-schema: not JSON", "give a schema"]),
         ((*SAY, "--dtype", "int3"), ["--dtype 'int3'", "float32", "bfloat16"]),
         ((*SAY, "--quantize", "int3"), ["--quantize 'int3'", "int8 or int4"]),
-        ((*SAY, "--method", "medusa"), ["--method 'medusa'", "p-eagle, eagle3, none"]),
+        ((*SAY, "--method", "medusa"), ["--method 'medusa'", "p-eagle, eagle3, lookup, none"]),
         ((*SAY, "--method", "eagle3"), ["no eagle3 head", "--head"]),
         ((*SAY, "--head", "./nowhere"), ["--head ./nowhere", "give a folder or a hub id"]),
     ],

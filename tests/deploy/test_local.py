@@ -19,11 +19,13 @@ from peagle.deploy.spec import DeployFailed, Spec, make_spec
 from peagle.errors import InputError
 
 SERVER = Path(__file__).with_name("fake_server.py")
+OTHERS = set[psutil.Process]()  # that earlier tests of this process have left
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PEAGLE_HOME", str(tmp_path))
+    OTHERS.update(psutil.Process().children(recursive=True))
     yield tmp_path
     local.delete("mine")  # of a test that failed
 
@@ -40,7 +42,8 @@ def start(spec: Spec, kind: str = "healthy", wait: float = 30) -> Running:
 
 def children() -> list[psutil.Process]:
     running = psutil.Process().children(recursive=True)
-    return [child for child in running if child.status() != psutil.STATUS_ZOMBIE]
+    own = [child for child in running if child not in OTHERS]
+    return [child for child in own if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_deployment_and_its_end(spec: Spec, home: Path) -> None:
