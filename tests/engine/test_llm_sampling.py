@@ -12,6 +12,7 @@ from tiny import make_drafter, make_target
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion
+from peagle.engine.tree import Draft
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
 
@@ -41,10 +42,12 @@ def exact_joint(target: Target, params: SamplingParams) -> np.ndarray:
     return joint
 
 
-def sample(target: Target, method: str, params: SamplingParams) -> list[Completion]:
-    """The second and third tokens are both judged drafts (K = 2)."""
+def sample(
+    target: Target, method: str, params: SamplingParams, nodes: int | None = None
+) -> list[Completion]:
+    """The second and third tokens are both judged drafts: chains of K = 2, or trees."""
     drafter = make_drafter(target, method, seed=3, layers=1, draft_vocab=VOCAB)
-    llm = LLM(target, drafter, k=2, max_batch=500)
+    llm = LLM(target, drafter, k=None if nodes else 2, nodes=nodes, max_batch=500)
     params = replace(params, max_tokens=3, ignore_eos=True)
     return llm.generate([PROMPT] * DRAWS, [replace(params, seed=i) for i in range(DRAWS)])
 
@@ -72,6 +75,31 @@ def test_joint_law(small: Target, method: str, params: SamplingParams) -> None:
     assert len(counts) > 8, "a law worth testing"
     accepted = sum(c.drafted[1] for c in done)
     assert 0.1 * DRAWS < accepted < 0.9 * DRAWS, "drafts are accepted, and rejected"
+
+
+TREES = [SamplingParams(temperature=1.3, top_p=0.9), SamplingParams(temperature=1, **PENALTIES)]
+
+
+@pytest.mark.parametrize("params", TREES)
+def test_joint_law_of_branching_trees(small: Target, params: SamplingParams) -> None:
+    done = sample(small, "p-eagle", params, nodes=7)
+    assert p_value(count(done), exact_joint(small, params)) > 0.001
+    accepted = sum(c.drafted[1] for c in done)
+    assert 0.1 * DRAWS < accepted < 0.98 * DRAWS, "drafts are accepted, and rejected"
+
+
+def test_a_wrong_walk_is_noticed(small: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes to the first child of a row, whatever was chosen there."""
+
+    def first_children(draft: Draft, _: list[int]) -> list[int]:
+        path = list[int]()
+        while (last := (path or [0])[-1]) in draft.parents:
+            path.append(draft.parents.index(last) + 1)
+        return path
+
+    monkeypatch.setattr(Draft, "path", first_children)
+    counts = count(sample(small, "p-eagle", TREES[0], nodes=7))
+    assert p_value(counts, exact_joint(small, TREES[0])) < 1e-6
 
 
 @pytest.mark.parametrize("broken", BROKEN)
