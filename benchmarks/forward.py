@@ -3,8 +3,8 @@
     python benchmarks/forward.py [--threads 2] [--rows 1,4,8,12,16,32,64] [--past 300]
 
 Rows follow `--past` tokens of one request, and include the output head. Kinds of weights and
-numbers of rows take turns; the median of the rounds. Beside it stands what a plain read of as many
-bytes as bf16 weights have takes: a sum of float32 numbers, with as many threads.
+numbers of rows take turns; the median of the rounds. A plain read of as many bytes as bf16 weights
+have is timed, too: a sum of float32 numbers, with as many threads.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MIB = 2**20
 
 
 class Forward:
-    """One kind of weights behind a prompt."""
+    """A forward over one kind of weights, after a prompt."""
 
     def __init__(self, kind: str, past: int, most: int) -> None:
         target = load_target(TARGET, dtype="bfloat16")

@@ -85,7 +85,7 @@ def same() -> list[str]:
     settings = report["settings"]
     parts = list[str]()
     for row in report["rows"]:
-        size = f"{row['nodes']} nodes" if row["nodes"] else f"K = {row['k']}"
+        size = f"{row['nodes']} nodes" if row.get("nodes") else f"K = {row['k']}"
         name = NAMES[row["method"]].split(",")[0]
         parts.append(
             f"{row['identical']} of {row['prompts']} with {name} ({size}, {row['ties']} ties)"

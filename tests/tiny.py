@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.tree import Candidate, Draft
+from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods import registry
 from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig
@@ -103,7 +103,8 @@ def random_prompts(
 
 def chain(tokens: Iterable[int]) -> Draft:
     """A draft of one token after another, sure of all."""
-    return Draft.chain(map(Candidate, tokens))
+    nodes = list(map(Candidate, tokens))
+    return grow(along(nodes), len(nodes))
 
 
 def own_answers(target: Target, count: int, length: int = 24) -> list[Example]:

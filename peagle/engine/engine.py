@@ -220,7 +220,7 @@ class Engine:
         started = time.perf_counter()
         found = [self._look_up(request) for request in going]
         new, drafting = self._new_slots(going, found)
-        drafts = found
+        drafts, rows = found, list[float]()
         if self.proposer is not None and new:
             matchers = [going[at].sampler.matcher for at in drafting]
             nodes = self.settings.nodes
@@ -229,26 +229,27 @@ class Engine:
                 match = found[at].match
                 merged = with_lookup(offer, match, self.lookups)
                 drafts[at] = grow(merged, nodes or self.settings.k, match)
+            rows = self.proposer.rows(new)
         kept = [len(draft) for draft in drafts]
         if self.budget is not None and any(kept):
             spent = time.perf_counter() - started
             kept = self.budget.keep(self.scheduler.load, drafts, spent)
         for request, draft, count in zip(going, drafts, kept, strict=True):
             request.draft = draft.first(count)
-        return self.proposer.rows(new) if self.proposer is not None and new else []
+        return rows
 
     def _look_up(self, request: Request) -> Draft:
         """What lookup alone drafts for a request; nothing where it is off."""
         if not self.settings.lookup:
             return Draft()
         assert self.settings.nodes is not None
-        match = request.seen.find(request.tokens, self._room(request))
+        most = max(0, min(request.left, self._room(request)))
+        match = request.seen.find(request.tokens, most)
         return grow(with_lookup(along([]), match, self.lookups), self.settings.nodes, match)
 
     def _room(self, request: Request) -> int:
-        """Places that may be drafted: none past the context's end, or past the answer's."""
-        left = request.params.max_tokens - len(request.output) - 1
-        return max(0, min(left, self.target.max_context - len(request.tokens)))
+        """Places before the context's end."""
+        return max(0, self.target.max_context - len(request.tokens))
 
     def _new_slots(
         self, going: list[Request], found: list[Draft]
@@ -302,17 +303,12 @@ class Engine:
         depths = [self.settings.k] * len(requests)
         if self.budget is not None:
             asks = [
-                Ask(
-                    request.num_computed_tokens - request.num_drafter_slots,
-                    request.params.max_tokens - len(request.output) - 1,
-                )
+                Ask(request.num_computed_tokens - request.num_drafter_slots, request.left)
                 for request in requests
             ]
             depths = self.budget.choose(self.scheduler.load, asks, found)
         self.chosen = max(depths)
-        limit = self.target.max_context
-        room = [max(0, limit - len(request.tokens)) for request in requests]
-        return list(map(min, depths, room))
+        return list(map(min, depths, map(self._room, requests)))
 
     def _accept(self, request: Request, logits: Tensor, best: Choice) -> list[int]:
         """Accept a request's draft as far as it goes, by its target logits (R, V), whose argmax is

@@ -3,6 +3,7 @@
 Code, edits and extraction repeat their own context, so this is a draft that costs nothing to make.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from peagle.engine.tree import Candidate, Draft, Match, Offer, Path
@@ -39,25 +40,23 @@ class LookupCalibration:
     match and the depth."""
 
     def __init__(self) -> None:
-        self._tried = dict[tuple[int, int], float]()
-        self._accepted = dict[tuple[int, int], float]()
+        # By size and depth: tokens that were tried, and those of them that were accepted.
+        self._counts = defaultdict[tuple[int, int], tuple[float, float]](
+            lambda: (HOPED, HOPED * UNKNOWN)
+        )
 
     def __call__(self, size: int, depth: int) -> float:
-        tried = self._tried.get((size, depth), HOPED)
-        return self._accepted.get((size, depth), HOPED * UNKNOWN) / tried
+        tried, accepted = self._counts[size, depth]
+        return accepted / tried
 
     def count(self, draft: Draft, path: Sequence[int]) -> None:
         """A draft was verified and its rows `path` accepted."""
-        accepted = True
         for depth, row in enumerate(draft.looked_up()):
-            if not accepted:
-                break
-            accepted = row in path
             place = (draft.match.size, depth)
-            tried = self._tried.get(place, HOPED)
-            kept = self._accepted.get(place, HOPED * UNKNOWN)
-            self._tried[place] = tried * FORGET + 1
-            self._accepted[place] = kept * FORGET + accepted
+            tried, accepted = self._counts[place]
+            self._counts[place] = (tried * FORGET + 1, accepted * FORGET + (row in path))
+            if row not in path:
+                break
 
 
 def with_lookup(offer: Offer, match: Match, chance: LookupCalibration) -> Offer:

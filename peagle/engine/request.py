@@ -80,6 +80,11 @@ class Request:
         return self.tokens[self.prompt_length :]
 
     @property
+    def left(self) -> int:
+        """Tokens that it may say behind its next one."""
+        return self.params.max_tokens - (len(self.tokens) - self.prompt_length) - 1
+
+    @property
     def pending(self) -> list[int]:
         """What the next rounds run: the tokens not yet run, then the draft."""
         return self.tokens[self.num_computed_tokens :] + self.draft.tokens

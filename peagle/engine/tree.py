@@ -4,7 +4,7 @@ No torch here. A row is what the target runs: row 0 is the request's newest toke
 tree is row i + 1.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -27,15 +27,6 @@ class Draft:
     probs: list[float] = field(default_factory=list)  # the drafter's, given the parent
     chances: list[float] = field(default_factory=list)  # that all of the path is accepted
     match: Match = Match()  # what lookup added
-
-    @classmethod
-    def chain(cls, nodes: Iterable["Candidate"]) -> "Draft":
-        """Each node follows the one before it."""
-        draft, chance = cls(), 1.0
-        for node in nodes:
-            chance *= node.chance
-            draft.add(len(draft), node.token, node.prob, chance)
-        return draft
 
     def add(self, parent: int, token: int, prob: float, chance: float) -> None:
         """Add a node."""
@@ -64,10 +55,14 @@ class Draft:
             tails.append([*tails[parent], row])
         return tails
 
+    def children(self) -> dict[tuple[int, int], int]:
+        """The row of each node, by its parent's row and its token."""
+        nodes = enumerate(zip(self.parents, self.tokens, strict=True), start=1)
+        return {node: row for row, node in nodes}
+
     def path(self, chosen: Sequence[int]) -> list[int]:
         """The rows below row 0 that the target's choice for each row leads to."""
-        nodes = enumerate(zip(self.parents, self.tokens, strict=True), start=1)
-        children = {node: row for row, node in nodes}
+        children = self.children()
         path, row = list[int](), 0
         while row := children.get((row, chosen[row]), 0):
             path.append(row)
@@ -75,8 +70,7 @@ class Draft:
 
     def looked_up(self) -> list[int]:
         """The rows of the path that lookup knows."""
-        nodes = enumerate(zip(self.parents, self.tokens, strict=True), start=1)
-        children = {node: row for row, node in nodes}
+        children = self.children()
         rows, row = list[int](), 0
         for token in self.match.tokens:
             if (row := children.get((row, token), 0)) == 0:

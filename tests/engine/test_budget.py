@@ -18,7 +18,7 @@ from peagle.engine.budget import (
     Curve,
     measure,
 )
-from peagle.engine.tree import Candidate, Draft
+from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.registry import METHODS
 
 FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
@@ -36,7 +36,8 @@ def chooser(
 
 def chain(budget: Budget, probs: list[float]) -> Draft:
     """What a drafter that is so sure drafts."""
-    return Draft.chain(Candidate(0, p, budget.calibration(at, p)) for at, p in enumerate(probs))
+    nodes = [Candidate(0, p, budget.calibration(at, p)) for at, p in enumerate(probs)]
+    return grow(along(nodes), len(nodes))
 
 
 def keep(budget: Budget, *drafts: list[float]) -> list[int]:

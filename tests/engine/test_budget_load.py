@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from peagle.engine.budget import PROMPT, Ask, Budget, Curve, measure
-from peagle.engine.tree import Candidate, Draft
+from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.p_eagle import PEagle
 
 K, CHUNK, PROMPT_TOKENS = 7, 512, 125
@@ -108,8 +108,8 @@ def serve(  # noqa: C901 (a whole engine)
                 if request.emitted:
                     slots += depth - 1
                     nodes = enumerate(confidences(chance)[:depth])
-                    chances = (Candidate(0, p, budget.calibration(at, p)) for at, p in nodes)
-                    request.draft = Draft.chain(chances)
+                    chances = [Candidate(0, p, budget.calibration(at, p)) for at, p in nodes]
+                    request.draft = grow(along(chances), depth)
                     drafted.append(request)
         kept = budget.keep(load, [r.draft for r in drafted], DRAFT(slots)) if drafted else []
         for request, count in zip(drafted, kept, strict=True):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.tree import Candidate, Draft, grow
+from peagle.engine.tree import Candidate, Draft, along, grow
 
 PLACE = st.lists(st.floats(0.01, 0.9), min_size=1, max_size=4, unique=True).map(
     lambda chances: sorted(chances, reverse=True)
@@ -64,6 +64,6 @@ def test_the_path_by_hand() -> None:
 
 
 def test_a_chain() -> None:
-    chain = Draft.chain([Candidate(5, 0.9, 0.5), Candidate(5, 0.8, 0.5)])
+    chain = grow(along([Candidate(5, 0.9, 0.5), Candidate(5, 0.8, 0.5)]), 9)
     assert chain.is_chain and chain.chances == [0.5, 0.25] and chain.probs == [0.9, 0.8]
     assert Draft().is_chain and Draft().depth == 0 and Draft().tails() == [[]]

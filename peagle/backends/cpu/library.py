@@ -64,8 +64,8 @@ def load() -> Library:
 
 
 def _compiled() -> Path:
-    """The shared library, from the cache or made: one for each source and processor. The hash of
-    its content stands in its name: to load a damaged one could end the process."""
+    """The shared library, from the cache or made: one for each source and processor. Its
+    name has the hash of its content: to load a damaged file could end the process."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
     key = _digest(repr((texts, FLAGS, _processor())).encode())
     folder = cache_dir()

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from test_cpu_attention import SIZES, SPECS, STEP, exact
+from test_cpu_attention import SIZES, SPECS, STEP, exact, past_and_new
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span, blocks_of
@@ -29,14 +29,16 @@ def random_tails(nodes: int, seed: int) -> list[list[int]]:
 
 
 class Keys:
-    """q, k and v of a request: of the past in order, then of a row of the tree each."""
+    """A request's q of the rows of a tree, and k and v of the past in order, then of these rows."""
 
     def __init__(self, span: Span, shape: HeadShape, dtype: torch.dtype) -> None:
         self.span = span
-        count = span.start + len(span.ids)
-        self.q = torch.randn(count, 6, shape.key_size).to(dtype)
-        self.k = torch.randn(count, shape.heads, shape.key_size).to(dtype)
-        self.v = torch.randn(count, shape.heads, shape.value_size).to(dtype)
+        self.q, self.k, self.v = past_and_new(span, shape, dtype)
+
+    @property
+    def new(self) -> list[Tensor]:
+        """q, k and v of the rows."""
+        return [self.q, self.k[self.span.start :], self.v[self.span.start :]]
 
     def path(self, row: int) -> list[int]:
         """The past and a row's ancestors, itself last."""
@@ -49,12 +51,12 @@ class Keys:
         blocks = list(range(blocks_of(len(path))))
         past = Batch.of([Span(blocks, 0, [0] * len(path))])
         cache.write(0, past.slot_mapping, self.k[path], self.v[path])
-        last = [part[path[-1:]] for part in (self.q, self.k, self.v)]
+        last = [part[row : row + 1] for part in self.new]
         return CpuAttend(Batch.of([Span(blocks, len(path) - 1, [0])]), cache)(0, *last, spec)[0]
 
     def exact(self, row: int, spec: AttentionSpec) -> Tensor:
         path = self.path(row)
-        parts = [self.q[path[-1:]], self.k[path], self.v[path]]
+        parts = [self.q[row : row + 1], self.k[path], self.v[path]]
         return exact(Span([], len(path) - 1, [0]), parts, spec)[0]
 
 
@@ -79,10 +81,7 @@ def test_rows_are_those_of_plain_decoding(shape: HeadShape, kind: str, dtype: to
     # A prompt beside them.
     prompt = Keys(Span([free.pop(), free.pop()], 0, [0] * 20), shape, dtype)
     together = [*requests[:3], prompt, *requests[3:]]
-    new = [
-        torch.cat([getattr(request, name)[request.span.start :] for request in together])
-        for name in "qkv"
-    ]
+    new = [torch.cat(parts) for parts in zip(*(r.new for r in together), strict=True)]
     batch = Batch.of([request.span for request in together])
     assert batch.tails is not None
     assert batch.tails.shape[1] > 20
@@ -111,7 +110,7 @@ def test_a_row_of_a_tree_by_itself() -> None:
     request = Keys(Span([3, 1, 5, 6], 20, [0] * len(tails), tails), shape, dtype)
     past = Batch.of([Span(request.span.blocks, 0, [0] * 20)])
     cache.write(0, past.slot_mapping, request.k[:20], request.v[:20])
-    new = [part[20:] for part in (request.q, request.k, request.v)]
+    new = request.new
     batch = Batch.of([request.span])
     whole = CpuAttend(batch, cache)(0, *new, SPECS["plain"])
     for number, part in enumerate(batch.tiles(4, cache.padding)):

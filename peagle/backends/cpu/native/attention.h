@@ -37,7 +37,7 @@ struct Span {
   int64_t longest = 0;
 
   // The position of a row, which is the last that it sees.
-  int64_t stands(int64_t row) const {
+  int64_t position(int64_t row) const {
     if (!tails) return start + row;
     const int64_t* tail = tails + row * longest;
     return start + (std::find(tail, tail + longest, -1) - tail);
@@ -45,7 +45,7 @@ struct Span {
   // One more than the last position of any row.
   int64_t end() const {
     int64_t most = 0;
-    for (int64_t row = 0; row < count; ++row) most = std::max(most, stands(row));
+    for (int64_t row = 0; row < count; ++row) most = std::max(most, position(row));
     return most + 1;
   }
   // Up to here positions are in the same slots for all rows.
@@ -57,6 +57,17 @@ struct Span {
     return at < shared() ? slot(at) : tails[row * longest + at - shared()];
   }
 };
+
+// What a row of a tree sees at `count` positions from `at` on: `width` numbers of each, side by
+// side. `rows` is what one head keeps in slot 0; slots are `stride` apart.
+template <typename T>
+void gather(const Span& span, int64_t row, int64_t at, int64_t count, const T* rows, int64_t stride,
+            int64_t width, T* to) {
+  for (int64_t j = 0; j < count; ++j, to += width) {
+    const T* from = rows + span.slot(row, at + j) * stride;
+    std::copy(from, from + width, to);
+  }
+}
 
 struct Spec {  // 0, or no pointer, where a layer has none
   float scale, softcap;
@@ -93,21 +104,26 @@ class Task {
       for (int64_t row = 0; row < padded; row += 4) multiply_keys<4>(row, at);
     }
     own_groups([&](int64_t token, int64_t at, int64_t count) {
-      gather(token, at, count, kept.key(0, head), kept.key_width);
-      turn(gathered.data(), count, kept.key_width, kept.key_width, turned.data());
+      int64_t width = kept.key_width;
+      T* keys = room_for(gathered, LANES * width);
+      gather(span, token, first + at, count, kept.key(0, head), kept.heads * width, width, keys);
+      turn(keys, count, width, width, turned.data());
       for (int64_t i = 0; i < groups; ++i) multiply_keys<1>(token * groups + i, at);
     });
     for (int64_t row = 0; row < padded; ++row) {
       const float* sink = spec.sinks ? spec.sinks + head * groups + row % groups : nullptr;
-      softmax(row, span.stands(std::min(row / groups, span.count - 1)), sink);
+      softmax(row, span.position(std::min(row / groups, span.count - 1)), sink);
     }
     for (int64_t at = 0; at < together; at += LANES) {
       int64_t count = widen_values(head, at);
       for (int64_t row = 0; row < padded; row += 4) multiply_values<4>(row, at, count);
     }
     own_groups([&](int64_t token, int64_t at, int64_t count) {
-      gather(token, at, count, kept.value(0, head), kept.value_width);
-      widen(gathered.data(), count, kept.value_width);
+      int64_t width = kept.value_width;
+      T* values = room_for(gathered, LANES * width);
+      gather(span, token, first + at, count, kept.value(0, head), kept.heads * width, width,
+             values);
+      widen(values, count, width);
       for (int64_t i = 0; i < groups; ++i) multiply_values<1>(token * groups + i, at, count);
     });
     for (int64_t row = 0; row < rows; ++row) {
@@ -142,18 +158,9 @@ class Task {
   void own_groups(Run run) {
     if (!span.tails) return;
     for (int64_t token = 0; token < span.count; ++token) {
-      int64_t stop = span.stands(token) + 1 - first;
+      int64_t stop = span.position(token) + 1 - first;
       for (int64_t at = together; at < stop; at += LANES)
         run(token, at, std::min<int64_t>(LANES, stop - at));
-    }
-  }
-
-  // The rows that a token of a tree sees at `count` columns; `rows` is slot 0 of a head.
-  void gather(int64_t token, int64_t at, int64_t count, const T* rows, int64_t width) {
-    T* to = room_for(gathered, LANES * width);
-    for (int64_t j = 0; j < count; ++j, to += width) {
-      const T* from = rows + span.slot(token, first + at + j) * kept.heads * width;
-      std::copy(from, from + width, to);
     }
   }
 

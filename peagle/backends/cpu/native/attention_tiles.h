@@ -36,7 +36,7 @@ class TiledTask {
         int64_t token = (begin + i) / groups, query = head * groups + (begin + i) % groups;
         these.tokens[i] = token;
         these.places[i] = token * queries + query;
-        these.stands[i] = float(span.stands(token));
+        these.stands[i] = float(span.position(token));
         these.sinks[i] = spec.sinks ? spec.sinks[query] : -std::numeric_limits<float>::infinity();
       }
       multiply_keys(q, these, head);
@@ -65,21 +65,18 @@ class TiledTask {
   void own_steps(const Queries& these, Run run) const {
     if (!span.tails) return;
     for (int64_t token = these.tokens[0]; token <= these.tokens[these.count - 1]; ++token) {
-      int64_t stop = span.stands(token) + 1 - first;
+      int64_t stop = span.position(token) + 1 - first;
       for (int64_t at = together; at < stop; at += STEP)
         run(token, at, std::min<int64_t>(STEP, stop - at));
     }
   }
 
-  // The rows that a token of a tree sees at `count` columns of 32; `rows` is slot 0 of a head.
-  const Bf16* gather(int64_t token, int64_t at, int64_t count, const Bf16* rows,
-                     int64_t width) const {
+  // What a token of a tree sees at `count` columns of 32.
+  const Bf16* gathered(int64_t token, int64_t at, int64_t count, const Bf16* rows,
+                       int64_t width) const {
     static thread_local std::vector<Bits> room;
     auto* to = reinterpret_cast<Bf16*>(room_for(room, width));  // 32 rows
-    for (int64_t j = 0; j < count; ++j) {
-      const Bf16* from = rows + span.slot(token, first + at + j) * kept.heads * width;
-      std::copy(from, from + width, to + j * width);
-    }
+    gather(span, token, first + at, count, rows, kept.heads * width, width, to);
     return to;
   }
 
@@ -113,7 +110,7 @@ class TiledTask {
     for (int64_t at = 0; at < stop; at += LANES)
       multiply(kept.key(span.slot(first + at), head), kept.heads * width, scores(columns) + at);
     own_steps(these, [&](int64_t token, int64_t at, int64_t count) {
-      const Bf16* keys = gather(token, at, count, kept.key(0, head), width);
+      const Bf16* keys = gathered(token, at, count, kept.key(0, head), width);
       for (int64_t part = 0; part < count; part += LANES) {
         Vector found[LANES], *to = scores(columns) + at + part;
         multiply(keys + part * width, width, found);
@@ -217,7 +214,7 @@ class TiledTask {
         for (int64_t i = 0; i < STEP; ++i)
           theirs[i] = these.tokens == int32_t(token) ? scores(columns)[at + i] : Vector{};
         shares(theirs, own);
-        const Bf16* values = gather(token, at, count, kept.value(0, head), width) + dim;
+        const Bf16* values = gathered(token, at, count, kept.value(0, head), width) + dim;
         interleave([&](int64_t i) { return values + i * width; }, count, width, ring);
         multiply(own, ring);
       });
