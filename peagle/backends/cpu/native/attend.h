@@ -7,8 +7,6 @@
 
 namespace peagle {
 
-constexpr int64_t MOST_ROWS_OF_A_TASK = 32;
-
 // peagle/backends/batch.py. peagle/backends/cpu/attention.py mirrors it.
 struct Batch {
   int64_t rows, requests, table;         // `table`: blocks of a row of block_tables
@@ -19,15 +17,15 @@ struct Batch {
   int64_t longest;
 };
 
-// The rows of each request in parts of a few.
-inline std::vector<Span> spans(const Batch& batch) {
+// The rows of each request in parts of at most `most`.
+inline std::vector<Span> spans(const Batch& batch, int64_t most) {
   std::vector<Span> made;
   int64_t first = 0;
   for (int64_t r = 0; r < batch.requests; ++r) {
     int64_t rows = batch.query_lens[r], last = first + rows - 1;
     bool tree = batch.tails && batch.tails[last * batch.longest] >= 0;
-    for (int64_t done = 0; done < rows; done += MOST_ROWS_OF_A_TASK) {
-      int64_t count = std::min(MOST_ROWS_OF_A_TASK, rows - done);
+    for (int64_t done = 0; done < rows; done += most) {
+      int64_t count = std::min(most, rows - done);
       int64_t start = tree ? batch.seq_lens[r] - 1 : batch.seq_lens[r] - rows + done;
       Span span{first + done, start, count, batch.block_tables + r * batch.table};
       if (tree) span.tails = batch.tails + span.first * batch.longest;
@@ -43,7 +41,7 @@ template <typename Task, typename T>
 void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, const Batch& batch,
                const Spec& spec) {
   int64_t groups = query_heads / kept.heads;
-  std::vector<Span> all = spans(batch);
+  std::vector<Span> all = spans(batch, Task::MOST_TOKENS);
 #pragma omp for collapse(2) schedule(dynamic)
   for (size_t i = 0; i < all.size(); ++i)
     for (int64_t head = 0; head < kept.heads; ++head) {

@@ -79,6 +79,8 @@ struct Spec {  // 0, or no pointer, where a layer has none
 template <typename T>
 class Task {
  public:
+  static constexpr int64_t MOST_TOKENS = 8;  // so that there are enough tasks for all threads
+
   Task(const Kept<T>& kept, const Spec& spec, const Span& span)
       : kept(kept), spec(spec), span(span) {}
 
@@ -101,7 +103,9 @@ class Task {
 
     for (int64_t at = 0; at < together; at += LANES) {
       turn_keys(head, at);
-      for (int64_t row = 0; row < padded; row += 4) multiply_keys<4>(row, at);
+      int64_t row = 0;
+      for (; row + 8 <= padded; row += 8) multiply_keys<8>(row, at);
+      for (; row < padded; row += 4) multiply_keys<4>(row, at);
     }
     own_groups([&](int64_t token, int64_t at, int64_t count) {
       int64_t width = kept.key_width;
@@ -115,8 +119,9 @@ class Task {
       softmax(row, span.position(std::min(row / groups, span.count - 1)), sink);
     }
     for (int64_t at = 0; at < together; at += LANES) {
-      int64_t count = widen_values(head, at);
-      for (int64_t row = 0; row < padded; row += 4) multiply_values<4>(row, at, count);
+      int64_t count = widen_values(head, at), row = 0;
+      for (; row + 8 <= padded; row += 8) multiply_values<8>(row, at, count);
+      for (; row < padded; row += 4) multiply_values<4>(row, at, count);
     }
     own_groups([&](int64_t token, int64_t at, int64_t count) {
       int64_t width = kept.value_width;

@@ -13,6 +13,8 @@ namespace peagle {
 // The queries of one span that share a key head: query r is token r / groups.
 class TiledTask {
  public:
+  static constexpr int64_t MOST_TOKENS = 32;
+
   static bool takes(const Kept<Bf16>& kept) {
     return may_use_tiles() && kept.key_width % STEP == 0 && kept.value_width % STEP == 0;
   }

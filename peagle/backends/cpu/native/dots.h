@@ -28,29 +28,34 @@ inline WideInts dot(WideInts sums, WideInts weights, WideInts x) {
   return WideInts(_mm512_dpbusd_epi32(__m512i(sums), __m512i(unsigned_bytes), __m512i(x)));
 }
 
+#elif defined(__AVX512BW__)
+
+template <int BITS>
+constexpr int32_t SURPLUS = 0;
+
+template <int BITS>
+inline WideInts dot(WideInts sums, WideInts weights, WideInts x) {
+  __m512i w = __m512i(weights), values = __m512i(x);
+  if (BITS == 8) {  // the sign of a weight becomes that of its input
+    values = _mm512_mask_sub_epi8(values, _mm512_movepi8_mask(w), _mm512_setzero_si512(), values);
+    w = _mm512_abs_epi8(w);
+  }
+  __m512i pairs = _mm512_maddubs_epi16(w, values);  // at most 2 · 127², which fits
+  return sums + WideInts(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+
 #elif defined(__AVX2__)
 
 template <int BITS>
 constexpr int32_t SURPLUS = 0;
 
 template <int BITS>
-inline __m256i dot_of_half(__m256i sums, __m256i weights, __m256i x) {
-  __m256i positive = BITS == 8 ? _mm256_abs_epi8(weights) : weights;
-  __m256i turned = BITS == 8 ? _mm256_sign_epi8(x, weights) : x;
-  __m256i pairs = _mm256_maddubs_epi16(positive, turned);  // at most 2 · 127², which fits
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-
-template <int BITS>
 inline WideInts dot(WideInts sums, WideInts weights, WideInts x) {
-  __m256i all[3][WIDTH / 8];
-  std::memcpy(all[0], &sums, sizeof(sums));
-  std::memcpy(all[1], &weights, sizeof(sums));
-  std::memcpy(all[2], &x, sizeof(sums));
-  for (int i = 0; i < WIDTH / 8; ++i)
-    all[0][i] = dot_of_half<BITS>(all[0][i], all[1][i], all[2][i]);
-  std::memcpy(&sums, all[0], sizeof(sums));
-  return sums;
+  __m256i w = __m256i(weights), values = __m256i(x);
+  __m256i positive = BITS == 8 ? _mm256_abs_epi8(w) : w;
+  __m256i turned = BITS == 8 ? _mm256_sign_epi8(values, w) : values;
+  __m256i pairs = _mm256_maddubs_epi16(positive, turned);  // at most 2 · 127², which fits
+  return sums + WideInts(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
 #elif defined(__ARM_NEON)

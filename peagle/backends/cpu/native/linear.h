@@ -88,11 +88,13 @@ void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t i
   auto* plain = reinterpret_cast<typename Plain::Input*>(room.plain.data());
   ByteGroup* bytes = room.bytes.data();
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* from = x + row * inputs;
-    if (as_they_are) spread(from, inputs, plain + row * steps(inputs, Plain::INPUTS_OF_A_STEP));
-    if (as_bytes) spread(from, inputs, bytes + row * steps(inputs, GROUP));
-  }
+  for (int64_t group = 0; group < steps(inputs, GROUP); ++group)
+    for (int64_t row = 0; row < rows; ++row) {
+      int64_t at = group * GROUP, count = std::min(GROUP, inputs - at);
+      const T* from = x + row * inputs + at;
+      if (as_they_are) spread(from, count, plain + at / Plain::INPUTS_OF_A_STEP * rows + row, rows);
+      if (as_bytes) bytes[group * rows + row] = in_bytes(from, count);
+    }
   parts.share([&](const Product<T>& product, int64_t first, int64_t last) {
     int64_t bits = product.matrix.bits;
     if (bits == 8) return multiply<ByteSteps<8, T>>(product, first, last, bytes, rows);

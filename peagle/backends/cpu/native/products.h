@@ -19,16 +19,22 @@ constexpr int64_t PARTS = LANES / WIDTH;  // vectors of the outputs of a panel
 constexpr int64_t LINE = 4 * LANES;       // bytes of these
 constexpr int64_t ROWS_OF_A_CHUNK = 48;   // rows that stay in a near cache while panels pass by
 
-#if defined(__AVX512F__)
-constexpr int MOST_ROWS = 12;  // of one block
-#elif defined(__AVX__) || defined(__ARM_NEON)
-constexpr int MOST_ROWS = 6;
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr int MOST_SUMS = 24;  // vectors that stay in registers, beside weights and inputs
 #else
-constexpr int MOST_ROWS = 3;
+constexpr int MOST_SUMS = 12;
 #endif
 
-// Panels that are read at once for so many rows: all sums stay in registers.
-constexpr int panels_at_once(int rows) { return WIDTH == 16 || 2 * rows <= MOST_ROWS ? 2 : 1; }
+// Of one block: rows by one panel. Each vector of outputs takes `Steps::KEPT` registers of a row.
+template <typename Steps>
+constexpr int MOST_ROWS =
+    MOST_SUMS / (PARTS * Steps::KEPT) < 1 ? 1 : MOST_SUMS / (PARTS * Steps::KEPT);
+
+// Panels that are read at once for so many rows.
+template <typename Steps>
+constexpr int panels_at_once(int rows) {
+  return 2 * rows <= MOST_ROWS<Steps> ? 2 : 1;
+}
 
 inline int64_t steps(int64_t inputs, int64_t of_a_step) {
   return (inputs + of_a_step - 1) / of_a_step;
@@ -47,15 +53,21 @@ struct Place {
   static constexpr int64_t INPUTS_OF_A_STEP = INPUTS;
   const uint8_t* at;
   int64_t apart;  // bytes from one panel to the next
+  int64_t ahead;  // bytes from these panels to those that are read after them
 
   // Panels from `panel` on, or that one twice.
-  Place(const Matrix& m, int64_t panel, bool twice) {
+  Place(const Matrix& m, int64_t panel, int64_t panels, bool twice) {
     int64_t bytes = steps(m.inputs, INPUTS) * BYTES;
     at = static_cast<const uint8_t*>(m.data) + panel * bytes;
     apart = twice ? 0 : bytes;
+    ahead = panels * bytes;
   }
-  const uint8_t* vector(int64_t i) const {
-    return at + i / PARTS * apart + i % PARTS * LINE / PARTS;
+  // Vector i of line `line` of this step. Meanwhile the same of the next panels comes nearer.
+  template <typename V>
+  V read(int64_t i, int64_t line = 0) const {
+    const uint8_t* from = at + i / PARTS * apart + i % PARTS * LINE / PARTS + line * LINE;
+    __builtin_prefetch(from + ahead, 0, 2);
+    return load_vector<V>(from);
   }
   void next() { at += BYTES; }
 };
@@ -66,14 +78,17 @@ struct Place {
 template <typename T>
 struct FloatSteps : Place<1, LINE> {
   typedef float Input;
-  FloatSteps(const Product<T>& p, int64_t panel, bool twice) : Place(p.matrix, panel, twice) {}
+  static constexpr int KEPT = 1;
+  FloatSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
+      : Place(p.matrix, panel, panels, twice) {}
 
   template <int ROWS, int VECTORS>
-  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+  void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     Wide weights[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) weights[i] = load_vector<Wide>(vector(i));
+    for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<Wide>(i);
+#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r * stride] * weights[i];
+      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r] * weights[i];
     next();
   }
 };
@@ -84,25 +99,28 @@ struct WidenedSteps : Place<2, LINE> {
   struct Input {
     float pair[2];
   };
-  WidenedSteps(const Product<T>& p, int64_t panel, bool twice) : Place(p.matrix, panel, twice) {}
+  static constexpr int KEPT = 1;
+  WidenedSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
+      : Place(p.matrix, panel, panels, twice) {}
 
   template <int ROWS, int VECTORS>
-  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
-    add_half<0>(x, stride, sums);
-    add_half<1>(x, stride, sums);
+  void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
+    add_half<0>(x, sums);
+    add_half<1>(x, sums);
     next();
   }
 
  private:
   template <int ODD, int ROWS, int VECTORS>
-  void add_half(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+  void add_half(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     Wide weights[VECTORS];
     for (int i = 0; i < VECTORS; ++i) {
-      WideBits both = load_vector<WideBits>(vector(i));
+      WideBits both = this->template read<WideBits>(i);
       weights[i] = Wide(ODD ? both & 0xffff0000u : both << 16);
     }
+#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r * stride].pair[ODD] * weights[i];
+      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r].pair[ODD] * weights[i];
   }
 };
 
@@ -110,15 +128,18 @@ struct WidenedSteps : Place<2, LINE> {
 template <typename T>
 struct PairSteps : Place<2, LINE> {
   typedef uint32_t Input;
-  PairSteps(const Product<T>& p, int64_t panel, bool twice) : Place(p.matrix, panel, twice) {}
+  static constexpr int KEPT = 1;
+  PairSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
+      : Place(p.matrix, panel, panels, twice) {}
 
   template <int ROWS, int VECTORS>
-  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+  void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     WideBits weights[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) weights[i] = load_vector<WideBits>(vector(i));
+    for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<WideBits>(i);
+#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r)
       for (int i = 0; i < VECTORS; ++i)
-        sums[r][i] = dot_pairs(sums[r][i], weights[i], WideBits{} + x[r * stride]);
+        sums[r][i] = dot_pairs(sums[r][i], weights[i], WideBits{} + x[r]);
     next();
   }
 };
@@ -134,10 +155,12 @@ struct ByteGroup {
 template <int BITS, typename T>
 struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   typedef ByteGroup Input;
+  static constexpr int KEPT = 2;
   static constexpr int64_t FOURS = GROUP / 4;
+  static constexpr int32_t MORE = SURPLUS<BITS> + (BITS == 4 ? 8 : 0);
 
-  ByteSteps(const Product<T>& p, int64_t panel, bool twice)
-      : ByteSteps::Place(p.matrix, panel, twice) {
+  ByteSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
+      : ByteSteps::Place(p.matrix, panel, panels, twice) {
     if (BITS == 8) return;
     int64_t numbers = p.matrix.inputs / GROUP * 2 * LANES;
     scales = static_cast<const T*>(p.matrix.scales) + panel * numbers;
@@ -145,24 +168,44 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   }
 
   template <int ROWS, int VECTORS>
-  void add(const Input* x, int64_t stride, Wide (&sums)[ROWS][VECTORS]) {
+  void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
+    WideInts found[ROWS][VECTORS];
+#pragma GCC unroll 24
+    for (int r = 0; r < ROWS; ++r) {
+      WideInts less = (WideInts{} + x[r].total) * -MORE;
+      for (int i = 0; i < VECTORS; ++i) found[r][i] = less;
+    }
+#pragma GCC unroll 8
+    for (int line = 0; line < FOURS * BITS / 8; ++line) {
+      WideInts weights[VECTORS];
+      for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<WideInts>(i, line);
+      if (BITS == 8) {
+        add_four(line, x, weights, found);
+      } else {
+        WideInts low[VECTORS], high[VECTORS];
+        for (int i = 0; i < VECTORS; ++i) {
+          low[i] = weights[i] & 0x0f0f0f0f;
+          high[i] = (weights[i] >> 4) & 0x0f0f0f0f;
+        }
+        add_four(line, x, low, found);
+        add_four(line + FOURS / 2, x, high, found);
+      }
+    }
     for (int i = 0; i < VECTORS; ++i) {
-      WideInts weights[FOURS];
-      read(this->vector(i), weights);
       Wide scale = {}, zero = {};
       if (BITS == 4) {
         const T* pairs = scales + i / PARTS * scales_apart + i % PARTS * WIDTH;
         for (int lane = 0; lane < WIDTH; ++lane) scale[lane] = load(pairs[lane]);
         for (int lane = 0; lane < WIDTH; ++lane) zero[lane] = load(pairs[LANES + lane]);
       }
+#pragma GCC unroll 24
       for (int r = 0; r < ROWS; ++r) {
-        const ByteGroup& group = x[r * stride];
-        Wide found = sum(weights, group);
+        Wide whole = __builtin_convertvector(found[r][i], Wide);
         if (BITS == 8) {
-          sums[r][i] += found * group.scale;
+          sums[r][i] += whole * x[r].scale;
         } else {
-          sums[r][i] += scale * (found * group.scale);
-          sums[r][i] += zero * (float(group.total) * group.scale);
+          sums[r][i] += scale * (whole * x[r].scale);
+          sums[r][i] += zero * (float(x[r].total) * x[r].scale);
         }
       }
     }
@@ -174,22 +217,14 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   const T* scales = nullptr;  // of 4 bits
   int64_t scales_apart = 0;
 
-  // The weights of a vector of outputs, by fours.
-  static void read(const uint8_t* from, WideInts (&weights)[FOURS]) {
-    constexpr int64_t LOADED = FOURS * BITS / 8;
-    for (int i = 0; i < LOADED; ++i) {
-      weights[i] = load_vector<WideInts>(from + i * LINE);
-      if (BITS == 8) continue;
-      weights[i + FOURS / 2] = (weights[i] >> 4) & 0x0f0f0f0f;
-      weights[i] &= 0x0f0f0f0f;
+  template <int ROWS, int VECTORS>
+  static void add_four(int four, const Input* x, const WideInts (&weights)[VECTORS],
+                       WideInts (&found)[ROWS][VECTORS]) {
+#pragma GCC unroll 24
+    for (int r = 0; r < ROWS; ++r) {
+      WideInts inputs = WideInts{} + x[r].fours[four];
+      for (int i = 0; i < VECTORS; ++i) found[r][i] = dot<BITS>(found[r][i], weights[i], inputs);
     }
-  }
-
-  static Wide sum(const WideInts (&weights)[FOURS], const ByteGroup& x) {
-    constexpr int32_t MORE = SURPLUS<BITS> + (BITS == 4 ? 8 : 0);
-    WideInts found = WideInts{} - MORE * x.total;
-    for (int i = 0; i < FOURS; ++i) found = dot<BITS>(found, weights[i], WideInts{} + x.fours[i]);
-    return __builtin_convertvector(found, Wide);
   }
 };
 
@@ -207,17 +242,19 @@ void keep(const Product<T>& product, int64_t row, int64_t panel, const float (&s
 }
 
 // ROWS rows, from `row` on, by PANELS panels, from `panel` on, or by that one if it is the last.
+// `x` are the inputs of `rows` rows, step by step.
 template <int ROWS, int PANELS, typename Steps, typename T>
 void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
-                    const typename Steps::Input* x, int64_t row) {
+                    const typename Steps::Input* x, int64_t rows, int64_t row) {
   int64_t count = steps(product.matrix.inputs, Steps::INPUTS_OF_A_STEP);
-  Steps weights(product, panel, panels < PANELS);
+  Steps weights(product, panel, PANELS, panels < PANELS);
   Wide sums[ROWS][PANELS * PARTS] = {};
-  x += row * count;
+  x += row;
   for (int64_t k = 0; k < count; ++k) {
     asm volatile("");  // or GCC makes vectors of several steps, which are slower
-    weights.add(x + k, count, sums);
+    weights.add(x + k * rows, sums);
   }
+#pragma GCC unroll 24
   for (int r = 0; r < ROWS; ++r)
     for (int p = 0; p < std::min<int64_t>(panels, PANELS); ++p) {
       float found[LANES];
@@ -228,18 +265,18 @@ void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
 
 template <int ROWS, typename Steps, typename T>
 void multiply_panels(const Product<T>& product, int64_t first, int64_t last,
-                     const typename Steps::Input* x, int64_t row) {
-  constexpr int PANELS = panels_at_once(ROWS);
+                     const typename Steps::Input* x, int64_t rows, int64_t row) {
+  constexpr int PANELS = panels_at_once<Steps>(ROWS);
   for (int64_t panel = first; panel < last; panel += PANELS)
-    multiply_block<ROWS, PANELS, Steps>(product, panel, last - panel, x, row);
+    multiply_block<ROWS, PANELS, Steps>(product, panel, last - panel, x, rows, row);
 }
 
 // By number of rows: the functions for 1 … MOST_ROWS of them.
 template <typename Steps, typename T, int... ROWS>
 constexpr auto by_rows(std::integer_sequence<int, ROWS...>) {
   typedef void (*Multiply)(const Product<T>&, int64_t, int64_t, const typename Steps::Input*,
-                           int64_t);
-  return std::array<Multiply, MOST_ROWS>{multiply_panels<ROWS + 1, Steps, T>...};
+                           int64_t, int64_t);
+  return std::array<Multiply, sizeof...(ROWS)>{multiply_panels<ROWS + 1, Steps, T>...};
 }
 
 // All rows by the panels first … last − 1, in blocks of rows that are about equally large. What
@@ -247,46 +284,51 @@ constexpr auto by_rows(std::integer_sequence<int, ROWS...>) {
 template <typename Steps, typename T>
 void multiply(const Product<T>& product, int64_t first, int64_t last, const void* spread,
               int64_t rows) {
-  constexpr auto MULTIPLY = by_rows<Steps, T>(std::make_integer_sequence<int, MOST_ROWS>());
+  constexpr int MOST = MOST_ROWS<Steps>;
+  constexpr auto MULTIPLY = by_rows<Steps, T>(std::make_integer_sequence<int, MOST>());
   const auto* x = static_cast<const typename Steps::Input*>(spread);
   for (int64_t done = 0; done < rows; done += ROWS_OF_A_CHUNK) {
     int64_t end = std::min(rows, done + ROWS_OF_A_CHUNK);
-    if (end - done <= MOST_ROWS) {
-      MULTIPLY[end - done - 1](product, first, last, x, done);
+    if (end - done <= MOST) {
+      MULTIPLY[end - done - 1](product, first, last, x, rows, done);
       continue;
     }
     for (int64_t panel = first; panel < last; panel += 2) {
       int64_t row = done;
-      for (int64_t blocks = steps(end - done, MOST_ROWS); blocks; --blocks) {
+      for (int64_t blocks = steps(end - done, MOST); blocks; --blocks) {
         int64_t size = steps(end - row, blocks);
-        MULTIPLY[size - 1](product, panel, std::min(panel + 2, last), x, row);
+        MULTIPLY[size - 1](product, panel, std::min(panel + 2, last), x, rows, row);
         row += size;
       }
     }
   }
 }
 
-// ---- Rows, as the ways to read weights want them ----
+// ---- Rows, as the ways to read weights want them: their steps lie `apart` ----
 
 template <typename T>
-inline void spread(const T* x, int64_t inputs, float* to) {
-  for (int64_t i = 0; i < inputs; ++i) to[i] = load(x[i]);
+inline void spread(const T* x, int64_t inputs, float* to, int64_t apart) {
+  for (int64_t i = 0; i < inputs; ++i) to[i * apart] = load(x[i]);
 }
 
 template <typename T>
-inline void spread(const T* x, int64_t inputs, typename WidenedSteps<T>::Input* to) {
-  to[steps(inputs, 2) - 1].pair[1] = 0;
-  spread(x, inputs, to->pair);
+inline void spread(const T* x, int64_t inputs, typename WidenedSteps<T>::Input* to, int64_t apart) {
+  for (int64_t i = 0; i < inputs; i += 2) {
+    to[i / 2 * apart].pair[0] = load(x[i]);
+    to[i / 2 * apart].pair[1] = i + 1 < inputs ? load(x[i + 1]) : 0.0f;
+  }
 }
 
-inline void spread(const Bf16* x, int64_t inputs, uint32_t* to) {
-  to[steps(inputs, 2) - 1] = 0;
-  std::memcpy(to, x, inputs * sizeof(Bf16));
+inline void spread(const Bf16* x, int64_t inputs, uint32_t* to, int64_t apart) {
+  for (int64_t i = 0; i < inputs; i += 2)
+    to[i / 2 * apart] = x[i].bits | (i + 1 < inputs ? uint32_t(x[i + 1].bits) << 16 : 0);
 }
 
-// A group as bytes, to the nearest, ties to even: the largest becomes 127.
-inline ByteGroup in_bytes(const float (&x)[GROUP]) {
-  float most = 0;
+// Up to a group as bytes, to the nearest, ties to even: the largest becomes 127.
+template <typename T>
+inline ByteGroup in_bytes(const T* from, int64_t count) {
+  float x[GROUP] = {}, most = 0;
+  for (int64_t i = 0; i < count; ++i) x[i] = load(from[i]);
   for (float value : x) most = std::max(most, std::fabs(value));
   float inverse = most > 0 ? 127.0f / most : 0.0f;
   ByteGroup group{{}, 0, most / 127.0f};
@@ -298,15 +340,6 @@ inline ByteGroup in_bytes(const float (&x)[GROUP]) {
   }
   std::memcpy(group.fours, bytes, sizeof(bytes));
   return group;
-}
-
-template <typename T>
-inline void spread(const T* x, int64_t inputs, ByteGroup* to) {
-  for (int64_t at = 0; at < inputs; at += GROUP, ++to) {
-    float group[GROUP] = {};
-    spread(x + at, std::min(GROUP, inputs - at), group);
-    *to = in_bytes(group);
-  }
 }
 
 }  // namespace peagle

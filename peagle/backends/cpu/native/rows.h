@@ -1,5 +1,6 @@
 // What a layer does to single rows. A row is computed in the same way whatever rows stand beside
-// it. All threads of a team run these functions together.
+// it. All threads of a team run these functions together. Row i of R is always the same thread's:
+// so `rotate` and `add` do not wait for the other threads, and what follows may read these rows.
 
 #pragma once
 
@@ -29,7 +30,7 @@ template <typename T>
 void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_t heads,
             int64_t size) {
   int64_t half = size / 2;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const T *c = cos + row * size, *s = sin + row * size;
     for (int64_t head = 0; head < heads; ++head) {
@@ -68,7 +69,7 @@ void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width) {
 // x + y. `out` may be x.
 template <typename T>
 void add(const T* x, const T* y, T* out, int64_t rows, int64_t width) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const T *from = x + row * width, *more = y + row * width;
     T* to = out + row * width;
