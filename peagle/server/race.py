@@ -99,6 +99,8 @@ def _run(
         "tokens_per_second": tokens / run.seconds,
         "first_token_seconds": first,
         "acceptance_length": request.stats.acceptance_length,
+        "nodes": request.stats.nodes_per_round,
+        "tokens_per_forward": request.stats.tokens_per_forward,
     }
     yield {"lane": lane, "result": result}
     return request

@@ -47,6 +47,8 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
         assert text == wanted.text and own[-1]["tokens"] == result["tokens"]
         places = {piece["place"] for event in own for piece in event["pieces"]}
         assert (result["acceptance_length"] > 1) == (max(places) > 0)
+        assert (result["tokens_per_forward"] > 1) == (result["acceptance_length"] > 1)
+        assert result["nodes"] == pytest.approx(first["lanes"][lane]["k"], abs=0.5)
 
 
 def test_nothing_is_left_of_it(drafter: Drafter) -> None:
