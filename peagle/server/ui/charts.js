@@ -12,9 +12,9 @@ export function startCharts(onState) {
   const charts = [
     new Lines("Throughput", "tokens / s", [["tokens / s", (now, before) => rate(now, before, "generated")]]),
     new Bars("Accepted, by place in the draft"),
-    new Lines("Draft", "tokens a round", [
-      ["K, chosen", (now, before) => now.chosen ?? drafted(now, before)],
-      ["acceptance length", (now, before) => acceptanceLength(before, now)],
+    new Lines("A target forward", "of one request", [
+      ["rows", (now, before) => perForward(now, before, "rows")],
+      ["tokens", (now, before) => perForward(now, before, "decoded")],
     ]),
     new Lines("Queue", "requests", [["running", (now) => now.running], ["waiting", (now) => now.waiting]]),
   ];
@@ -37,9 +37,9 @@ export function startCharts(onState) {
 
 const rate = (now, before, name) => (now[name] - before[name]) / (now.at - before.at);
 
-function drafted(now, before) {
-  const rounds = now.rounds - before.rounds;
-  return rounds > 0 ? (now.drafted - before.drafted) / rounds : undefined;
+function perForward(now, before, name) {
+  const forwards = now.forwards - before.forwards;
+  return forwards > 0 ? (now[name] - before[name]) / forwards : undefined;
 }
 
 class Chart {
