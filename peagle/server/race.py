@@ -111,10 +111,12 @@ def _run(
     run = llm.stream([ids], params)
     [request] = run.requests
     first = 0.0
+    found = 0
     with closing(run):
         while request.finish_reason is None:
             chunks = run.step()
             tokens = len(request.output)
+            found += sum(chunk.source == "lookup" for chunk in chunks)
             first = first or (run.seconds if tokens else 0.0)
             yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": pieces(chunks)}
     if request.failure is not None:
@@ -127,7 +129,7 @@ def _run(
         "acceptance_length": request.stats.acceptance_length,
         "nodes": request.stats.nodes_per_round,
         "tokens_per_forward": request.stats.tokens_per_forward,
-        "from_lookup": request.stats.accepted_from_lookup / tokens,
+        "from_lookup": found / tokens,
     }
     yield {"lane": lane, "result": result}
     return request

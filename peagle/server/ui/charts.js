@@ -12,7 +12,7 @@ export function startCharts(onState) {
   const charts = [
     new Lines("Throughput", "tokens / s", [["tokens / s", (now, before) => rate(now, before, "generated")]]),
     new Bars("Accepted, by place in the draft"),
-    new Lines("A target forward", "of one request", [
+    new Lines("Rows and tokens of a target forward", "of one request", [
       ["rows", (now, before) => perForward(now, before, "rows")],
       ["tokens", (now, before) => perForward(now, before, "decoded")],
     ]),
@@ -79,7 +79,7 @@ class Lines extends Chart {
     const x = (at) => WIDTH - ((kept.length - 1 - at) * (WIDTH - LEFT)) / (KEPT - 1);
     const lines = rows.flatMap((row, index) => {
       const points = row.flatMap((value, at) => (value === undefined ? [] : [[x(at), this.y(value, top)]]));
-      const d = points.map(([px, py], at) => `${at ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`).join("");
+      const d = points.map(([px, py], at) => `${at ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}${at ? "" : "h0"}`).join("");
       const line = svg("path", { d, class: `line s${index}` });
       if (rows.length > 1 || !points.length) return [line];
       return [svg("path", { d: `${d}V${HEIGHT - BOTTOM}H${points[0][0].toFixed(1)}Z`, class: "area" }), line];

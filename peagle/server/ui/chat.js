@@ -111,8 +111,8 @@ class Meter {
     this.started = performance.now();
     this.first = this.last = null;
     this.tokens = this.head = 0; // head: tokens that came with the first text
-    this.places = [];
-    this.found = 0; // pieces from lookup
+    this.places = []; // pieces of text by place in the draft
+    this.total = this.found = 0; // pieces, those from lookup
     this.drafts = null; // the latest
     for (const id of ["al", "rate", "ttft", "tokens"]) $(id).textContent = "–";
     $("legend").hidden = true;
@@ -128,6 +128,7 @@ class Meter {
     for (const { text, place, source } of drafts?.pieces ?? []) {
       if (!text) continue;
       this.places[place] = (this.places[place] ?? 0) + 1;
+      this.total += 1;
       this.found += source === "lookup";
     }
     this.drafts = drafts ?? this.drafts;
@@ -139,25 +140,24 @@ class Meter {
   }
 
   legend() {
-    const total = this.places.reduce((sum, count) => sum + (count ?? 0), 0);
     const row = (swatch, name, count) => el("li", {}, el("span", { class: `swatch ${swatch}` }),
-      el("span", {}, name), el("span", { class: "share" }, percent((count ?? 0) / total)));
+      el("span", {}, name), el("span", { class: "share" }, percent((count ?? 0) / this.total)));
     const rows = Array.from(this.places, (count, place) =>
       place ? row(tint(place), `Draft token ${place}`, count) : row("", "The model itself", count));
-    if (this.found) rows.push(row("lookup", "Of the drafts, from lookup", this.found));
-    $("legend").hidden = !total;
+    if (this.found) rows.push(row("lookup", "From lookup", this.found));
+    $("legend").hidden = !this.total;
     $("legend-rows").replaceChildren(...rows);
   }
 
   // The answer's own; empty where the server does not tell.
   figures() {
     if (!this.drafts) return "";
-    const { tokens, rounds, drafted, accepted, accepted_from_lookup: found, forwards } = this.drafts;
+    const { tokens, rounds, drafted, accepted, forwards } = this.drafts;
     return drafting({
       acceptance_length: 1 + accepted / rounds,
       nodes: rounds && drafted / rounds,
       tokens_per_forward: (tokens - 1) / forwards, // the first token is the prompt's
-      from_lookup: found / tokens,
+      from_lookup: this.found / this.total,
     });
   }
 
