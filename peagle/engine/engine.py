@@ -29,7 +29,7 @@ from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, accept, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.text import end_tokens
-from peagle.engine.tree import Draft, along, grow
+from peagle.engine.tree import Draft, Source, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
 
@@ -110,7 +110,7 @@ class Engine:
                 return
             request.finish_reason = reason
             if text := request.text.finish():
-                request.emitted.append(Chunk(request.index, text, 0))
+                request.emitted.append(Chunk(request.index, text, 0, "target"))
             self.scheduler.remove(request)
 
     def fetch(self, request: Request) -> list[Chunk]:
@@ -317,21 +317,25 @@ class Engine:
         sampler, draft = request.sampler, request.draft
         choice = best if sampler.plain else sampler.choose(logits, draft)
         path = accept(choice, draft)
+        decoding = request.num_computed_tokens >= request.prompt_length
         if draft:
-            request.stats.count(draft, len(path))
             self.calibration.count(draft, path)
             self.lookups.count(draft, path)
         request.draft = Draft()
         rows = [0, *path]
         tokens = [choice.tokens[row] for row in rows]
         logprobs = sampler.logprobs(logits, rows, tokens)
+        sources: list[Source] = [*map(draft.source, path), "target"]
         emitted = 0
         while emitted < len(tokens) and request.finish_reason is None:
-            place = emitted + 1 if emitted < len(path) else 0
+            source = sources[emitted]
+            place = 0 if source == "target" else emitted + 1
             logprob = logprobs[emitted] if logprobs else None
-            self._emit(request, Chunk(request.index, "", place, logprob), tokens[emitted])
+            self._emit(request, Chunk(request.index, "", place, source, logprob), tokens[emitted])
             emitted += 1
         sampler.commit(tokens[:emitted])
+        if decoding:
+            request.stats.count(draft, path, emitted)
         request.num_computed_tokens = len(request.tokens) - 1
         return path
 

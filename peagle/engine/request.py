@@ -1,12 +1,13 @@
 """A request while it runs, its output, and how drafting fares."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from peagle.engine.lookup import Index
 from peagle.engine.params import SamplingParams, TokenLogprob
-from peagle.engine.tree import Draft
+from peagle.engine.tree import Draft, Source
 
 if TYPE_CHECKING:
     from peagle.engine.sampling import Sampler
@@ -17,25 +18,40 @@ FinishReason = Literal["stop", "length", "abort", "error"]  # cancelled; Request
 
 @dataclass(slots=True)
 class Stats:
-    """Drafting statistics as vLLM counts: before truncation at a stop, rounds with drafts only."""
+    """Drafting statistics. Rounds, drafted and accepted are counted as vLLM does: before truncation
+    at a stop, rounds with drafts only. Forwards and tokens are those of all decoding."""
 
     rounds: int = 0
     drafted: int = 0  # nodes
     accepted: list[int] = field(default_factory=list)  # rounds whose i-th place was accepted
+    accepted_from_lookup: int = 0  # nodes that the head did not offer
+    forwards: int = 0  # of the target, where it decoded the request, with or without a draft
+    tokens: int = 0  # emitted by these forwards
 
-    def count(self, draft: Draft, accepted: int) -> None:
-        """Add one verified round, in which so many places of a draft were accepted."""
+    def count(self, draft: Draft, path: Sequence[int], emitted: int) -> None:
+        """Add a target forward that decoded: the rows `path` of its draft were accepted."""
+        self.forwards += 1
+        self.tokens += emitted
+        if not draft:
+            return
         self.rounds += 1
         self.drafted += len(draft)
         self.accepted += [0] * (draft.depth - len(self.accepted))
-        for place in range(accepted):
+        for place, row in enumerate(path):
             self.accepted[place] += 1
+            self.accepted_from_lookup += draft.source(row) == "lookup"
 
     def __add__(self, other: "Stats") -> "Stats":
         """Of both; `sum(many, Stats())` is of all."""
         positions = zip_longest(self.accepted, other.accepted, fillvalue=0)
-        accepted = [mine + theirs for mine, theirs in positions]
-        return Stats(self.rounds + other.rounds, self.drafted + other.drafted, accepted)
+        return Stats(
+            self.rounds + other.rounds,
+            self.drafted + other.drafted,
+            [mine + theirs for mine, theirs in positions],
+            self.accepted_from_lookup + other.accepted_from_lookup,
+            self.forwards + other.forwards,
+            self.tokens + other.tokens,
+        )
 
     @property
     def acceptance_length(self) -> float:
@@ -46,6 +62,22 @@ class Stats:
     def accepted_per_position(self) -> list[float]:
         """Share of all rounds whose i-th draft token was accepted (unconditional)."""
         return [count / self.rounds for count in self.accepted]
+
+    @property
+    def nodes_per_round(self) -> float:
+        """Draft tokens a round with drafts."""
+        return self.drafted / self.rounds if self.rounds else 0.0
+
+    @property
+    def rows_per_round(self) -> float:
+        """Target rows a decoding round, with or without drafts: 1 + its nodes."""
+        return 1 + self.drafted / self.forwards if self.forwards else 1.0
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens emitted a decoding round, with or without drafts: unlike the acceptance length,
+        drafting seldom does not raise it."""
+        return self.tokens / self.forwards if self.forwards else 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +148,7 @@ class Chunk:
     index: int
     text: str
     place: int  # in the draft, from 1; 0: the target's own token
+    source: Source
     logprob: TokenLogprob | None = None
 
     @property
@@ -125,5 +158,5 @@ class Chunk:
 
 
 def pieces(chunks: list[Chunk]) -> list[dict[str, Any]]:
-    """Text as it was emitted, with each piece's place in the draft; 0: the target's own."""
-    return [{"text": chunk.text, "place": chunk.place} for chunk in chunks]
+    """Text as it was emitted, with each piece's place in the draft and its source."""
+    return [{"text": one.text, "place": one.place, "source": one.source} for one in chunks]

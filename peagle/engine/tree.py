@@ -7,7 +7,9 @@ tree is row i + 1.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Source = Literal["target", "head", "lookup"]  # of a token; lookup: no head offered it
 
 
 class Match(NamedTuple):
@@ -24,7 +26,7 @@ class Draft:
 
     tokens: list[int] = field(default_factory=list)  # target ids
     parents: list[int] = field(default_factory=list)  # the row of each node's parent
-    probs: list[float] = field(default_factory=list)  # the drafter's, given the parent
+    probs: list[float] = field(default_factory=list)  # the head's, given the parent; 0: lookup's
     chances: list[float] = field(default_factory=list)  # that all of the path is accepted
     match: Match = Match()  # what lookup added
 
@@ -37,6 +39,10 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def source(self, row: int) -> Source:
+        """What offered the node of a row."""
+        return "head" if self.probs[row - 1] else "lookup"
 
     @property
     def is_chain(self) -> bool:

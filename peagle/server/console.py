@@ -21,7 +21,7 @@ from peagle.server.answers import stream
 from peagle.server.auth import check_same_origin, is_trusted
 from peagle.server.errors import ApiError
 from peagle.server.messages import conversation_ids
-from peagle.server.race import MOST_TOKENS, Races
+from peagle.server.race import MOST_TOKENS, Races, drafts
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
 
@@ -67,11 +67,9 @@ class Console:
         app.post("/peagle/deploy", **own)(self.deploy)
 
     def about(self, http: HttpRequest) -> dict[str, Any]:
-        """What is served, what can race, and whether this client may deploy."""
-        llm = self._llm
-        lanes = [{"method": lane.method, "k": lane.k} for lane in self._races.lanes()]
-        about = {"method": llm.method, "k": llm.k, "adaptive": llm.adaptive, "lanes": lanes}
-        return about | {"most_tokens": MOST_TOKENS, "deploys": is_trusted(http, self._key)}
+        """What is served, and whether this client may deploy."""
+        about = {"method": self._llm.method, "drafts": drafts(self._llm)}
+        return about | {"deploys": is_trusted(http, self._key)}
 
     def catalog(self) -> list[dict[str, Any]]:
         """All entries, each with the command that deploys it here."""

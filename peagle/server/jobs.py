@@ -15,11 +15,14 @@ FAILED = "the engine has failed: the server ends, start it again"
 
 
 class Drafting(NamedTuple):
-    """How drafting fares in an answer, from its beginning."""
+    """How drafting fares in an answer, from its beginning; see `engine.request.Stats`."""
 
     tokens: int
     rounds: int  # with drafts
-    accepted: int  # draft tokens
+    drafted: int  # draft tokens
+    accepted: int  # of them
+    accepted_from_lookup: int  # of these
+    forwards: int  # decoding rounds, with or without drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What /metrics says, by vLLM's names and meanings."""
+"""What /metrics says: by vLLM's names with vLLM's meanings, and by names of our own beside them."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,6 +25,13 @@ COUNTERS = {
     "spec_decode_num_drafts": "Rounds with drafts.",
     "spec_decode_num_draft_tokens": "Draft tokens.",
     "spec_decode_num_accepted_tokens": "Of them, accepted.",
+}
+OWN_COUNTERS = {
+    "spec_decode_num_accepted_tokens_from_lookup": "Accepted draft tokens that the head did not "
+    "offer.",
+    "decode_forwards": "Target forwards that decoded, once for each request in them.",
+    "decode_rows": "Rows of these forwards: the newest token of each request, and its draft.",
+    "decode_tokens": "Tokens that they emitted: all but each answer's first.",
 }
 HISTOGRAMS = {
     "time_to_first_token": FIRST_TOKEN,
@@ -69,9 +76,10 @@ class Metrics:
             gauge = Gauge(name, "Now.", ["model_name"], registry=registry)
             gauge.labels(model).set_function(read)
         self._counters = {}
-        for name, what in COUNTERS.items():
-            counter = Counter(f"vllm:{name}", what, ["model_name"], registry=registry)
-            self._counters[name] = counter.labels(model)
+        for owner, counters in (("vllm", COUNTERS), ("peagle", OWN_COUNTERS)):
+            for name, what in counters.items():
+                counter = Counter(f"{owner}:{name}", what, ["model_name"], registry=registry)
+                self._counters[name] = counter.labels(model)
         self._histograms = {}
         for name, buckets in HISTOGRAMS.items():
             histogram = Histogram(
@@ -122,13 +130,25 @@ class Metrics:
 
     def _drafting(self, track: Track) -> None:
         stats, before = track.request.stats, track.stats
-        if stats.rounds == before.rounds:
+        if stats.forwards == before.forwards:
             return
-        self._counters["spec_decode_num_drafts"].inc(stats.rounds - before.rounds)
-        self._counters["spec_decode_num_draft_tokens"].inc(stats.drafted - before.drafted)
-        accepted = sum(stats.accepted) - sum(before.accepted)
-        self._counters["spec_decode_num_accepted_tokens"].inc(accepted)
+        now, then = _counts(stats), _counts(before)
+        for name, count in now.items():
+            self._counters[name].inc(count - then[name])
         positions = zip_longest(stats.accepted, before.accepted, fillvalue=0)
         for position, (new, old) in enumerate(positions):
             self._accepted.labels(self.model, position).inc(new - old)
         track.stats = stats + Stats()  # a copy
+
+
+def _counts(stats: Stats) -> dict[str, int]:
+    """The counters that follow from a request's statistics."""
+    return {
+        "spec_decode_num_drafts": stats.rounds,
+        "spec_decode_num_draft_tokens": stats.drafted,
+        "spec_decode_num_accepted_tokens": sum(stats.accepted),
+        "spec_decode_num_accepted_tokens_from_lookup": stats.accepted_from_lookup,
+        "decode_forwards": stats.forwards,
+        "decode_rows": stats.forwards + stats.drafted,
+        "decode_tokens": stats.tokens,
+    }

@@ -1,8 +1,9 @@
 """A race: the same prompt decoded by the target alone and with each head there is, in turns.
 
-An exclusive job for the engine thread. Each method has an engine of its own, and the server's is
-not touched. As in `peagle demo` the mode is deterministic: all methods emit the same tokens, or
-answers of different kinds would be compared.
+An exclusive job for the engine thread. Each method has an engine of its own, which drafts with the
+options that the server was started with; the server's engine is not touched. As in `peagle demo`
+the mode is deterministic: all methods emit the same tokens, or answers of different kinds would be
+compared.
 """
 
 from collections.abc import Generator
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 
 from peagle.backends.batch import BLOCK
 from peagle.catalog import known_entry
-from peagle.engine.llm import LLM
+from peagle.engine.llm import LLM, MOST_NODES
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, pieces
 from peagle.errors import InputError
+from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 
 MOST_TOKENS = 256  # of each answer: all other requests wait
@@ -27,10 +29,9 @@ Event = dict[str, Any]
 
 
 class Lane(NamedTuple):
-    """One way to decode; `head` is None, the served one, or a folder."""
+    """One way to decode; `head` is the served one, a folder, or None without a head."""
 
     method: str
-    k: int
     head: Drafter | Path | None
 
 
@@ -43,17 +44,13 @@ class Races:
 
     def lanes(self) -> list[Lane]:
         """The target alone, then the heads in the catalog's order: those in folders of this
-        machine (nothing is downloaded for a race), and the served one."""
-        llm, lanes = self._llm, {"none": Lane("none", 0, None)}
+        machine (nothing is downloaded for a race), and what is served."""
+        llm, lanes = self._llm, {"none": Lane("none", None)}
         entry = known_entry(llm.target.name)
-        heads = entry.heads if entry else {}
-        for method, head in heads.items():
+        for method, head in (entry.heads if entry else {}).items():
             if head.folder and head.place:
-                lanes[method] = Lane(method, head.k, head.folder)
-        if llm.drafter is not None:
-            known = heads.get(llm.method)
-            k = known.k if known and llm.adaptive else llm.k
-            lanes[llm.method] = Lane(llm.method, k, llm.drafter)
+                lanes[method] = Lane(method, head.folder)
+        lanes[llm.method] = Lane(llm.method, llm.drafter)
         return list(lanes.values())
 
     def steps(self, ids: list[int], max_tokens: int) -> Generator[Event, None, None]:
@@ -61,22 +58,51 @@ class Races:
         a head that does not fit."""
         if len(ids) > MOST_PROMPT:
             raise InputError(f"messages: {len(ids)} tokens, a race takes {MOST_PROMPT}: shorten")
-        lanes = self.lanes()
-        yield {"lanes": [{"method": lane.method, "k": lane.k} for lane in lanes]}
-        room = len(ids) + max_tokens + 4 * BLOCK
+        room = len(ids) + max_tokens + MOST_NODES + 2 * BLOCK
         own = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
+        lanes = self.lanes()
+        runners = [self._use(own, lane) for lane in lanes]
+        yield {"lanes": [{"method": llm.method, "drafts": drafts(llm)} for llm in runners]}
         params = SamplingParams(max_tokens=max_tokens)
         answers = list[list[int]]()
-        for number, lane in enumerate(lanes):
-            drafter = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
-            k = lane.k or None
-            warm_up = own.use(drafter, k)  # kernels for these numbers of rows
+        for number, (lane, llm) in enumerate(zip(lanes, runners, strict=True)):
+            warm_up = self._use(own, lane)  # kernels for these numbers of rows
             warm_up.generate([ids], SamplingParams(max_tokens=4))
             # Another engine, which has nothing of the prompt in its cache.
-            request = yield from _run(own.use(drafter, k), ids, params, number)
+            request = yield from _run(llm, ids, params, number)
             answers.append(request.output)
         same = _common_length(answers)
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
+
+    def _use(self, own: LLM, lane: Lane) -> LLM:
+        """Another LLM over the target of `own`, with a lane's head and the server's options."""
+        if lane.method == "none":
+            return own.use(None)
+        head = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
+        served = self._llm
+        if served.method == "none":
+            return own.use(head)
+        if served.nodes is None and not served.adaptive:
+            return own.use(head, served.k)
+        pinned = not served.adaptive and (served.lookup or _has_trees(head))
+        return own.use(head, nodes=served.nodes if pinned else None, lookup=served.lookup)
+
+
+def drafts(llm: LLM) -> str:
+    """What an LLM drafts, in words; a size that is not named is chosen every round."""
+    if llm.method == "none":
+        return ""
+    words = "tree" if llm.nodes is not None and _has_trees(llm.drafter) else "chain"
+    if llm.lookup and llm.drafter is not None:
+        words += " with lookup"
+    if llm.adaptive:
+        return words
+    return f"{words}, K = {llm.k}" if llm.nodes is None else f"{words}, {llm.nodes} nodes"
+
+
+def _has_trees(head: Drafter | None) -> bool:
+    """Its method drafts all places at once."""
+    return head is not None and method_of(head.config).parallel
 
 
 def _run(
@@ -85,10 +111,12 @@ def _run(
     run = llm.stream([ids], params)
     [request] = run.requests
     first = 0.0
+    found = 0
     with closing(run):
         while request.finish_reason is None:
             chunks = run.step()
             tokens = len(request.output)
+            found += sum(chunk.source == "lookup" for chunk in chunks)
             first = first or (run.seconds if tokens else 0.0)
             yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": pieces(chunks)}
     if request.failure is not None:
@@ -99,6 +127,9 @@ def _run(
         "tokens_per_second": tokens / run.seconds,
         "first_token_seconds": first,
         "acceptance_length": request.stats.acceptance_length,
+        "nodes": request.stats.nodes_per_round,
+        "tokens_per_forward": request.stats.tokens_per_forward,
+        "from_lookup": found / tokens,
     }
     yield {"lane": lane, "result": result}
     return request

@@ -247,11 +247,19 @@ class Worker:
     def _report(self) -> None:
         updates = list[tuple[Job, Update]]()
         for job, track in self._running:
-            request, stats = track.request, track.request.stats
+            request = track.request
+            stats = request.stats
             self.metrics.observe(track)
             chunks = self.engine.fetch(request)
             if chunks or track.ended:
-                drafting = Drafting(len(request.output), stats.rounds, sum(stats.accepted))
+                drafting = Drafting(
+                    len(request.output),
+                    stats.rounds,
+                    stats.drafted,
+                    sum(stats.accepted),
+                    stats.accepted_from_lookup,
+                    stats.forwards,
+                )
                 updates.append((job, Update(request, chunks, track.ended, drafting)))
         if updates:
             self._running = [(job, track) for job, track in self._running if not track.ended]

@@ -5,6 +5,7 @@ from tiny import chain
 
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 
 
@@ -94,17 +95,36 @@ def test_limits_are_allowed() -> None:
 def test_stats_by_hand() -> None:
     stats = Stats()
     assert (stats.acceptance_length, stats.accepted_per_position) == (1.0, [])
+    assert (stats.nodes_per_round, stats.rows_per_round, stats.tokens_per_forward) == (0, 1, 1)
     for drafted, accepted in [(3, 3), (3, 1), (3, 0), (2, 2)]:
-        stats.count(chain([5] * drafted), accepted)
+        stats.count(chain([5] * drafted), range(1, accepted + 1), accepted + 1)
     assert (stats.rounds, stats.drafted, stats.accepted) == (4, 11, [3, 2, 1])
     assert stats.acceptance_length == 1 + 6 / 4
     assert stats.accepted_per_position == [0.75, 0.5, 0.25]
+    stats.count(Draft(), [], 1)
+    assert (stats.rounds, stats.forwards, stats.tokens) == (4, 5, 11)
+    assert stats.acceptance_length == 1 + 6 / 4, "of rounds with drafts"
+    assert stats.nodes_per_round == 11 / 4
+    assert stats.rows_per_round == (11 + 5) / 5
+    assert stats.tokens_per_forward == 11 / 5
+
+
+def test_what_lookup_alone_knew() -> None:
+    draft = Draft()
+    for parent, prob in [(0, 0.6), (1, 0.0), (2, 0.0), (0, 0.0)]:
+        draft.add(parent, 5, prob, 0.5)
+    assert [draft.source(row) for row in range(1, 5)] == ["head", "lookup", "lookup", "lookup"]
+    stats = Stats()
+    stats.count(draft, [1, 2], 3)
+    stats.count(draft, [4], 2)
+    assert (stats.accepted, stats.accepted_from_lookup) == ([2, 1, 0], 2)
 
 
 def test_stats_add() -> None:
-    one, two = Stats(2, 6, [2, 1, 1]), Stats(1, 1, [1])
-    assert one + two == two + one == sum([one, two], Stats()) == Stats(3, 7, [3, 1, 1])
-    assert two == Stats(1, 1, [1])
+    one, two = Stats(2, 6, [2, 1, 1], 3, 4, 8), Stats(1, 1, [1], 0, 1, 2)
+    three = Stats(3, 7, [3, 1, 1], 3, 5, 10)
+    assert one + two == two + one == sum([one, two], Stats()) == three
+    assert two == Stats(1, 1, [1], 0, 1, 2)
 
 
 def test_pending_is_what_was_not_run() -> None:

@@ -79,16 +79,18 @@ def test_who_drafted_what(running: Running, llm: LLM, path: str) -> None:
         ids = http.post("/tokenize", json=asked).json()["tokens"]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     run = llm.stream([ids], params)
-    wanted = [(chunk.text, chunk.place) for chunk in run]
+    wanted = [(chunk.text, chunk.place, chunk.source) for chunk in run]
     drafts = [part["peagle_drafts"] for part in parts if "peagle_drafts" in part]
-    pieces = [(p["text"], p["place"]) for draft in drafts for p in draft["pieces"]]
-    assert pieces == wanted and {place for _, place in pieces} >= {0, 1}
+    pieces = [(p["text"], p["place"], p["source"]) for draft in drafts for p in draft["pieces"]]
+    assert pieces == wanted and {place for _, place, _ in pieces} >= {0, 1}
     [done] = run.completions()
     last, stats = drafts[-1], done.stats
     assert (last["tokens"], last["rounds"]) == (40, stats.rounds)
     assert last["accepted"] == sum(stats.accepted) > 0
+    assert (last["drafted"], last["forwards"]) == (stats.drafted, stats.forwards)
+    assert last["accepted_from_lookup"] == stats.accepted_from_lookup
     said = [part.get("text") or part.get("delta", {}).get("content", "") for part in parts]
-    assert "".join(said) == "".join(text for text, _ in pieces) == done.text
+    assert "".join(said) == "".join(text for text, _, _ in pieces) == done.text
 
 
 def test_chosen_k(serve: Serve) -> None:
@@ -103,7 +105,7 @@ def test_chosen_k(serve: Serve) -> None:
 def test_catalog(running: Running) -> None:
     with running.http() as http:
         about, rows = http.get("/peagle/console").json(), http.get("/peagle/catalog").json()
-    assert about["deploys"] and (about["method"], about["k"]) == ("p-eagle", 3)
+    assert about == {"method": "p-eagle", "drafts": "chain, K = 3", "deploys": True}
     [row] = [row for row in rows if row["name"] == "smollm2-135m"]
     assert row["command"] == "peagle deploy smollm2-135m --to local --yes --port 0"
     assert set(row["heads"]) == {"p-eagle", "eagle3"}

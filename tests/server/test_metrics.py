@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving import MODEL, Running, Serve
+from serving import MODEL, Running, Serve, start
+from tiny import make_target
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -57,6 +58,13 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
     }
     assert {name: values[f"vllm:{name}"] for name in wanted} == wanted
     assert sum(drafting.accepted) > 0
+    wanted = {
+        "spec_decode_num_accepted_tokens_from_lookup_total": drafting.accepted_from_lookup,
+        "decode_forwards_total": drafting.forwards,
+        "decode_rows_total": drafting.forwards + drafting.drafted,
+        "decode_tokens_total": tokens - 4,
+    }
+    assert {name: values[f"peagle:{name}"] for name in wanted} == wanted
     # A round says one token and those accepted; the first of each request is no interval.
     assert values["vllm:inter_token_latency_seconds_count"] < tokens - 4
     assert values["vllm:e2e_request_latency_seconds_sum"] > 0
@@ -84,6 +92,25 @@ def test_preempted(serve: Serve) -> None:
     assert values["vllm:num_preemptions_total", ""] > 0
     assert values["vllm:prompt_tokens_total", ""] == 12
     assert values["vllm:generation_tokens_total", ""] == 160
+
+
+def test_lookup_alone() -> None:
+    """Without a head all that is accepted is from lookup."""
+    alone = LLM(make_target(), max_batch=4, kv_tokens=1024)
+    ids = [60, 61, 62]
+    answer = alone.generate([ids], SamplingParams(max_tokens=60, ignore_eos=True))[0].token_ids
+    running = start(alone.use(None, nodes=8, lookup=True))
+    running.client().completions.create(
+        model=MODEL, prompt=[*ids, *answer, *ids], max_tokens=60, temperature=0,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    values = read(running)
+    accepted = values["vllm:spec_decode_num_accepted_tokens_total", ""]
+    assert accepted > 0
+    assert values["peagle:spec_decode_num_accepted_tokens_from_lookup_total", ""] == accepted
+    assert values["peagle:decode_tokens_total", ""] == 59
+    assert values["peagle:decode_forwards_total", ""] < 59
+    running.stop()
 
 
 @pytest.mark.parametrize("name", ["vllm:spec_decode_num_drafts_total", "vllm:prompt_tokens_total"])

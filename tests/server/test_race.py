@@ -33,7 +33,7 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
     running = serve()
     first, *rounds, verdict = race(running)
     assert [lane["method"] for lane in first["lanes"]] == ["none", "eagle3", "p-eagle"]
-    assert [lane["k"] for lane in first["lanes"]] == [0, 3, 3]
+    assert [lane["drafts"] for lane in first["lanes"]] == ["", "chain, K = 3", "chain, K = 3"]
     with running.http() as http:
         ids = http.post("/tokenize", json={"messages": RACE["messages"]}).json()["tokens"]
     wanted = llm.generate([ids], SamplingParams(max_tokens=24))[0]
@@ -47,6 +47,48 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
         assert text == wanted.text and own[-1]["tokens"] == result["tokens"]
         places = {piece["place"] for event in own for piece in event["pieces"]}
         assert (result["acceptance_length"] > 1) == (max(places) > 0)
+        assert (result["tokens_per_forward"] > 1) == (result["acceptance_length"] > 1)
+        assert result["nodes"] == pytest.approx(3 if lane else 0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("served", "options", "wanted"),
+    [
+        ("p-eagle", {}, ["", "chain with lookup", "tree with lookup"]),
+        ("p-eagle", {"lookup": False}, ["", "chain", "tree"]),
+        ("p-eagle", {"nodes": 9}, ["", "chain with lookup, 9 nodes", "tree with lookup, 9 nodes"]),
+        ("p-eagle", {"nodes": 9, "lookup": False}, ["", "chain", "tree, 9 nodes"]),
+        ("none", {}, ["", "chain with lookup", "tree with lookup"]),
+        ("lookup", {"lookup": True}, ["", "chain with lookup", "tree with lookup", "chain"]),
+    ],
+)
+def test_lanes_draft_as_the_server(
+    drafter: Drafter, served: str, options: dict[str, Any], wanted: list[str]
+) -> None:
+    """With its options, where a method can; all the same tokens."""
+    llm = LLM(make_target(), drafter if served == "p-eagle" else None, **options)
+    steps = races.Races(llm).steps([60 + i % 7 for i in range(40)], 16)
+    first, *rounds, verdict = steps
+    lanes = first["lanes"]
+    methods = ["none", "eagle3", "p-eagle", "lookup"][: len(wanted)]
+    assert [lane["method"] for lane in lanes] == methods
+    assert [lane["drafts"] for lane in lanes] == wanted
+    assert verdict == {"identical": True, "same_tokens": 16}
+    results = [event["result"] for event in rounds if "result" in event]
+    assert (results[0]["nodes"], results[0]["tokens_per_forward"]) == (0, 1)
+    if "nodes" in options:
+        assert results[2]["nodes"] > 3, "a tree has more nodes than the head has places"
+
+
+def test_what_lookup_found(drafter: Drafter) -> None:
+    """Its share is that of the tokens whose pieces it is the source of. (The catalog's EAGLE-3 has
+    random weights.)"""
+    llm = LLM(make_target(), drafter, nodes=12)
+    _, *rounds, _ = races.Races(llm).steps([60 + i % 7 for i in range(40)], 96)
+    own = [event for event in rounds if event["lane"] == 1]
+    result = own.pop()["result"]
+    sources = [piece["source"] for event in own for piece in event["pieces"]]
+    assert 0.2 < result["from_lookup"] == sources.count("lookup") / result["tokens"] < 1
 
 
 def test_nothing_is_left_of_it(drafter: Drafter) -> None:

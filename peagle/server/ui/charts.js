@@ -12,9 +12,9 @@ export function startCharts(onState) {
   const charts = [
     new Lines("Throughput", "tokens / s", [["tokens / s", (now, before) => rate(now, before, "generated")]]),
     new Bars("Accepted, by place in the draft"),
-    new Lines("Draft", "tokens a round", [
-      ["K, chosen", (now, before) => now.chosen ?? drafted(now, before)],
-      ["acceptance length", (now, before) => acceptanceLength(before, now)],
+    new Lines("Rows and tokens of a target forward", "of one request", [
+      ["rows", (now, before) => perForward(now, before, "rows")],
+      ["tokens", (now, before) => perForward(now, before, "decoded")],
     ]),
     new Lines("Queue", "requests", [["running", (now) => now.running], ["waiting", (now) => now.waiting]]),
   ];
@@ -37,9 +37,9 @@ export function startCharts(onState) {
 
 const rate = (now, before, name) => (now[name] - before[name]) / (now.at - before.at);
 
-function drafted(now, before) {
-  const rounds = now.rounds - before.rounds;
-  return rounds > 0 ? (now.drafted - before.drafted) / rounds : undefined;
+function perForward(now, before, name) {
+  const forwards = now.forwards - before.forwards;
+  return forwards > 0 ? (now[name] - before[name]) / forwards : undefined;
 }
 
 class Chart {
@@ -79,7 +79,7 @@ class Lines extends Chart {
     const x = (at) => WIDTH - ((kept.length - 1 - at) * (WIDTH - LEFT)) / (KEPT - 1);
     const lines = rows.flatMap((row, index) => {
       const points = row.flatMap((value, at) => (value === undefined ? [] : [[x(at), this.y(value, top)]]));
-      const d = points.map(([px, py], at) => `${at ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`).join("");
+      const d = points.map(([px, py], at) => `${at ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}${at ? "" : "h0"}`).join("");
       const line = svg("path", { d, class: `line s${index}` });
       if (rows.length > 1 || !points.length) return [line];
       return [svg("path", { d: `${d}V${HEIGHT - BOTTOM}H${points[0][0].toFixed(1)}Z`, class: "area" }), line];

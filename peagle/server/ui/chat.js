@@ -1,8 +1,8 @@
-// A conversation, streamed; who wrote what is said by the server's own field `peagle_drafts`.
+// A conversation, streamed; who wrote what is told by the server's own field `peagle_drafts`.
 // Other servers do not have it: there the acceptance length is read from /metrics.
 
 import { stream } from "./api.js";
-import { $, appendPieces, el, seconds, tint } from "./dom.js";
+import { $, appendPieces, drafting, el, percent, seconds, tint } from "./dom.js";
 import { acceptanceLength, snapshot } from "./metrics.js";
 
 const EXAMPLES = [
@@ -87,14 +87,21 @@ async function answer(conversation, body) {
     const choice = event.choices[0];
     const text = choice?.delta?.content ?? "";
     const drafts = choice?.peagle_drafts;
-    const near = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
     content += text;
-    appendPieces(body, drafts?.pieces ?? [{ text, place: 0 }]);
-    if (near) $("log").scrollTop = $("log").scrollHeight;
+    follow(() => appendPieces(body, drafts?.pieces ?? [{ text, place: 0 }]));
     meter.observe(text, drafts, event.usage);
   }
   await meter.end();
+  const figures = meter.figures();
+  if (figures) follow(() => body.after(el("p", { class: "figures" }, figures)));
   return content;
+}
+
+// A change of the log; its end stays in sight where it was.
+function follow(change) {
+  const near = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 80;
+  change();
+  if (near) $("log").scrollTop = $("log").scrollHeight;
 }
 
 // What the aside shows of one answer.
@@ -104,7 +111,9 @@ class Meter {
     this.started = performance.now();
     this.first = this.last = null;
     this.tokens = this.head = 0; // head: tokens that came with the first text
-    this.places = [];
+    this.places = []; // pieces of text by place in the draft
+    this.total = this.found = 0; // pieces, those from lookup
+    this.drafts = null; // the latest
     for (const id of ["al", "rate", "ttft", "tokens"]) $(id).textContent = "–";
     $("legend").hidden = true;
   }
@@ -116,9 +125,13 @@ class Meter {
       [this.first, this.head] = [this.last, this.tokens];
       $("ttft").textContent = seconds((this.first - this.started) / 1000);
     }
-    for (const { text, place } of drafts?.pieces ?? []) {
-      if (text) this.places[place] = (this.places[place] ?? 0) + 1;
+    for (const { text, place, source } of drafts?.pieces ?? []) {
+      if (!text) continue;
+      this.places[place] = (this.places[place] ?? 0) + 1;
+      this.total += 1;
+      this.found += source === "lookup";
     }
+    this.drafts = drafts ?? this.drafts;
     if (drafts?.rounds) $("al").textContent = (1 + drafts.accepted / drafts.rounds).toFixed(2);
     if (drafts) this.legend();
     $("tokens").textContent = this.tokens;
@@ -127,15 +140,25 @@ class Meter {
   }
 
   legend() {
-    const total = this.places.reduce((sum, count) => sum + (count ?? 0), 0);
-    const rows = Array.from(this.places, (count, place) => {
-      const share = `${Math.round((100 * (count ?? 0)) / total)} %`;
-      const name = place ? `Draft token ${place}` : "The model itself";
-      const swatch = el("span", { class: place ? `swatch ${tint(place)}` : "swatch" });
-      return el("li", {}, swatch, el("span", {}, name), el("span", { class: "share" }, share));
-    });
-    $("legend").hidden = !total;
+    const row = (swatch, name, count) => el("li", {}, el("span", { class: `swatch ${swatch}` }),
+      el("span", {}, name), el("span", { class: "share" }, percent((count ?? 0) / this.total)));
+    const rows = Array.from(this.places, (count, place) =>
+      place ? row(tint(place), `Draft token ${place}`, count) : row("", "The model itself", count));
+    if (this.found) rows.push(row("lookup", "From lookup", this.found));
+    $("legend").hidden = !this.total;
     $("legend-rows").replaceChildren(...rows);
+  }
+
+  // The answer's own; empty where the server does not tell.
+  figures() {
+    if (!this.drafts) return "";
+    const { tokens, rounds, drafted, accepted, forwards } = this.drafts;
+    return drafting({
+      acceptance_length: 1 + accepted / rounds,
+      nodes: rounds && drafted / rounds,
+      tokens_per_forward: (tokens - 1) / forwards, // the first token is the prompt's
+      from_lookup: this.found / this.total,
+    });
   }
 
   async end() {

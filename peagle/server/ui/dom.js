@@ -23,17 +23,32 @@ export const TINTS = 7; // places with a tint of their own
 
 export const tint = (place) => `p${Math.min(place, TINTS)}`;
 
-// Text of an answer, tinted where a draft wrote it.
+// Text of an answer, tinted where a draft wrote it, and underlined where lookup found it.
 export function appendPieces(node, pieces) {
-  for (const { text, place } of pieces) {
+  for (const { text, place, source } of pieces) {
     if (!text) continue;
     const last = node.lastChild;
-    if (place) node.append(el("span", { class: `token ${tint(place)}`, title: `draft token ${place}` }, text));
+    const found = source === "lookup";
+    const title = `draft token ${place}${found ? ", from lookup" : ""}`;
+    if (place) node.append(el("span", { class: `token ${tint(place)}${found ? " lookup" : ""}`, title }, text));
     else if (last?.nodeType === Node.TEXT_NODE) last.appendData(text);
     else node.append(text);
   }
 }
 
-export const METHODS = { none: "Target alone", eagle3: "EAGLE-3", "p-eagle": "P-EAGLE" };
+export const METHODS = { none: "Target alone", eagle3: "EAGLE-3", "p-eagle": "P-EAGLE", lookup: "Lookup" };
+
+export const percent = (share) => `${Math.round(100 * share)} %`;
+
+// How drafting fared in an answer, in words.
+export function drafting({ acceptance_length: length, nodes, tokens_per_forward: tokens, from_lookup: lookup }) {
+  if (!nodes) return "nothing was drafted";
+  const words = [
+    `acceptance length ${length.toFixed(2)}`, `${nodes.toFixed(1)} nodes a round`,
+    `${tokens.toFixed(2)} tokens a target forward`,
+  ];
+  if (lookup) words.push(`${percent(lookup)} from lookup`);
+  return words.join(" · ");
+}
 
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);

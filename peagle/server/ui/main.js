@@ -36,10 +36,7 @@ for (const [at, tab] of tabs.entries()) {
 addEventListener("hashchange", () => show(location.hash.slice(1)));
 show(location.hash.slice(1));
 
-function drafting({ method, k, adaptive }) {
-  if (method === "none") return "no head";
-  return `${METHODS[method]}, K ${adaptive ? "up to " : "= "}${k}`;
-}
+const drafting = ({ method, drafts }) => (method === "none" ? "no head" : `${METHODS[method]}, ${drafts}`);
 
 const unavailable = (what) => el("p", { class: "notice" }, `${what} is part of peagle's own engine; this server is another one.`);
 

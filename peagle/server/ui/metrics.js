@@ -20,16 +20,20 @@ export async function snapshot() {
     }
   }
   const sum = (name) => sums.get(name) ?? 0;
+  const [rounds, accepted] = [sum(`${SPEC}drafts_total`), sum(`${SPEC}accepted_tokens_total`)];
+  // vLLM does not have our names, and drafts in every round.
+  const own = (name, otherwise) => sums.get(`peagle:decode_${name}_total`) ?? otherwise;
   return {
     at: performance.now() / 1000,
     generated: sum("vllm:generation_tokens_total"),
     running: sum("vllm:num_requests_running"),
     waiting: sum("vllm:num_requests_waiting"),
-    rounds: sum(`${SPEC}drafts_total`),
-    drafted: sum(`${SPEC}draft_tokens_total`),
-    accepted: sum(`${SPEC}accepted_tokens_total`),
+    rounds,
+    accepted,
     positions,
-    chosen: sums.get("peagle:spec_decode_chosen_k"), // undefined: K is fixed
+    forwards: own("forwards", rounds),
+    rows: own("rows", rounds + sum(`${SPEC}draft_tokens_total`)),
+    decoded: own("tokens", rounds + accepted),
   };
 }
 

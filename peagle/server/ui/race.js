@@ -1,7 +1,7 @@
 // None, EAGLE-3 and P-EAGLE on one prompt: measured one after the other, replayed together.
 
 import { stream } from "./api.js";
-import { $, METHODS, appendPieces, el, seconds } from "./dom.js";
+import { $, METHODS, appendPieces, drafting, el, seconds } from "./dom.js";
 
 let lanes = [];
 let wanted = 0; // tokens
@@ -86,8 +86,9 @@ function replay() {
 }
 
 class Lane {
-  constructor({ method, k }) {
+  constructor({ method, drafts }) {
     this.name = METHODS[method];
+    this.drafts = drafts; // what, in words; empty: nothing
     this.rounds = [];
     this.shown = 0;
     this.result = null;
@@ -96,7 +97,7 @@ class Lane {
     this.facts = el("p", { class: "lane-facts" });
     this.progress = el("progress", { max: wanted, value: 0, "aria-label": `Tokens of ${this.name}` });
     this.bar = el("progress", { class: "speed", max: 1, value: 0, "aria-label": `Speed of ${this.name}` });
-    const title = el("h3", {}, this.name, k ? el("span", { class: "k" }, `K = ${k}`) : "");
+    const title = el("h3", {}, this.name, drafts ? el("span", { class: "drafts" }, drafts) : "");
     this.node = el("article", { class: "card lane" }, title, this.rate, this.bar, this.facts, this.progress, this.text);
   }
 
@@ -114,9 +115,8 @@ class Lane {
     this.progress.max = this.progress.value = result.tokens;
     const ratio = el("span", { class: "ratio" }, `${(this.speed / base.speed).toFixed(2)} ×`);
     this.rate.replaceChildren(el("strong", {}, this.speed.toFixed(1)), " tok/s ", ratio);
-    const length = `AL ${result.acceptance_length.toFixed(2)}`;
-    const first = `first token ${seconds(result.first_token_seconds)}`;
-    this.facts.textContent = `${length} · ${first} · ${seconds(result.seconds)} in all`;
+    const times = `first token ${seconds(result.first_token_seconds)} · ${seconds(result.seconds)} in all`;
+    this.facts.replaceChildren(times, ...(this.drafts ? [el("br"), drafting(result)] : []));
   }
 
   rewind() {

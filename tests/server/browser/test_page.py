@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from like_vllm import WORDS, LikeVllm
-from serving import MODEL, Running, Serve, until
+from serving import MODEL, Running, Serve, start, until
+from tiny import make_drafter, make_target
 
 from peagle.catalog import find_entry
+from peagle.engine.llm import LLM
 from peagle.server import console
 
 pytestmark = pytest.mark.browser
@@ -42,7 +44,7 @@ def test_chat(served: Running, opened: Open, shot: Shot) -> None:
     """Tokens appear, those a draft wrote are tinted by their place, and the numbers are the
     stream's."""
     page = opened(served.url)
-    page.get_by_text(f"{MODEL} · P-EAGLE, K = 3").wait_for()
+    page.get_by_text(f"{MODEL} · P-EAGLE, chain, K = 3").wait_for()
     shot(page, "welcome")
     said = ask(page, "the cat sat on the mat")
     got = served.client().chat.completions.create(
@@ -69,12 +71,39 @@ def test_chat(served: Running, opened: Open, shot: Shot) -> None:
     assert got.usage is not None
     assert page.locator("#tokens").inner_text() == str(got.usage.completion_tokens)
     assert page.locator("#legend-rows li").count() == 1 + len(classes)
+    figures = page.locator(".message.assistant .figures").inner_text()
+    length = page.locator("#al").inner_text()
+    assert re.fullmatch(
+        rf"acceptance length {length} · 3\.0 nodes a round · [\d.]+ tokens .*", figures
+    )
+    assert page.locator(".message .lookup").count() == 0 and "lookup" not in figures
     shot(page, "chat")
     # The conversation goes on, and can begin anew.
     ask(page, "<img src=x onerror=alert(1)>")
     assert page.locator(".message").count() == 4 and page.locator(".message img").count() == 0
     page.get_by_role("button", name="New chat").click()
     assert page.locator(".message").count() == 0
+
+
+def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
+    """Underlined, named by title and legend, and counted below the answer."""
+    target = make_target()
+    head = make_drafter(target, "p-eagle")  # of random weights: it offers little
+    running = start(LLM(target, head, nodes=12, max_batch=4, kv_tokens=1024))
+    page = opened(running.url)
+    page.get_by_text(f"{MODEL} · P-EAGLE, tree with lookup, 12 nodes").wait_for()
+    ask(page, "the cat sat on the mat and the cat sat on the mat", tokens=96)
+    found = page.locator(".message.assistant .token.lookup")
+    assert 0 < found.count() < page.locator(".message.assistant .token").count()
+    assert re.fullmatch(r"draft token \d+, from lookup", found.first.get_attribute("title"))
+    line = "t => getComputedStyle(t).textDecorationLine"
+    assert found.first.evaluate(line) == "underline"
+    assert page.locator(".message.assistant .token:not(.lookup)").first.evaluate(line) == "none"
+    page.locator("#legend-rows").get_by_text("from lookup").wait_for()
+    figures = page.locator(".message.assistant .figures").inner_text()
+    assert re.search(r" · [1-9]\d* % from lookup$", figures)
+    shot(page, "lookup")
+    running.stop()
 
 
 def test_stop(served: Running, opened: Open) -> None:
@@ -132,6 +161,9 @@ def test_race(served: Running, opened: Open, shot: Shot) -> None:
     assert len(set(texts)) == 1 and texts[0]
     ratios = [float(r.split()[0]) for r in lanes.locator(".ratio").all_inner_texts()]
     assert ratios[0] == 1 and len(ratios) == 3
+    facts = lanes.locator(".lane-facts").all_inner_texts()
+    assert facts[0].startswith("first token ") and "tokens a target forward" in facts[2]
+    assert lanes.locator(".drafts").all_inner_texts() == ["chain, K = 3"] * 2
     assert lanes.nth(2).locator(".token").count() > 0 == lanes.nth(0).locator(".token").count()
     assert page.locator(".lane.fastest").count() == 1
     shot(page, "race")
@@ -154,7 +186,11 @@ def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
         until(lambda at=drawn: float(charts.nth(at).get_attribute("data-most")) > 0)
     assert charts.nth(0).locator(path).get_attribute("d") != before
     assert charts.nth(1).locator("rect.bar").count() == 3
-    assert float(charts.nth(2).get_attribute("data-most")) == 3, "K"
+    forward = charts.nth(2)
+    assert 2 < float(forward.get_attribute("data-most")) <= 4, (
+        "rows: the newest token, a draft of 3"
+    )
+    assert re.fullmatch(r"[\d.]+ / [\d.]+", forward.locator(".chart-value").inner_text())
     label = charts.nth(3).locator("svg").get_attribute("aria-label")
     assert label.startswith("Queue, requests: running ")
     shot(page, "live")
@@ -265,7 +301,7 @@ def test_another_server(like_vllm: LikeVllm, opened: Open, shot: Shot) -> None:
     page = opened(like_vllm.url)
     page.get_by_text("Ask other").wait_for()
     assert ask(page, "Why?") == "".join(WORDS)
-    assert page.locator(".token").count() == 0 and not page.locator("#legend").is_visible()
+    assert page.locator(".message .token").count() == 0 and not page.locator("#legend").is_visible()
     assert page.locator("#al").inner_text() == "3.00"
     assert page.locator("#tokens").inner_text() == str(len(WORDS))
     assert "peagle_drafts" not in like_vllm.asked[0]["stream_options"]

@@ -1,0 +1,76 @@
+"""What a request counts while it decodes: by place, by source, by target forward."""
+
+import pytest
+from tiny import random_prompts
+
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Chunk, Stats
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+PROMPT = random_prompts(1)[0]
+PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=0)  # a chunk a token
+
+
+def run(llm: LLM, prompt: list[int]) -> tuple[Stats, list[Chunk], int]:
+    """Of one answer; the number is that of the engine's rounds after the prompt's."""
+    answering = llm.stream([prompt], PARAMS)
+    chunks = answering.step()
+    assert len(chunks) == 1, "the prompt's forward gives one token"
+    rounds = 0
+    while answering.requests[0].finish_reason is None:
+        chunks += answering.step()
+        rounds += 1
+    return answering.completions()[0].stats, chunks, rounds
+
+
+@pytest.mark.parametrize(
+    "kind", ["none", "chain", "tree", "tree + lookup", "chain + lookup", "lookup"]
+)
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["some", "one token"])
+def test_decoding_is_counted(
+    target: Target, drafters: dict[str, Drafter], kind: str, prompt: list[int]
+) -> None:
+    head = drafters["p-eagle"]
+    llm = {
+        "none": LLM(target),
+        "chain": LLM(target, head, k=3),
+        "tree": LLM(target, head, nodes=8, lookup=False),
+        "tree + lookup": LLM(target, head, nodes=8),
+        "chain + lookup": LLM(target, drafters["eagle3"], nodes=8, lookup=True),
+        "lookup": LLM(target, nodes=8, lookup=True),
+    }[kind]
+    # The prompt has the beginning of the answer: lookup knows it.
+    answer = LLM(target).generate([prompt], PARAMS)[0].token_ids
+    said = prompt if len(prompt) == 1 else [*prompt, *answer[:20], *prompt]
+    stats, chunks, rounds = run(llm, said)
+    assert (stats.forwards, stats.tokens) == (rounds, PARAMS.max_tokens - 1)
+    assert stats.tokens_per_forward == (PARAMS.max_tokens - 1) / rounds
+    assert stats.rows_per_round == 1 + stats.drafted / rounds
+    assert [chunk.place > 0 for chunk in chunks] == [chunk.source != "target" for chunk in chunks]
+    sources = [chunk.source for chunk in chunks]
+    cut = sum(stats.accepted) - (len(sources) - sources.count("target"))
+    assert 0 <= cut <= 8, "behind the answer's end"
+    assert 0 <= stats.accepted_from_lookup - sources.count("lookup") <= cut
+    if kind in {"none", "chain", "tree"}:
+        assert stats.accepted_from_lookup == 0
+    if kind == "lookup":
+        assert stats.accepted_from_lookup == sum(stats.accepted) > 0
+        assert stats.rounds < stats.forwards, "nothing was drafted in some rounds"
+    if kind == "chain + lookup" and said is not prompt:
+        assert {"target", "head", "lookup"} == set(sources)
+    if kind in {"chain", "tree"}:
+        assert stats.nodes_per_round > 2
+
+
+def test_an_answer_after_a_preemption(target: Target, drafters: dict[str, Drafter]) -> None:
+    """What runs a prompt again is no decoding."""
+    llm = LLM(target, drafters["p-eagle"], nodes=8, kv_tokens=160, max_batch=4)
+    answering = llm.stream([[60 + i, 61, 62] for i in range(4)], PARAMS)
+    list(answering)
+    assert sum(request.preempted for request in answering.requests) > 0
+    for request in answering.requests:
+        stats = request.stats
+        assert 0 < stats.forwards <= stats.tokens < len(request.output)
+        assert stats.rounds <= stats.forwards
