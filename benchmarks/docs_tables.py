@@ -11,6 +11,11 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parents[1] / "docs"
 END = "<!-- end of tables -->"
+TITLES = {
+    "humaneval": "HumanEval",
+    "mt-bench": "MT-Bench, both turns",
+    "edits": "Edits: a file of 60 lines with one variable renamed",
+}
 NAMES = {"none": "the target alone", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE"}
 
 Lines = list[str]
@@ -79,19 +84,79 @@ def _best(rows: list[Report], loads: list[int]) -> Lines:
             "At no load is the best K of either slower than the target alone."]  # fmt: skip
 
 
-def whole(report: Report) -> Lines:
-    """A data set from its first to its last question."""
+def trees(report: Report) -> Lines:
+    """Trees, lookup and chains: a data set at a time, then all loads."""
+    lines = [where(report, "dtype", "max_tokens"), ""]
+    loads: dict[str, list[Report]] = {}
+    for part, rows in report["parts"].items():
+        if part.startswith("load "):
+            loads[part.removeprefix("load ")] = rows
+        else:
+            lines += _compared(part, rows)
+    aims: list[list[object]] = [
+        [aim["aim"], aim["wanted"], aim["found"], "met" if aim["met"] else "not met"]
+        for aim in report["aims"]
+    ]
+    more = _under_load(loads) if loads else []
+    return [*lines, *more, *table(["aim", "wanted", "found", ""], aims)]
+
+
+def _compared(part: str, rows: list[Report]) -> Lines:
+    """A data set."""
+    bases = sorted({base for row in rows for base in row["over"]})
+    bases.sort(key=lambda base: base != "alone")
+    lines: list[list[object]] = []
+    for row in rows:
+        length = f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
+        lines.append([row["way"], f"{row['output_tps']:.1f}", length, row["nodes"] or "–",
+                      row["rows_per_round"], f"{row['tokens_per_forward']:.2f}",
+                      *(_over(row, base) for base in bases),
+                      f"{row['same']} of {row['compared']}" if "same" in row else "–"])  # fmt: skip
+    divided = [f"÷ {base}" for base in bases]
+    head = ["", "tok/s", "AL", "nodes", "rows", "tokens a forward", *divided, "same answers"]
+    title = f"**{TITLES[part]}**, {rows[0]['requests']} answers, one request at a time:"
+    return [title, "", *table(head, lines)]
+
+
+def _under_load(loads: dict[str, list[Report]]) -> Lines:
+    """Times the target alone, by load."""
+    lines: list[list[object]] = []
+    loads = dict(sorted(loads.items(), key=lambda load: int(load[0])))
+    ways = [row["way"] for row in next(iter(loads.values()))]
+    found = {(c, row["way"]): row for c, rows in loads.items() for row in rows}
+    for way in ways:
+        cells = (_over(found[c, way], "alone") for c in loads)
+        speeds = (f"{found[c, way]['output_tps']:.1f} tok/s" for c in loads)
+        lines.append([way, *(speeds if way == "alone" else cells)])
+    best = list[str]()
+    for c in loads:
+        beside = [base for base in found[c, "P-EAGLE"]["over"] if base != "alone"]
+        best.append(f"{_over(found[c, 'P-EAGLE'], beside[0])} {beside[0]} (c = {c})")
+    first = found[next(iter(loads)), ways[0]]
+    title = f"**Loads**, {first['repeats']} repeats, {first['requests']} answers each:"
+    said = f"P-EAGLE ÷ the best pinned setting: {', '.join(best)}."
+    return [title, "", *table(["", *(f"c = {c}" for c in loads)], lines), said, ""]
+
+
+def _over(row: Report, base: str) -> str:
+    """Times another way's speed."""
+    if base not in row["over"]:
+        return "–"
+    ratio, edges = row["over"][base]
+    return f"{ratio:.2f} ×" + (f" ({edges[0]:.2f}–{edges[1]:.2f})" if edges else "")
+
+
+def round_profile(report: Report) -> Lines:
+    """Where the time of a round goes."""
     lines: list[list[object]] = []
     for row in report["rows"]:
-        length = f"{row['acceptance_length']:.3f}" if row["acceptance_length"] else "–"
-        low, high = row["output_tps_95"] or (0, 0)
-        same = f"{row['same']} of {row['compared']}" if "same" in row else "–"
-        times = _times(row) if row.get("speed_up") and row["method"] != "none" else "1.00 ×"
-        lines.append([NAMES[row["method"]], row["k"] or "–", times,
-                      f"{row['output_tps']:.1f} ({low:.1f}–{high:.1f})", length,
-                      f"{row['ttft_ms_p50']:.0f} / {row['tpot_ms_p50']:.1f} ms", same])  # fmt: skip
-    head = ["method", "K", "× the target alone", "tok/s", "AL", "TTFT / TPOT", "same answers"]
-    return [where(report, "conversations", "max_tokens", "repeats"), "", *table(head, lines)]
+        others = {n: share for n, share in row["shares"].items() if n not in ("target", "drafter")}
+        rest = ", ".join(f"{name} {share:.1%}" for name, share in others.items())
+        models = [f"{row['shares'].get(name, 0):.1%}" for name in ("target", "drafter")]
+        lines.append([row["way"], f"{row['ms_a_round']:.1f}", *models,
+                      f"{row['choosing_and_walking']:.1%}", rest])  # fmt: skip
+    head = ["", "ms a round", "target", "drafter", "choosing and walking", "all else"]
+    return [where(report, "prompts", "max_tokens"), "", *table(head, lines)]
 
 
 def engines(report: Report) -> Lines:
@@ -174,8 +239,8 @@ def training_speed(report: Report) -> Lines:
 BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "bench": ("HumanEval prompts at several loads, this engine", grid),
     "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
-    "bench-humaneval": ("All of HumanEval, one request at a time", whole),
-    "bench-mt-bench": ("All of MT-Bench, both turns, one request at a time", whole),
+    "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
+    "round_profile": ("Where the time of a round goes", round_profile),
     "bench-gpt-oss-20b": ("Synthetic: GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),
     "families": ("Every family of targets", families),

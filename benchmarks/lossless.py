@@ -1,18 +1,26 @@
-"""Greedy float32 output with each head against the target alone, on all HumanEval prompts.
+"""The output with each head, in chains and in trees with lookup, against the target alone.
 
-    python benchmarks/lossless.py [--limit N] [--k 7] [--nodes 4,16,40] [--batch 8]
+    python benchmarks/lossless.py [--only float32,float32-sampled,exact,exact-sampled] [--limit N]
 
-Chains of both heads, then trees of P-EAGLE's with lookup.
-Exits 1 when a first difference is not a tie (peagle.engine.ties.py), 0 otherwise.
+All HumanEval prompts, in float32 and, "exact", in bf16 with the batch-invariant mode; greedy and
+sampled, each prompt with a seed of its own; one at a time and in batches. What is expected is what
+the target decodes alone, one prompt at a time. A first difference may be a tie
+(peagle.engine.ties.py) only where float32 is greedy.
+
+Rows are written as they come. A second call goes on: it keeps rows of the same settings and head.
+Exits 1 when an output differs that must not.
 """
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import (
+    METHODS,
     PROBLEMS,
     TARGET,
     as_ids,
@@ -24,89 +32,164 @@ from common import (
     load,
     options,
     whole_numbers,
-    write_json,
 )
 
+from peagle.bench.run import write_json
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.engine.ties import TIES, differences
+from peagle.engine.ties import differences
 
-DTYPE = "float32"
+TEMPERATURE = 0.8  # of samples
+SAMPLED_NODES = 16  # of their trees
+Ids = list[list[int]]
 
 
-def compare_head(
-    llm: LLM, prompts: list[list[int]], expected: list[list[int]], params: SamplingParams
-) -> dict[str, Any]:
-    """One row: how the output with the head in use differs from the target's."""
+class Part(NamedTuple):
+    """How the target decodes."""
+
+    dtype: str
+    exact: bool  # the batch-invariant mode
+    temperature: float
+
+    def params(self, count: int, max_tokens: int) -> list[SamplingParams]:
+        """Of each of some prompts."""
+        return [
+            SamplingParams(temperature=self.temperature, seed=seed, max_tokens=max_tokens)
+            for seed in range(count)
+        ]
+
+    @property
+    def ties(self) -> bool:
+        """Whether rounding may decide between two tokens."""
+        return not self.exact and not self.temperature
+
+
+PARTS = {
+    "float32": Part("float32", exact=False, temperature=0.0),
+    "float32-sampled": Part("float32", exact=False, temperature=TEMPERATURE),
+    "exact": Part("bfloat16", exact=True, temperature=0.0),
+    "exact-sampled": Part("bfloat16", exact=True, temperature=TEMPERATURE),
+}
+
+
+class Way(NamedTuple):
+    """What drafts, and how many prompts are decoded together. Neither k nor nodes: nothing does."""
+
+    method: str = "none"
+    k: int = 0  # of a chain
+    nodes: int = 0  # of a tree with lookup
+    batch: int = 1
+
+    def of(self, llm: LLM, folders: dict[str, Path]) -> LLM:
+        """The LLM that decodes this way."""
+        tree = {"nodes": self.nodes, "lookup": True} if self.nodes else {}
+        chain = {"k": self.k} if self.k else {}
+        return llm.use(folders.get(self.method), **tree, **chain, max_batch=self.batch)
+
+    def __str__(self) -> str:
+        size = f", {self.nodes} nodes + lookup" if self.nodes else f", K = {self.k}"
+        return f"{self.method}{size if self.method != 'none' else ''}, {self.batch} at a time"
+
+
+def ways(part: Part, args: argparse.Namespace) -> Iterator[Way]:
+    """What is compared."""
+    for batch in args.batch:
+        if batch > 1:
+            yield Way(batch=batch)
+        for method in METHODS:
+            yield Way(method, k=args.k, batch=batch)
+            for nodes in [SAMPLED_NODES] if part.temperature else args.nodes:
+                yield Way(method, nodes=nodes, batch=batch)
+
+
+def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams]) -> dict[str, Any]:
+    """How an output differs from the expected one."""
     started = time.perf_counter()
     answers = decode(llm, prompts, params, llm.method)
     stats = sum((answer.stats for answer in answers), Stats())
     found = differences(llm.target, prompts, expected, [a.token_ids for a in answers])
     return {
-        "method": llm.method,
-        "k": llm.k,
-        "nodes": llm.nodes or 0,
         "prompts": len(prompts),
+        "output_tokens": sum(map(len, expected)),
         "identical": len(prompts) - len(found),
         "ties": sum(difference.tie for difference in found),
         "differences": [difference._asdict() for difference in found],
         "acceptance_length": round(stats.acceptance_length, 4),
+        "accepted_from_lookup": stats.accepted_from_lookup,
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
+def wrong(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The differences that must not be."""
+    ties = PARTS[row["part"]].ties
+    return [one for one in row["differences"] if not (one["tie"] and ties)]
+
+
 def show(row: dict[str, Any]) -> None:
     """Print one row."""
-    size = f"{row['nodes']} nodes" if row["nodes"] else f"K = {row['k']}"
-    print(f"{row['method']}, {size}: {row['identical']} of {row['prompts']} prompts "
-          f"identical, {row['ties']} ties, AL {row['acceptance_length']}")  # fmt: skip
+    way = Way(row["method"], row["k"], row["nodes"], row["batch"])
+    print(f"{row['part']}: {way}: {row['identical']} of {row['prompts']} prompts identical, "
+          f"{row['ties']} ties, AL {row['acceptance_length']}", flush=True)  # fmt: skip
     for d in row["differences"]:
-        kind = "tie" if d["tie"] else "DIFFERENT"
-        print(
-            f"  prompt {d['prompt']} token {d['position']}: {d['tokens']} gap {d['gap']:.2e} {kind}"
-        )
+        kind = "DIFFERENT" if d in wrong(row) else "tie"
+        where = f"prompt {d['prompt']} token {d['position']}"
+        print(f"  {where}: {d['tokens']} gap {d['gap']:.2e} {kind}")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """The report."""
-    folders, params = heads(args), SamplingParams(max_tokens=args.max_tokens)
-    llm = load(DTYPE, args.batch)
-    prompts = as_ids(llm, human_eval(args.limit))
-    expected = [answer.token_ids for answer in decode(llm, prompts, params, "none")]
-    rows = []
-    ways: list[tuple[Path, dict[str, int]]] = [(f, {"k": args.k}) for f in folders.values()]
-    ways += [(folders["p-eagle"], {"nodes": nodes}) for nodes in args.nodes]
-    for folder, pinned in ways:
-        found = compare_head(llm.use(folder, **pinned), prompts, expected, params)
-        rows.append({**found, "head": fingerprint(folder)})
-        show(rows[-1])
+def kept(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows measured earlier, with the same settings."""
+    report = json.loads(file.read_text()) if file.is_file() else {}
+    return report["rows"] if report.get("settings") == settings else []
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows; each is written as soon as it is there."""
+    folders = heads(args)
     settings = {
         "target": TARGET,
+        "heads": {method: fingerprint(folder) for method, folder in folders.items()},
         "dataset": "HumanEval",
-        "prompts": len(prompts),
+        "prompts": args.limit,
         "max_tokens": args.max_tokens,
-        "output_tokens": sum(map(len, expected)),
-        "temperature": 0,
-        "dtype": DTYPE,
-        "batch": args.batch,
-        "tie_below": TIES[llm.target.dtype],
     }
-    return {**environment(), "settings": settings, "rows": rows}
+    rows = kept(args.output, settings)
+    known = {(row["part"], row["method"], row["k"], row["nodes"], row["batch"]) for row in rows}
+    print(environment()["device"], flush=True)
+    for name in args.only:
+        part = PARTS[name]
+        missing = [way for way in ways(part, args) if (name, *way) not in known]
+        if not missing:
+            continue
+        llm = load(part.dtype, deterministic=part.exact)
+        prompts = as_ids(llm, human_eval(args.limit))
+        params = part.params(len(prompts), args.max_tokens)
+        alone = decode(Way().of(llm, folders), prompts, params, f"{name}, the target alone")
+        expected = [answer.token_ids for answer in alone]
+        for way in missing:
+            found = compare(way.of(llm, folders), prompts, expected, params)
+            rows.append({"part": name, **part._asdict(), **way._asdict(), **found})
+            write_json(args.output, {**environment(), "settings": settings, "rows": rows})
+            show(rows[-1])
+    return rows
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
     parser = options(__doc__, "lossless.json")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS),
+                        metavar="PARTS", help="some of them, separated by commas")  # fmt: skip
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N problems")
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
-    parser.add_argument("--k", type=int, default=7, help="draft tokens a round")
+    parser.add_argument("--k", type=int, default=7, help="draft tokens of chains")
     parser.add_argument("--nodes", type=whole_numbers, default=[4, 16, 40], help="of trees")
-    parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
-    args = parser.parse_args()
-    report = run(args)
-    write_json(Path(args.output), report)
-    sys.exit(any(not d["tie"] for row in report["rows"] for d in row["differences"]))
+    parser.add_argument("--batch", type=whole_numbers, default=[1, 8], help="decoded together")
+    args = parser.parse_args(words)
+    if unknown := set(args.only) - PARTS.keys():
+        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    return args
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(any(wrong(row) for row in measure(parse())))

@@ -16,6 +16,12 @@ README = RESULTS.parents[1] / "README.md"
 PAGE = README.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- tables: benchmarks/readme_tables.py -->", "<!-- end of tables -->"
 TITLES = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
+PARTS = {
+    "float32": "float32, greedy",
+    "float32-sampled": "float32, sampled",
+    "exact": "bf16, batch-invariant, greedy",
+    "exact-sampled": "bf16, batch-invariant, sampled",
+}
 NAMES = {"none": "the target alone", "eagle3": "EAGLE-3, 1 layer", "p-eagle": "P-EAGLE, 4 layers"}
 
 
@@ -83,18 +89,27 @@ def same() -> list[str]:
     """Losslessness."""
     report = read("lossless")
     settings = report["settings"]
-    parts = list[str]()
-    for row in report["rows"]:
-        size = f"{row['nodes']} nodes" if row.get("nodes") else f"K = {row['k']}"
-        name = NAMES[row["method"]].split(",")[0]
-        parts.append(
-            f"{row['identical']} of {row['prompts']} with {name} ({size}, {row['ties']} ties)"
-        )
-    return [
-        f"Greedy, {settings['dtype']}, all {settings['prompts']} HumanEval prompts × at most "
-        f"{settings['max_tokens']} tokens, {settings['output_tokens']:,} tokens in all: token ids "
-        f"equal the target's own for {' and '.join(parts)}."
+    lines = [
+        f"Outputs that equal the target's own, decoded alone, on {settings['prompts']} HumanEval "
+        f"prompts × at most {settings['max_tokens']} tokens ({report['device']}):",
+        "",
+        "| | head | drafts | prompts at a time | identical | ties |",
+        "|---|---|---|---|---|---|",
     ]
+    kinds = dict.fromkeys((row["part"], row["method"]) for row in report["rows"])
+    for part, method in kinds:
+        rows = [r for r in report["rows"] if (r["part"], r["method"]) == (part, method)]
+        sizes = dict.fromkeys(
+            f"{row['nodes']} nodes + lookup" if row["nodes"] else f"K = {row['k']}" for row in rows
+        )
+        drafts = "–" if method == "none" else ", ".join(sizes)
+        together = ", ".join(map(str, dict.fromkeys(row["batch"] for row in rows)))
+        equal, whole, ties = (
+            sum(row[name] for row in rows) for name in ("identical", "prompts", "ties")
+        )
+        cells = [PARTS[part], NAMES[method], drafts, together, f"{equal} of {whole}", str(ties)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def heads() -> list[str]:

@@ -2,11 +2,11 @@
 
     python benchmarks/suite.py [--mt-bench FILE] [--vllm-python PYTHON] [--device cuda] [--short]
 
-On a CPU: all methods × K × concurrency on 12 HumanEval prompts × 64 tokens, with
-this engine and with vLLM's servers; all of HumanEval and MT-Bench, one request at a time, at the
-catalog's K; what a draft costs; every family of targets. On CUDA the synthetic sweep of a real
-shape, too. Writes benchmarks/results/ and the tables of docs/benchmarks.md; `--short` proves only
-that all of it works, and writes nothing but to --output.
+On a CPU: all methods × K × concurrency on 12 HumanEval prompts × 64 tokens, with this engine and
+with vLLM's servers; trees, lookup and chains on all of HumanEval and MT-Bench, on edits and under
+load; where a round's time goes; what a draft costs; every family of targets. On CUDA the synthetic
+sweep of a real shape, too. Writes benchmarks/results/ and the tables of docs/benchmarks.md;
+`--short` proves only that all of it works, and writes nothing but to --output.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from common import RESULTS, TARGET, catalog_k
+from common import RESULTS, TARGET
 
 HERE = Path(__file__).resolve().parent
 PEAGLE = [sys.executable, "-m", "peagle"]
@@ -35,20 +35,21 @@ class Sizes(NamedTuple):
     """How much of everything, as options."""
 
     grid: str  # of the table by K and load
-    whole: str  # of all of a data set
     shape: str  # of the synthetic sweep
+    trees: str = ""
+    profile: str = ""
     costs: str = ""
     families: str = ""
 
 
 FULL = Sizes(
     grid="--k 1,3,5,7 --concurrency 1,2,4,8 --limit 12 --max-tokens 64",
-    whole="--max-tokens 64",
     shape="--k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
 )
 SHORT = Sizes(
     grid="--k 3 --concurrency 2 --limit 2 --max-tokens 4",
-    whole="--limit 2 --max-tokens 4",
+    trees="--limit 2 --max-tokens 4 --repeats 2 --concurrency 1,2",
+    profile="--limit 1 --max-tokens 8",
     shape="--k 3 --concurrency 1 --limit 1 --max-tokens 8",
     costs="--repeats 2",
     families="--families gpt_oss",
@@ -58,13 +59,10 @@ SHORT = Sizes(
 def steps(args: argparse.Namespace) -> list[Step]:
     """What is run, in order."""
     sizes = SHORT if args.short else FULL
-    depths = sorted(set(catalog_k().values()))
-    k = f"--k {','.join(map(str, depths))}"
     no_vllm = None if args.vllm_python else "no interpreter has vLLM: name it with --vllm-python"
     no_vllm = "it takes minutes to compile, and a test does it" if args.short else no_vllm
-    no_mt = None if args.mt_bench else "it is no part of this project: MT_BENCH=FILE or a hub id"
     python = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
-    mt_bench = ["--dataset", str(args.mt_bench)]
+    mt_bench = ["--mt-bench", str(args.mt_bench)] if args.mt_bench else []
 
     def bench(what: str, *options: str) -> list[str]:
         words = [word for option in (what, "--repeats 1", *options) for word in option.split()]
@@ -78,8 +76,8 @@ def steps(args: argparse.Namespace) -> list[Step]:
     found = [
         Step("bench", bench(TARGET, sizes.grid, fixed, device)),
         Step("bench-vllm", [*vllm, *python], no_vllm),
-        Step("bench-humaneval", bench(TARGET, sizes.whole, k, device)),
-        Step("bench-mt-bench", [*bench(TARGET, sizes.whole, k, device), *mt_bench], no_mt),
+        Step("trees", [*script("trees.py", sizes.trees), *mt_bench]),
+        Step("round_profile", script("round_profile.py", sizes.profile)),
         Step("draft_cost", script("draft_cost.py", sizes.costs)),
         Step("families", [*script("families.py", sizes.families), *python]),
     ]

@@ -19,9 +19,9 @@ def measure_acceptance(
 ) -> dict[str, Any]:
     """Answer every turn of every conversation (later turns see the target's own earlier answers).
 
-    Returns K, temperature, acceptance length, per-position acceptance, rounds, output tokens, and
-    how many turns were left out because their prompt fills the target's context. Raises InputError
-    for a target without a chat template.
+    Returns what is drafted, temperature, what was accepted, rounds, output tokens, and how many
+    turns were left out because their prompt fills the target's context. Raises InputError for a
+    target without a chat template.
     """
     prompt_ids(llm.tokenizer, [{"role": "user", "content": conversations[0][0]}])
 
@@ -32,7 +32,10 @@ def measure_acceptance(
     played = asyncio.run(play())
     answered = [sample for sample in played.samples if sample.error is None]
     return {
-        "k": llm.k,
+        "method": llm.method,
+        "k": llm.k if llm.nodes is None else None,
+        "max_nodes": llm.nodes,
+        "lookup": llm.lookup,
         "temperature": params.temperature,
         **acceptance_row(played.drafting),
         "rounds": played.drafting.rounds,

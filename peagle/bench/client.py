@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from itertools import count, zip_longest
+from itertools import count
 from typing import Any
 
 import httpx2 as httpx
@@ -16,7 +16,13 @@ from peagle.errors import InputError, first_line
 
 TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait behind a queue
 ROUNDS = "vllm:spec_decode_num_drafts_total"
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+FROM_LOOKUP = "peagle:spec_decode_num_accepted_tokens_from_lookup_total"  # of our engine only,
+FORWARDS = "peagle:decode_forwards_total"  # as are these two
+TOKENS = "peagle:decode_tokens_total"
+COUNTED = (ROUNDS, DRAFTED, ACCEPTED, FROM_LOOKUP, FORWARDS, TOKENS)
+Totals = Counter[tuple[str, str]]  # of counters, by their name and their label "position", or ""
 
 
 class Server(AbstractAsyncContextManager["Server"]):
@@ -30,7 +36,7 @@ class Server(AbstractAsyncContextManager["Server"]):
         limits = httpx.Limits(max_connections=None)
         headers = _headers(api_key)
         self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT, limits=limits)
-        self._before: Stats | None = None
+        self._before: Totals | None = None
 
     async def __aenter__(self) -> "Server":
         self._before = await self._counted()
@@ -61,15 +67,21 @@ class Server(AbstractAsyncContextManager["Server"]):
     async def drafting(self) -> Stats:
         """Drafting statistics since `async with` began, other clients' requests included; no rounds
         where the server has no counters."""
-        before = self._before
-        after = await self._counted()
-        if before is None or after is None:
+        counted = await self._counted()
+        if self._before is None or counted is None:
             return Stats()
-        positions = zip_longest(after.accepted, before.accepted, fillvalue=0)
-        accepted = [now - then for now, then in positions]
-        return Stats(after.rounds - before.rounds, accepted=accepted)
+        counted.subtract(self._before)
+        places = sorted(int(place) for name, place in counted if name == ACCEPTED)
+        return Stats(
+            counted[ROUNDS, ""],
+            counted[DRAFTED, ""],
+            [counted[ACCEPTED, str(place)] for place in places],
+            counted[FROM_LOOKUP, ""],
+            counted[FORWARDS, ""],
+            counted[TOKENS, ""],
+        )
 
-    async def _counted(self) -> Stats | None:
+    async def _counted(self) -> Totals | None:
         """The drafting counters of /metrics since the server began; None where it has none."""
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
 
@@ -79,14 +91,11 @@ class Server(AbstractAsyncContextManager["Server"]):
             families = list(text_string_to_metric_families(response.text))
         except (httpx.HTTPError, ValueError):
             return None
-        totals = Counter[str]()
+        totals = Totals()
         for sample in (sample for family in families for sample in family.samples):
-            if sample.name in (ROUNDS, ACCEPTED):
-                totals[sample.labels.get("position", ROUNDS)] += int(sample.value)
-        if ROUNDS not in totals:
-            return None
-        rounds = totals.pop(ROUNDS)
-        return Stats(rounds, accepted=[totals[position] for position in sorted(totals, key=int)])
+            if sample.name in COUNTED:
+                totals[sample.name, sample.labels.get("position", "")] += int(sample.value)
+        return totals if (ROUNDS, "") in totals else None
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         address = f"{self.url}/chat/completions"

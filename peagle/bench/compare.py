@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peagle.bench.run import FORMAT
+from peagle.bench.summary import drafts
 from peagle.errors import InputError
 
 Row = dict[str, Any]
@@ -36,12 +37,12 @@ class Change(NamedTuple):
 
     def row(self) -> list[str]:
         """For a table."""
-        method, k, concurrency, temperature = _key(self.after)
+        after = self.after
         return [
-            method,
-            str(k or "-"),
-            f"c = {concurrency}" if concurrency else "random",
-            f"{temperature:g}",
+            after["method"],
+            drafts(after),
+            f"c = {after['concurrency']}" if after["concurrency"] else "random",
+            f"{after['temperature']:g}",
             f"{self.before['output_tps']:.1f}",
             f"{self.after['output_tps']:.1f}",
             f"{self.ratio:.2f}",
@@ -64,7 +65,7 @@ def compare_files(before: Path, after: Path) -> list[Change]:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return row["method"], row["k"], row["concurrency"], row["temperature"]
+    return row["method"], drafts(row), row["concurrency"], row["temperature"]
 
 
 def _read(file: Path) -> dict[str, Any]:

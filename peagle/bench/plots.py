@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from peagle.bench.methods import read_methods
+from peagle.bench.summary import drafts
 
 Row = dict[str, Any]
 Points = tuple[list[float], list[float]]  # x and y
@@ -25,7 +26,7 @@ def draw(rows: list[Row]) -> dict[str, Any]:
 
 
 def fastest(rows: list[Row]) -> list[Row]:
-    """The row of the fastest K, for each method and load."""
+    """The row of the fastest setting, for each method and load."""
     found = dict[tuple[str, int, float], Row]()
     for row in rows:
         key = row["method"], row["concurrency"], row["temperature"]
@@ -49,11 +50,14 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
             low, high = row["output_tps_95"] or (height, height)
             spread = [[max(0.0, height - low)], [max(0.0, high - height)]]
             axes.bar(x, height, width, color=facts.colour, yerr=spread, ecolor="#444444")
-            if row["k"] and row.get("speed_up"):
-                label = f"{row['speed_up']:.2f}×\nK {row['k']}"
+            if row["k"] != 0 and row.get("speed_up"):
+                setting = drafts(row).replace(" + ", "\n+ ")
+                label = f"{row['speed_up']:.2f}×\n{setting}"
                 axes.annotate(label, (x, high), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(loads)), [f"c = {load}" if load else "random" for load in loads])
-    axes.set(ylabel="output tokens a second", title="Throughput, best K; × the target alone")
+    axes.set(
+        ylabel="output tokens a second", title="Throughput, fastest setting; × the target alone"
+    )
     axes.margins(y=0.15)
     patches = [Patch(color=facts.colour, label=facts.title) for facts in shown.values()]
     axes.legend(handles=patches, loc="best")

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from peagle.bench.methods import read_methods
 from peagle.bench.plots import draw, fastest
+from peagle.bench.summary import drafts
 from peagle.errors import InputError
 
 HERE = Path(__file__).parent
@@ -32,6 +33,7 @@ def write(report: dict[str, Any], output: Path) -> list[Path]:
     page = pages.get_template("report.html.j2").render(
         report=report,
         methods=read_methods(),
+        drafts=drafts,
         pictures={name: _svg(figure) for name, figure in figures.items()},
         published=published(report),
     )

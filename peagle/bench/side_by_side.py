@@ -23,7 +23,9 @@ class Contender:
 
     method: str
     drafter: Drafter | None
-    k: int | None = None  # a chain; None: what pays, round by round
+    k: int | None = None  # a chain; without `k` and `nodes`: what pays, round by round
+    nodes: int | None = None  # a tree
+    lookup: bool | None = None  # None: in trees of a head
     seconds: float = 0.0
     stats: Stats = field(default_factory=Stats)
     outputs: list[list[int]] = field(default_factory=list)
@@ -34,7 +36,6 @@ class Contender:
         return {
             "method": self.method,
             "k": self.k or 0,
-            "nodes": round(self.stats.drafted / max(1, self.stats.rounds), 2),  # a round
             "tokens_per_second": round(tokens / self.seconds, 2),
             **acceptance_row(self.stats),
             "output_tokens": tokens,
@@ -57,7 +58,8 @@ def compare(
 ) -> None:
     """Decode every prompt with every contender in turn; the order rotates from prompt to prompt."""
     warm_up = SamplingParams(max_tokens=4)
-    playing = [(contender, llm.use(contender.drafter, contender.k)) for contender in contenders]
+    playing = [(one, llm.use(one.drafter, one.k, nodes=one.nodes, lookup=one.lookup))
+               for one in contenders]  # fmt: skip
     for _, used in playing:
         used.generate(prompts[:1], warm_up)
     for number, prompt in enumerate(prompts):

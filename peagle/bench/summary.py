@@ -1,7 +1,7 @@
 """What loads took, as a row: medians, percentiles, bootstrap intervals, ratios, differences."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -24,15 +24,16 @@ class Cell:
     """What is measured in one row."""
 
     method: str
-    k: int | str  # num_speculative_tokens; 0: no drafting, "adaptive": chosen every round
+    k: int | str | None  # of a chain; 0: no drafting, "adaptive": chosen every round, None: a tree
     concurrency: int  # conversations at a time; 0: at random times
     temperature: float
+    max_nodes: int | None = None  # of a tree, as pinned
+    lookup: bool = False
 
     def __str__(self) -> str:
         load = f"c = {self.concurrency}" if self.concurrency else "random arrival"
-        k = f" K = {self.k}" if self.k else ""
         temperature = f", temperature {self.temperature:g}" if self.temperature else ""
-        return f"{self.method}{k}, {load}{temperature}"
+        return f"{self.method} {drafts(asdict(self))}, {load}{temperature}"
 
 
 @dataclass(slots=True)
@@ -72,7 +73,8 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
         "output_tps_95": interval(speed, result),
         **percentiles("ttft", [s.ttft for s in samples]),
         **percentiles("tpot", [s.tpot for s in samples if s.tpot is not None]),
-        **(acceptance_row(drafting) if drafting.rounds else NO_DRAFTS),
+        **acceptance_row(drafting),
+        **({} if drafting.rounds else NO_DRAFTS),
         **(compared(result, base) if base else {}),
         "errors": len(errors),
         "error": errors[0] if errors else None,
@@ -80,12 +82,30 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
 
 
 def acceptance_row(stats: Stats) -> dict[str, Any]:
-    """Acceptance length and acceptance per position as the JSON files have them."""
+    """What was drafted and accepted as the JSON files have it; None: not counted, as by vLLM."""
     shares = stats.accepted_per_position
+    counted = stats.forwards > 0
     return {
         "acceptance_length": round(stats.acceptance_length, 4),
         "accepted_per_position": [round(share, 4) for share in shares],
+        "nodes": round(stats.nodes_per_round, 2) if stats.drafted else None,
+        "rows_per_round": round(stats.rows_per_round, 2) if counted else None,
+        "tokens_per_forward": round(stats.tokens_per_forward, 4) if counted else None,
+        "accepted_from_lookup": stats.accepted_from_lookup if counted else None,
     }
+
+
+def drafts(row: Mapping[str, Any]) -> str:
+    """The setting of a row in words: "K = 3", "12 nodes + lookup", "adaptive"; "-": no drafting.
+    Older reports have no trees."""
+    if nodes := row.get("max_nodes"):
+        size = f"{nodes} nodes"
+    elif row["k"] == 0:
+        size = "-"
+    else:
+        size = str(row["k"]) if isinstance(row["k"], str) else f"K = {row['k']}"
+    beside = row.get("lookup") and row.get("method") != "lookup"
+    return f"{size} + lookup" if beside else size
 
 
 def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from peagle.bench.load import Conversations
 from peagle.bench.side_by_side import Contender, compare
+from peagle.bench.summary import drafts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -16,12 +17,14 @@ TRAINED = 1.3  # acceptance length of a head that has learned its target
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The head at one K, and the target alone, on the same prompts one at a time."""
+    """The head in one setting, and the target alone, on the same prompts one at a time."""
 
-    k: int
+    k: int | None  # None: a tree
     acceptance_length: float  # on all prompts
     tokens_per_second: float
     target_tokens_per_second: float
+    max_nodes: int | None = None
+    lookup: bool = False
 
     @property
     def speed_up(self) -> float:
@@ -38,31 +41,35 @@ class Timing:
 def time_head(
     llm: LLM, measured: list[dict[str, Any]], conversations: Conversations, params: SamplingParams
 ) -> list[Timing]:
-    """Time the head in `llm` at every K of `measured` (rows of `measure_acceptance`), on the first
-    turns of the first conversations; nothing when none of them fits the target's context."""
+    """Time the head in `llm` in every setting of `measured` (rows of `measure_acceptance`), on the
+    first turns of the first conversations; nothing when none fits the target's context."""
     first = [[{"role": "user", "content": turns[0]}] for turns in conversations[:PROMPTS]]
     prompts = [prompt_ids(llm.tokenizer, messages) for messages in first]
     fitting = [ids for ids in prompts if len(ids) < llm.target.max_context]
     if not fitting:
         return []
     alone = Contender("none", None)
-    heads = [Contender(llm.method, llm.drafter, row["k"]) for row in measured]
+    heads = [
+        Contender(llm.method, llm.drafter, row["k"], row["max_nodes"], row["lookup"])
+        for row in measured
+    ]
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
     compare(llm, [alone, *heads], fitting, few)
     speeds = [head.row()["tokens_per_second"] for head in heads]
     base = alone.row()["tokens_per_second"]
     return [
-        Timing(row["k"], row["acceptance_length"], speed, base)
+        Timing(row["k"], row["acceptance_length"], speed, base, row["max_nodes"], row["lookup"])
         for row, speed in zip(measured, speeds, strict=True)
     ]
 
 
 def verdict(timings: list[Timing]) -> dict[str, Any]:
-    """The best K, whether it is worth it, and that in one sentence."""
+    """The best setting, whether it is worth it, and that in one sentence."""
     best = max(timings, key=lambda timing: timing.speed_up)
     return {
         "worth_it": best.worth_it,
         "k": best.k,
+        "max_nodes": best.max_nodes,
         "speed_up": round(best.speed_up, 2),
         "sentence": sentence(best),
         "timings": [asdict(timing) for timing in timings],
@@ -71,7 +78,7 @@ def verdict(timings: list[Timing]) -> dict[str, Any]:
 
 def sentence(best: Timing) -> str:
     """Whether the head pays on these prompts with this machine; if not, what to do."""
-    speed = f"{best.speed_up:.2f} × the target alone at K = {best.k}"
+    speed = f"{best.speed_up:.2f} × the target alone at {drafts(asdict(best))}"
     length = f"acceptance length {best.acceptance_length:.2f}"
     if best.worth_it:
         return f"worth it: {speed} ({length})"

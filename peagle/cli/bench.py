@@ -1,19 +1,18 @@
 """`peagle bench`: throughput, latency and acceptance, method by method under the same load."""
 
-from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from peagle.bench.summary import Cell, Result
-from peagle.catalog import CHOICES
+from peagle.bench.summary import Cell, Result, drafts
+from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.cli import bench_answering as answering
 from peagle.cli.bench_answering import ADAPTIVE, Answering, Asked
-from peagle.cli.common import ModelOptions, console, progress_bar, screen
+from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
 from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, Fields, check_at_least, parse_list
 from peagle.engine.params import SamplingParams
@@ -21,7 +20,8 @@ from peagle.errors import InputError
 from peagle.vllm.process import VllmFailed
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
-MODEL = Fields("chat_template", "dtype", "device", "quantize", "force")
+LOOKUP = {"on": True, "off": False}
+MODEL = Fields("no_lookup", "chat_template", "dtype", "device", "quantize", "force")
 
 
 class _RunByDefault(TyperGroup):
@@ -64,8 +64,16 @@ def run(
     k: Annotated[
         str | None,
         "Numbers of draft tokens per round, separated by commas; adaptive chooses every round. "
-        f"Default: adaptive; {PINNED} with vllm or --random-weights.",
+        f"Default: adaptive; {PINNED} with vllm or --random-weights; none where --nodes is given.",
     ] = None,
+    nodes: Annotated[
+        str | None, "Numbers of draft tokens per round as a tree, separated by commas."
+    ] = None,
+    lookup: Annotated[
+        str,
+        "Lookup beside a head, in trees and where drafts are chosen every round: on, off, or "
+        "on,off to compare both.",
+    ] = "on",
     concurrency: Annotated[str, "Numbers of conversations in flight, separated by commas."] = "1",
     rate: Annotated[
         float | None,
@@ -103,22 +111,26 @@ def run(
     model: Annotated[ModelOptions, MODEL],
     output: Annotated[Path, "JSON file to write the results to."] = Path("results/bench.json"),
 ) -> None:
-    """Play a data set with every method, K, concurrency and temperature, interleaved; write rows
-    with 95 % intervals as JSON, and a page with plots beside it."""
+    """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
+    rows with 95 % intervals as JSON, and a page with plots beside it."""
     from peagle.bench.workload import random_ids, read_workload
 
     check_at_least(1, repeats=repeats, limit=limit, prompt_tokens=prompt_tokens)
     _check_tools(dataset, pass_at_1=pass_at_1, random_weights=random_weights)
     chosen = "native"
     if url is None and not random_weights:
-        chosen = resolve_engine(engine, vllm_python, _native_only(k, model), model.device)
+        native_only = _native_only(k, nodes, methods, model)
+        chosen = resolve_engine(engine, vllm_python, native_only, model.device)
     pinned = chosen == "vllm" or random_weights
-    cells = _cells(methods, k or (PINNED if pinned else ADAPTIVE), concurrency, rate, temperature)
+    if k is None and nodes is None:
+        k = PINNED if pinned else ADAPTIVE
+    settings = _settings(k, nodes, "off" if model.no_lookup else lookup)
+    cells = _cells(methods, settings, concurrency, rate, temperature)
     workload = random_ids(limit or 16) if random_weights else read_workload(dataset, limit)
     sampled = {
         "max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos or random_weights
     }  # fmt: skip
-    settings = {
+    about = {
         "target": target, "dtype": model.dtype, "quantize": model.quantize,
         "dataset": workload.name, "turns_sha256": workload.digest,
         "conversations": len(workload.conversations), **sampled, "rate": rate, "repeats": repeats,
@@ -130,13 +142,13 @@ def run(
     elif target is None:
         raise InputError("TARGET: name a target, or a server with --url")
     elif random_weights:
-        settings |= {"prompt_tokens": prompt_tokens, "acceptance": acceptance}
+        about |= {"prompt_tokens": prompt_tokens, "acceptance": acceptance}
         answers = answering.synthetic(asked, prompt_tokens, acceptance)
     elif chosen == "vllm":
         answers = answering.vllm(asked, vllm_python)
     else:
         answers = answering.native(asked)
-    _measure(answers, cells, workload.conversations, settings, output, pass_at_1)
+    _measure(answers, cells, workload.conversations, about, output, pass_at_1)
 
 
 def _measure(
@@ -185,10 +197,10 @@ def compare(
     from peagle.bench.compare import compare_files
 
     changes = compare_files(before, after)
-    table = Table("method", "K", "load", "t", "before", "after", "ratio", "")
+    table = Table("method", "drafts", "load", "t", "before", "after", "ratio", "")
     for change in changes:
         table.add_row(*change.row())
-    console.print(table)
+    print_table(table)
     if any(change.slower for change in changes):
         raise typer.Exit(1)
 
@@ -203,10 +215,12 @@ def _check_tools(dataset: str, *, pass_at_1: bool, random_weights: bool) -> None
         sandbox.check("random ids" if random_weights else dataset)
 
 
-def _native_only(k: str | None, model: ModelOptions) -> list[str]:
+def _native_only(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
     """Options that were given and that vLLM lacks."""
     asked = {
         "--k adaptive": ADAPTIVE in (k or "").split(","),
+        "--nodes": nodes is not None,
+        "--methods lookup": "lookup" in methods.split(","),
         f"--device {model.device}": model.device not in VLLM_DEVICES,
         "--quantize": model.quantize is not None,
     }
@@ -217,7 +231,7 @@ def _show(found: dict[str, Any], output: Path) -> None:
     from peagle.bench import report as pages
 
     written = pages.write(found, output)
-    console.print(_table(found))
+    print_table(_table(found))
     console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
@@ -228,28 +242,59 @@ def _from_here(head: str | None) -> str | None:
     return str(Path(head).relative_to(Path.cwd()))
 
 
+class Setting(NamedTuple):
+    """What is drafted; see `Cell`."""
+
+    k: int | str | None
+    max_nodes: int | None = None
+    lookup: bool = False
+
+
+def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Setting]:
+    """Every chain, and every tree with and without lookup as asked."""
+    kinds = dict.fromkeys(lookup.split(","))
+    if not kinds.keys() <= LOOKUP.keys():
+        raise InputError(f"--lookup {lookup!r}: choose on, off or on,off")
+    found = list[Setting]()
+    for depth in k.split(",") if k else []:
+        if depth == ADAPTIVE:
+            found += [Setting(ADAPTIVE, lookup=LOOKUP[kind]) for kind in kinds]
+        else:
+            found.append(Setting(parse_list(depth, "k", least=1)[0]))
+    trees = parse_list(nodes, "nodes", least=1) if nodes else ()
+    found += [Setting(None, most, LOOKUP[kind]) for most in trees for kind in kinds]
+    return list(dict.fromkeys(found))
+
+
 def _cells(
-    methods: str, k: str, concurrency: str, rate: float | None, temperature: str
+    methods: str, settings: list[Setting], concurrency: str, rate: float | None, temperature: str
 ) -> list[Cell]:
-    """Every method with every K under every load, at every temperature."""
+    """Every method with every setting under every load, at every temperature."""
     chosen = methods.split(",")
     if wrong := [method for method in chosen if method not in CHOICES]:
         raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(CHOICES)}")
-    depths = [d if d == ADAPTIVE else parse_list(d, "k", least=1)[0] for d in k.split(",")]
     return [
-        Cell(method, depth, load, heat)
+        Cell(method, setting.k, load, heat, setting.max_nodes, setting.lookup)
         for heat in _temperatures(temperature)
         for load in _loads(concurrency, rate)
         for method in dict.fromkeys(chosen)
-        for depth in _depths(method, depths)
+        for setting in _of(method, settings)
     ]
 
 
-def _depths(method: str, depths: list[int | str]) -> Iterable[int | str]:
-    """Every K that a method is played with."""
+def _of(method: str, settings: list[Setting]) -> list[Setting]:
+    """The settings that a method is played with."""
     if method == "none":
-        return [0]
-    return [ADAPTIVE] if method == "lookup" else dict.fromkeys(depths)
+        return [Setting(0)]
+    if method == "lookup":
+        trees = [setting._replace(lookup=True) for setting in settings if setting.max_nodes]
+        return list(dict.fromkeys(trees)) or [Setting(ADAPTIVE, lookup=True)]
+    if method in PARALLEL_METHODS:
+        return settings
+    own = [setting for setting in settings if not setting.max_nodes or setting.lookup]
+    if not own:
+        raise InputError(f"`nodes`: {method} alone drafts chains: give `k`, or leave lookup on")
+    return own
 
 
 def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
@@ -274,10 +319,11 @@ def _temperatures(text: str) -> list[float]:
 
 def _table(report: dict[str, Any]) -> Table:
     title = f"{report['settings']['target']}, {report['settings']['dataset']}, {report['device']}"
-    columns = ("method", "K", "load", "tok/s", "×", "95 %", "AL", "TTFT", "TPOT", "same")
+    columns = ("method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT",
+               "same")  # fmt: skip
     solved = any("pass_at_1" in row for row in report["rows"])
     table = Table(*columns, *(["pass@1"] if solved else []), title=title,
-                  caption="TTFT and TPOT: medians in ms")  # fmt: skip
+                  caption="nodes: draft tokens a round; TTFT and TPOT: medians in ms")  # fmt: skip
     for row in report["rows"]:
         length, speed_up, edges = (
             row.get(name) for name in ("acceptance_length", "speed_up", "speed_up_95")
@@ -285,11 +331,12 @@ def _table(report: dict[str, Any]) -> Table:
         load = f"c = {row['concurrency']}" if row["concurrency"] else "random"
         table.add_row(
             row["method"],
-            str(row["k"] or "-"),
+            drafts(row),
             f"{load}, t = {row['temperature']:g}" if row["temperature"] else load,
             f"{row['output_tps']:.1f}",
             f"{speed_up:.2f}" if speed_up else "-",
             f"{edges[0]:.2f}–{edges[1]:.2f}" if edges else "-",
+            f"{row['nodes']:.1f}" if row["nodes"] else "-",
             f"{length:.2f}" if length else "-",
             f"{row['ttft_ms_p50'] or 0:.0f}",
             f"{row['tpot_ms_p50'] or 0:.1f}",

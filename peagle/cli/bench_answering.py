@@ -90,8 +90,9 @@ def native(asked: Asked) -> Answering:
 
     def opened(cell: Cell) -> Native:
         k = cell.k if isinstance(cell.k, int) and cell.k else None
-        batch, lookup = cell.concurrency or AT_RANDOM, cell.method == "lookup" or None
-        used = llm.use(drafters[cell.method], k, lookup=lookup, max_batch=batch)
+        batch = cell.concurrency or AT_RANDOM
+        drafter, nodes, lookup = drafters[cell.method], cell.max_nodes, cell.lookup
+        used = llm.use(drafter, k, nodes=nodes, lookup=lookup, max_batch=batch)
         seed = 10_000 * next(loads)
         params = SamplingParams(temperature=cell.temperature, seed=seed, **asked.sampled)
         return Native(used, params)
@@ -108,7 +109,7 @@ def synthetic(asked: Asked, prompt_tokens: int, acceptance: str) -> Answering:
 
     device = announced_device(asked.model.device)
     lengths = _acceptance_lengths(acceptance, asked.drafting)
-    if any(cell.k == ADAPTIVE or cell.temperature for cell in asked.cells):
+    if any(not isinstance(cell.k, int) or cell.temperature for cell in asked.cells):
         raise InputError("--random-weights: pin --k, and leave --temperature at 0")
     with screen.status(f"drawing weights of {asked.target}"):
         drawn = random_target(asked.target, device)
@@ -145,7 +146,8 @@ def server(asked: Asked, url: str, api_key: str | None, hardware: str | None) ->
     """Somebody's server: its method and K are what it was started with."""
     from peagle.bench.client import Server, served_model
 
-    if len({(cell.method, cell.k) for cell in asked.cells}) > 1:
+    settings = {(cell.method, cell.k, cell.max_nodes, cell.lookup) for cell in asked.cells}
+    if len(settings) > 1:
         why = "a server has one: name it (--methods p-eagle --k 7)"
         raise InputError(f"--url {url}: several methods or K, {why}")
     body = {"model": asked.target or served_model(url, api_key), **asked.sampled}
@@ -170,10 +172,12 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
         raise InputError(f"--device {model.device}: vLLM decides by itself, leave it out")
     if model.quantize is not None:
         raise InputError(f"--quantize {model.quantize}: vLLM decides by itself, leave it out")
+    if any(cell.max_nodes or cell.method == "lookup" for cell in asked.cells):
+        raise InputError("--engine vllm: it drafts chains by a head: leave out --nodes and lookup")
     if any(cell.k == ADAPTIVE for cell in asked.cells):
         raise InputError("--engine vllm: it cannot choose K every round: give numbers, as --k 7")
     heads = asked.heads()
-    stack, running, loads = ExitStack(), dict[tuple[str, int | str], str](), count()
+    stack, running, loads = ExitStack(), dict[tuple[str, int | str | None], str](), count()
 
     def opened(cell: Cell) -> Server:
         kind = cell.method, cell.k

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from peagle.catalog import choose_head
 from peagle.engine.llm import LLM, Run
@@ -20,6 +21,8 @@ from peagle.model.template import use_template
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 console = Console(highlight=False, soft_wrap=True)
+
+PIPED_WIDTH = 140  # characters
 
 TargetArgument = Annotated[
     str,
@@ -149,6 +152,12 @@ def check_answered(run: Run) -> None:
     answer = run.completions()[0]
     if answer.failure is not None:
         raise RequestFailure(answer.failure)
+
+
+def print_table(table: Table) -> None:
+    """Print a table; wider than a terminal usually is where it goes to a file or a pipe."""
+    width = None if console.is_terminal else PIPED_WIDTH
+    Console(highlight=False, width=width).print(table)
 
 
 def progress_bar(what: str) -> Progress:

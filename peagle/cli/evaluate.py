@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.summary import drafts
 from peagle.bench.verdict import time_head, verdict
 from peagle.cli.common import (
     JsonOption,
@@ -16,6 +17,7 @@ from peagle.cli.common import (
     TargetArgument,
     console,
     open_llm,
+    print_table,
     progress_bar,
     screen,
 )
@@ -25,7 +27,10 @@ from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 
 app = App()
-MODEL = Fields("head", "method", "chat_template", "dtype", "device", "quantize", "force")
+CHAINS = "3,7"
+MODEL = Fields(
+    "head", "method", "no_lookup", "chat_template", "dtype", "device", "quantize", "force"
+)
 
 
 @app.command("eval")
@@ -33,7 +38,14 @@ def evaluate(
     target: TargetArgument,
     *,
     dataset: Annotated[Path, 'JSONL file of {"turns": [...]} or conversations.'],
-    k: Annotated[str, "Numbers of draft tokens per round to measure, separated by commas."] = "3,7",
+    k: Annotated[
+        str | None,
+        "Numbers of draft tokens per round to measure, separated by commas. Default: "
+        f"{CHAINS}; none where --nodes is given.",
+    ] = None,
+    nodes: Annotated[
+        str | None, "The same of draft trees, with lookup unless --no-lookup is given."
+    ] = None,
     limit: Annotated[int | None, "Number of records to use. Default: all."] = None,
     model: Annotated[ModelOptions, MODEL],
     sampling: Annotated[SamplingParams, Fields("temperature", max_tokens=512)],
@@ -47,19 +59,22 @@ def evaluate(
     then time a few prompts with and without the head."""
     params = replace(sampling, seed=0)
     conversations = read_prompts(dataset)[:limit]
-    depths = parse_list(k, "k", least=1)
     if not conversations:
         raise InputError(f"--limit {limit}: leaves no record of {dataset}")
-    llm = open_llm(target, replace(model, k=max(depths)), max_batch=batch)
-    if llm.drafter is None:
-        raise InputError(f"no head to measure for {target}: name one with --head")
+    chains = parse_list(k or CHAINS, "k", least=1) if k or not nodes else ()
+    trees = parse_list(nodes, "nodes", least=1) if nodes else ()
+    llm = open_llm(target, model, max_batch=batch)
+    if llm.drafter is None and not (llm.lookup and trees):
+        why = "give `nodes`" if llm.lookup else "name one with --head"
+        raise InputError(f"no head to measure for {target}: {why}")
+    used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
+    used += [llm.use(llm.drafter, nodes=most, lookup=llm.lookup) for most in trees]
     rows = list[dict[str, Any]]()
     with progress_bar(f"{dataset.stem}") as bar:
         turns = sum(map(len, conversations))
-        task = bar.add_task("", total=len(depths) * turns)
-        for depth in depths:
-            deep = llm.use(llm.drafter, depth)
-            row = measure_acceptance(deep, conversations, params, lambda n: bar.advance(task, n))
+        task = bar.add_task("", total=len(used) * turns)
+        for one in used:
+            row = measure_acceptance(one, conversations, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
         screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
@@ -73,19 +88,22 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"rows": rows, "verdict": said}, indent=1))
         return
-    console.print(_table(rows))
+    print_table(_table(rows))
     if said is not None:
         console.print(said["sentence"])
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("dataset", "K", "acceptance length", "per position", "rounds", "output tokens")
+    table = Table("dataset", "drafts", "nodes", "acceptance length", "per position",
+                  "tokens / forward", "rounds", "output tokens")  # fmt: skip
     for row in rows:
         table.add_row(
             row["dataset"],
-            str(row["k"]),
+            drafts(row),
+            f"{row['nodes'] or 0:.1f}",
             f"{row['acceptance_length']:.3f}",
             " ".join(f"{share:.3f}" for share in row["accepted_per_position"]),
+            f"{row['tokens_per_forward'] or 1:.2f}",
             str(row["rounds"]),
             str(row["output_tokens"]),
         )

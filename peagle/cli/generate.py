@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from peagle.bench.summary import acceptance_row
 from peagle.cli.common import (
     JsonOption,
     ModelOptions,
@@ -58,7 +59,7 @@ def generate(
     if as_json:
         for _ in run:
             pass
-        typer.echo(json.dumps(summary(run), ensure_ascii=False))
+        typer.echo(json.dumps(summary(run) | {"lookup": llm.lookup}, ensure_ascii=False))
         check_answered(run)
         return
     show(run)
@@ -92,8 +93,7 @@ def summary(run: Run) -> dict[str, object]:
         "token_ids": answer.token_ids,
         "output_tokens": len(answer.token_ids),
         "rounds": answer.stats.rounds,
-        "acceptance_length": round(answer.stats.acceptance_length, 4),
-        "accepted_per_position": [round(share, 4) for share in answer.stats.accepted_per_position],
+        **acceptance_row(answer.stats),
         "tokens_per_second": round(len(answer.token_ids) / run.seconds, 2),
         "finish_reason": answer.finish_reason,
     }
@@ -108,7 +108,9 @@ def summary(run: Run) -> dict[str, object]:
 def last_line(llm: LLM, run: Run) -> str:
     """How drafting fared, in one line."""
     result = summary(run)
-    most = f"K = {llm.k}" if llm.nodes is None else f"≤ {llm.nodes} nodes"
-    drafting = f"{llm.method}, {most}, acceptance length {result['acceptance_length']}, "
-    drafting = drafting if llm.method != "none" else "no drafting, "
+    drafting = "no drafting, "
+    if llm.method != "none":
+        most = f"K = {llm.k}" if llm.nodes is None else f"≤ {llm.nodes} nodes"
+        length = f"acceptance length {result['acceptance_length']}"
+        drafting = f"{llm.method}, {most}, {result['nodes'] or 0:.1f} a round, {length}, "
     return f"{drafting}{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s"

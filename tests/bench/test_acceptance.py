@@ -38,10 +38,17 @@ def test_equals_the_turns_one_by_one(llm: LLM) -> None:
     found, (stats, tokens) = measure_acceptance(llm, CONVERSATIONS, GREEDY), one_by_one(llm)
     assert stats.rounds > 20
     assert found == {
+        "method": "p-eagle",
         "k": 3,
+        "max_nodes": None,
+        "lookup": False,
         "temperature": 0.0,
         "acceptance_length": round(stats.acceptance_length, 4),
         "accepted_per_position": [round(share, 4) for share in stats.accepted_per_position],
+        "nodes": round(stats.drafted / stats.rounds, 2),
+        "rows_per_round": round(1 + stats.drafted / stats.forwards, 2),
+        "tokens_per_forward": round(stats.tokens / stats.forwards, 4),
+        "accepted_from_lookup": 0,
         "rounds": stats.rounds,
         "output_tokens": tokens,
         "skipped_turns": 0,

@@ -69,14 +69,17 @@ def test_identical_notices_one_token() -> None:
 
 def test_row_has_the_fields_of_demo_json() -> None:
     contender = Contender("p-eagle", None, 3, seconds=2.0, outputs=[[5] * 7, [6]])
-    contender.stats = Stats(rounds=4, drafted=12, accepted=[3, 1, 0])
+    contender.stats = Stats(4, 12, [3, 1, 0], accepted_from_lookup=1, forwards=6, tokens=9)
     assert contender.row() == {
         "method": "p-eagle",
         "k": 3,
-        "nodes": 3.0,
         "tokens_per_second": 4.0,
         "acceptance_length": 2.0,
         "accepted_per_position": [0.75, 0.25, 0.0],
+        "nodes": 3.0,
+        "rows_per_round": 3.0,
+        "tokens_per_forward": 1.5,
+        "accepted_from_lookup": 1,
         "output_tokens": 8,
         "seconds": 2.0,
     }

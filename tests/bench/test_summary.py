@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from peagle.bench.load import Played, Sample
-from peagle.bench.summary import Cell, Result, compared, interval, percentiles, row, two_sample
+from peagle.bench.summary import (
+    Cell,
+    Result,
+    acceptance_row,
+    compared,
+    drafts,
+    interval,
+    percentiles,
+    row,
+    two_sample,
+)
 from peagle.engine.request import Stats
 
 
@@ -16,7 +26,9 @@ def result(
     for repeat in rates:
         samples = [Sample(i, 0, 10 / rate, 1 / rate, 10, said) for i, rate in enumerate(repeat)]
         seconds = sum(s.seconds for s in samples) / concurrency
-        drafting = Stats() if method == "none" else Stats(10, accepted=[4, 1])
+        drafting = Stats(forwards=8, tokens=8)
+        if method != "none":
+            drafting = Stats(10, 30, [4, 1], 2, 12, 18)
         made.repeats.append(Played(samples, seconds, drafting, True))
     return made
 
@@ -27,8 +39,34 @@ def test_a_row() -> None:
     assert (found["requests"], found["output_tokens"], found["repeats"]) == (6, 60, 3)
     assert found["acceptance_length"] == 1.5
     assert found["accepted_per_position"] == [0.4, 0.1]
+    assert (found["nodes"], found["rows_per_round"]) == (3.0, 3.5)
+    assert (found["tokens_per_forward"], found["accepted_from_lookup"]) == (1.5, 6)
     assert found["ttft_ms_p50"] == pytest.approx(1000 / 30, abs=0.01)
     assert found["errors"] == 0 and found["same"] == found["compared"] == 6
+
+
+def test_what_a_server_does_not_count() -> None:
+    """vLLM counts rounds and draft tokens, and nothing of the other forwards."""
+    found = acceptance_row(Stats(10, 30, [4, 1]))
+    assert found["nodes"] == 3.0
+    assert [found[name] for name in ("rows_per_round", "tokens_per_forward")] == [None, None]
+    assert found["accepted_from_lookup"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"method": "none", "k": 0}, "-"),
+        ({"method": "p-eagle", "k": 3}, "K = 3"),
+        ({"method": "p-eagle", "k": "adaptive", "max_nodes": None, "lookup": False}, "adaptive"),
+        ({"method": "p-eagle", "k": "adaptive", "lookup": True}, "adaptive + lookup"),
+        ({"method": "p-eagle", "k": None, "max_nodes": 12, "lookup": False}, "12 nodes"),
+        ({"method": "p-eagle", "k": None, "max_nodes": 12, "lookup": True}, "12 nodes + lookup"),
+        ({"method": "lookup", "k": None, "max_nodes": 12, "lookup": True}, "12 nodes"),
+    ],
+)
+def test_a_setting_in_words(row: dict[str, object], said: str) -> None:
+    assert drafts(row) == said
 
 
 def test_speed_up_is_repeat_by_repeat() -> None:

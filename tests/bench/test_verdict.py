@@ -9,6 +9,8 @@ from peagle.bench.verdict import MAX_TOKENS, PROMPTS, Timing, sentence, time_hea
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
+MEASURED = {"k": 2, "max_nodes": None, "lookup": False, "acceptance_length": 1.5}
+
 
 @pytest.mark.parametrize(
     ("timing", "said"),
@@ -35,6 +37,12 @@ from peagle.engine.params import SamplingParams
     ],
 )
 def test_sentence(timing: Timing, said: str) -> None:
+    assert sentence(timing) == said
+
+
+def test_a_tree_is_named() -> None:
+    timing = Timing(None, 2.5, 40.0, 20.0, max_nodes=12, lookup=True)
+    said = "worth it: 2.00 × the target alone at 12 nodes + lookup (acceptance length 2.50)"
     assert sentence(timing) == said
 
 
@@ -65,15 +73,22 @@ def test_timing_is_interleaved_short_and_on_the_first_turns(
         real(llm, contenders, prompts, SamplingParams(max_tokens=4))
 
     monkeypatch.setattr(module, "compare", compare)
-    measured = [{"k": 2, "acceptance_length": 1.5}, {"k": 4, "acceptance_length": 1.6}]
+    tree = {"k": None, "max_nodes": 8, "lookup": False, "acceptance_length": 1.6}
+    measured = [MEASURED, tree]
     timings = time_head(llm, measured, [["the cat", "more"]] * 9, SamplingParams(max_tokens=512))
     [(contenders, prompts, params)] = seen
     assert [contender.method for contender in contenders] == ["none", "p-eagle", "p-eagle"]
     assert (prompts, params.max_tokens) == (PROMPTS, MAX_TOKENS)
-    assert [(t.k, t.acceptance_length) for t in timings] == [(2, 1.5), (4, 1.6)]
+    assert [(c.k, c.nodes, c.lookup) for c in contenders[1:]] == [
+        (2, None, False),
+        (None, 8, False),
+    ]
+    assert [(t.k, t.max_nodes, t.acceptance_length) for t in timings] == [
+        (2, None, 1.5),
+        (None, 8, 1.6),
+    ]
     assert timings[0].target_tokens_per_second == timings[1].target_tokens_per_second > 0
 
 
 def test_nothing_is_timed_when_no_prompt_fits(llm: LLM) -> None:
-    measured = [{"k": 2, "acceptance_length": 1.5}]
-    assert time_head(llm, measured, [["the cat " * 300]], SamplingParams()) == []
+    assert time_head(llm, [MEASURED], [["the cat " * 300]], SamplingParams()) == []

@@ -19,7 +19,8 @@ from peagle.errors import InputError
 ROW = {  # every row has these
     "method", "k", "head", "concurrency", "temperature", "repeats", "requests", "output_tokens",
     "seconds", "output_tps", "output_tps_95", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50",
-    "tpot_ms_p99", "acceptance_length", "accepted_per_position", "errors", "error",
+    "tpot_ms_p99", "acceptance_length", "accepted_per_position", "errors", "error", "max_nodes",
+    "lookup", "nodes", "rows_per_round", "tokens_per_forward", "accepted_from_lookup",
 }  # fmt: skip
 
 
@@ -72,6 +73,57 @@ def test_the_file(measured: Path, target: Path) -> None:
             assert row["same"] == row["compared"] == 8, "float32, and no ties here"
         if drafts and row["temperature"]:
             assert 0.001 < row["same_p"] <= 1
+
+
+def test_settings_of_one_method(
+    target: Path, heads: dict[str, Path], questions: Path, tmp_path: Path
+) -> None:
+    """Chain, trees with and without lookup, and the budget are told apart, in file and tables."""
+    output = tmp_path / "bench.json"
+    named = [part for method, head in heads.items() for part in (f"--{method}", head)]
+    asked = ("--methods", "none,p-eagle,eagle3,lookup", "--lookup", "on,off")
+    sizes = ("--k", "3,adaptive", "--nodes", 8)
+    load = ("--max-tokens", 24, "--repeats", 1, "--dataset", questions, "--output", output)
+    said = invoke("bench", target, *named, *asked, *sizes, *load).stdout
+    rows = json.loads(output.read_text())["rows"]
+    trees = [(None, 8, True), (None, 8, False)]
+    drafting = [(3, None, False), ("adaptive", None, True), ("adaptive", None, False)]
+    settings = {row["method"]: [] for row in rows}
+    for row in rows:
+        settings[row["method"]].append((row["k"], row["max_nodes"], row["lookup"]))
+    assert settings == {
+        "none": [(0, None, False)],
+        "p-eagle": drafting + trees,
+        "eagle3": drafting + trees[:1],
+        "lookup": trees[:1],
+    }
+    [plain] = [row for row in rows if row["method"] == "none"]
+    figures = ("nodes", "rows_per_round", "tokens_per_forward", "accepted_from_lookup")
+    assert [plain[figure] for figure in figures] == [None, 1, 1, 0]
+    for row in rows:
+        accepted = sum(row["accepted_per_position"])
+        assert row["accepted_from_lookup"] == 0 or row["lookup"]
+        assert row["tokens_per_forward"] <= (row["acceptance_length"] or 1) + 0.01
+        if row["k"] == 3:
+            assert row["nodes"] == 3 and row["rows_per_round"] == 4
+        if row["max_nodes"] and row["method"] == "p-eagle":
+            assert 4 < row["nodes"] <= 8 and row["tokens_per_forward"] > 1
+        if row["method"] == "lookup" and accepted:
+            assert row["accepted_from_lookup"] > 0
+    for words in ("K = 3", "8 nodes + lookup", "8 nodes ", "adaptive + lookup", "adaptive "):
+        assert words in said
+    assert "8 nodes + lookup" in output.with_suffix(".html").read_text()
+    again = invoke("bench", "compare", output, output).stdout
+    assert again.count("alike") == len(rows) and "8 nodes + lookup" in again
+
+
+def test_no_lookup(target: Path, heads: dict[str, Path], questions: Path, tmp_path: Path) -> None:
+    output = tmp_path / "bench.json"
+    asked = ("--methods", "p-eagle", "--p-eagle", heads["p-eagle"], "--nodes", "4,12")
+    load = ("--max-tokens", 8, "--repeats", 1, "--dataset", questions, "--output", output)
+    invoke("bench", target, *asked, *load, "--no-lookup")
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["max_nodes"], row["lookup"]) for row in rows] == [(4, False), (12, False)]
 
 
 def test_page_and_pictures(measured: Path) -> None:
@@ -187,6 +239,11 @@ def test_random_weights_at_random_times(tmp_path: Path, target: Path) -> None:
     [
         (("--methods", "eagle4"), "--methods 'eagle4': choose from p-eagle, eagle3, lookup, none"),
         (("--k", "0"), "--k '0': each must be at least 1"),
+        (("--nodes", "0"), "--nodes '0': each must be at least 1"),
+        (("--nodes", "many"), "--nodes 'many': expected whole numbers"),
+        (("--lookup", "maybe"), "--lookup 'maybe': choose on, off or on,off"),
+        (("--nodes", "8", "--no-lookup"), "--nodes: eagle3 alone drafts chains: give --k"),
+        (("--random-weights", "--nodes", "8"), "--random-weights: pin --k"),
         (("--concurrency", "0"), "--concurrency '0': each must be at least 1"),
         (("--temperature", "-1"), "--temperature '-1': each must be at least 0"),
         (("--temperature", "warm"), "--temperature 'warm': expected numbers"),

@@ -6,8 +6,9 @@ import pytest
 from runner import invoke, printed, write_lines
 
 FIELDS = {
-    "dataset", "k", "temperature", "acceptance_length", "accepted_per_position", "rounds",
-    "output_tokens", "skipped_turns",
+    "dataset", "method", "k", "max_nodes", "lookup", "temperature", "acceptance_length",
+    "accepted_per_position", "nodes", "rows_per_round", "tokens_per_forward",
+    "accepted_from_lookup", "rounds", "output_tokens", "skipped_turns",
 }  # fmt: skip
 
 
@@ -32,6 +33,8 @@ def test_json_has_a_row_a_k(target: Path, heads: dict[str, Path], questions: Pat
         assert set(row) == FIELDS
         assert len(row["accepted_per_position"]) == row["k"]
         assert row["acceptance_length"] > 1
+        assert (row["lookup"], row["max_nodes"], row["nodes"]) == (False, None, row["k"])
+        assert 1 < row["tokens_per_forward"] <= row["acceptance_length"] + 0.2
     assert rows[0]["output_tokens"] == rows[1]["output_tokens"]  # greedy: the same answers
     assert rows[1]["acceptance_length"] >= rows[0]["acceptance_length"]
 
@@ -67,9 +70,30 @@ def test_table_and_warning_for_a_k_above_the_heads(
     assert result.stderr.count("warning: K = 9") == 1
     cells = [[c.strip() for c in line.split("│")] for line in result.stdout.splitlines()]
     assert [row[1:3] for row in cells if "questions" in row] == [
-        ["questions", "2"],
-        ["questions", "9"],
+        ["questions", "K = 2"],
+        ["questions", "K = 9"],
     ]
+
+
+def test_trees(target: Path, heads: dict[str, Path], questions: Path) -> None:
+    asked = ("--dataset", questions, "--max-tokens", 20)
+    head = ("--head", heads["p-eagle"])
+    both = printed("eval", target, *head, *asked, "--nodes", "4,12")
+    alone = printed("eval", target, *head, *asked, "--nodes", 12, "--no-lookup", "--k", 3)
+    rows = [*both["rows"], *alone["rows"]]
+    settings = [(row["k"], row["max_nodes"], row["lookup"]) for row in rows]
+    assert settings == [(None, 4, True), (None, 12, True), (3, None, False), (None, 12, False)]
+    assert [timing["max_nodes"] for timing in both["verdict"]["timings"]] == [4, 12]
+    assert " nodes + lookup" in both["verdict"]["sentence"]
+    for row in rows:
+        most = row["max_nodes"] or row["k"]
+        assert most / 2 < row["nodes"] <= most
+        assert 1 + row["nodes"] / 2 < row["rows_per_round"] <= 1 + row["nodes"]
+        assert row["accepted_from_lookup"] <= (99 if row["lookup"] else 0)
+    [lookup] = printed("eval", target, *asked, "--method", "lookup", "--nodes", 8)["rows"]
+    assert (lookup["method"], lookup["lookup"], lookup["max_nodes"]) == ("lookup", True, 8)
+    shares = sum(lookup["accepted_per_position"]) * lookup["rounds"]
+    assert lookup["accepted_from_lookup"] == pytest.approx(shares, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +103,9 @@ def test_table_and_warning_for_a_k_above_the_heads(
         (("--k", "a"), "--k 'a': expected whole numbers"),
         (("--limit", "0"), "--limit 0"),
         ((), "name one with --head"),
+        (("--method", "lookup"), "no head to measure for"),
+        (("--nodes", "0"), "--nodes '0': each must be at least 1"),
+        (("--nodes", "999", "--method", "lookup"), "--nodes 999: must be at most 256"),
     ],
 )
 def test_refusals(refused, target: Path, questions: Path, options, said: str) -> None:

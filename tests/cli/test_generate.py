@@ -19,7 +19,8 @@ from peagle.engine.request import Chunk
 
 FIELDS = {
     "text", "token_ids", "output_tokens", "rounds", "acceptance_length", "accepted_per_position",
-    "tokens_per_second", "finish_reason",
+    "tokens_per_second", "finish_reason", "nodes", "rows_per_round", "tokens_per_forward",
+    "accepted_from_lookup", "lookup",
 }  # fmt: skip
 ASK = ("--prompt", "the cat sat", "--max-tokens", 40, "--dtype", "float32")
 
@@ -40,6 +41,16 @@ def test_json_has_the_tokens_of_plain_decoding(
     shares = drafted["accepted_per_position"]
     assert drafted["acceptance_length"] == pytest.approx(1 + sum(shares), abs=1e-3)
     assert drafted["acceptance_length"] > 1
+    assert (drafted["nodes"], drafted["lookup"], drafted["accepted_from_lookup"]) == (4, False, 0)
+    assert (plain["nodes"], plain["rows_per_round"], plain["tokens_per_forward"]) == (None, 1, 1)
+    assert 1 < drafted["tokens_per_forward"] < 5
+
+
+def test_json_says_what_lookup_did(target: Path) -> None:
+    said = printed("generate", target, *ASK, "--method", "lookup", "--nodes", 8)
+    assert said["lookup"] and said["token_ids"]
+    shares = sum(said["accepted_per_position"]) * said["rounds"]
+    assert said["accepted_from_lookup"] == pytest.approx(shares, abs=0.1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -65,7 +76,7 @@ def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[str, Path])
     assert shown.startswith(text + "\n")
     last = shown.removeprefix(text + "\n")
     assert "\x1b" not in last
-    assert last.startswith("p-eagle, ≤ 32 nodes, acceptance length ")
+    assert re.match(r"p-eagle, ≤ 32 nodes, \d+\.\d a round, acceptance length ", last)
     assert last.endswith(" tok/s\n")
 
 

@@ -18,7 +18,7 @@ def test_the_catalog_knows_them() -> None:
 
 
 def test_reports_show_them() -> None:
-    assert set(read_methods()) == {"none", *METHODS}
+    assert set(read_methods()) == {*catalog.HEADLESS, *METHODS}
     assert read_methods()["p-eagle"].title == "P-EAGLE" and read_methods()["none"].title == "none"
 
 

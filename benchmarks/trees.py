@@ -1,0 +1,298 @@
+"""P-EAGLE's trees and lookup beside chains, EAGLE-3 and the target alone, interleaved.
+
+    python benchmarks/trees.py --mt-bench FILE [--only humaneval,mt-bench,edits,load] [--resume]
+
+bf16, greedy. HumanEval and MT-Bench in full, one request at a time; 20 files to rename a variable
+in (edits.py); HumanEval prompts at several loads, EOS ignored. Every way answers a prompt before
+the next one is asked, in rotating order, with an engine of its own: none finds a prompt in its
+cache. Of the first three, a speed-up is the ratio of the tokens a second of all answers, and its
+95 % interval a bootstrap over conversations, the same for both ways. Of loads it is the median of
+the repeats' own ratios, each over prompts of its own, and a bootstrap over repeats.
+
+All that was played is written to a .jsonl file beside the output, as soon as all ways have answered
+a prompt. With --resume it is not played again.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from common import (
+    TARGET,
+    environment,
+    fingerprint,
+    heads,
+    human_eval,
+    load,
+    options,
+    whole_numbers,
+)
+from edits import edits
+from journal import Journal, Plays
+from ways import ALONE, DEFAULT, NODES, for_edits, one_at_a_time, under_load
+
+from peagle.bench import run
+from peagle.bench.load import Conversations, Played, closed_loop
+from peagle.bench.native import Native
+from peagle.bench.summary import DRAWS, Cell, Result, compared, row
+from peagle.bench.workload import read_workload
+from peagle.catalog import HEADLESS
+from peagle.cli.common import progress_bar
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
+
+BASES = (ALONE, "EAGLE-3 chain", "EAGLE-3 + lookup")  # what speeds are divided by
+LOAD_PROMPTS = 16  # of each repeat at a load
+LOAD_ROOM = 1024  # tokens of KV cache for each request there: every way has a cache of its own
+WARM = 32  # tokens of the warm-up: the budget has seen something by then
+PARTS = ("humaneval", "mt-bench", "edits", "load")
+
+
+class Part(NamedTuple):
+    """What is played, and how."""
+
+    name: str
+    conversations: Conversations
+    ways: dict[str, Cell]
+    params: SamplingParams
+    together: int = 1  # conversations that one way plays before the next way does
+
+    @property
+    def count(self) -> int:
+        """Times that the ways take turns."""
+        return len(self.conversations) // self.together
+
+
+def parts(args: argparse.Namespace) -> Iterator[Part]:
+    """What was asked for."""
+    params = SamplingParams(max_tokens=args.max_tokens)
+    ways, problems = one_at_a_time(), [[question] for question in human_eval()]
+    if "humaneval" in args.only:
+        yield Part("humaneval", problems[: args.limit], ways, params)
+    if "mt-bench" in args.only and args.mt_bench:
+        yield Part("mt-bench", read_workload(args.mt_bench, args.limit).conversations, ways, params)
+    if "edits" in args.only:
+        whole_file = replace(params, max_tokens=4 * args.max_tokens)
+        conversations = [[question] for question in edits()[: args.limit]]
+        yield Part("edits", conversations, for_edits(), whole_file)
+    if "load" in args.only:
+        together = min(LOAD_PROMPTS, args.limit or LOAD_PROMPTS)
+        some = problems[: args.repeats * together]
+        half = replace(params, max_tokens=max(1, args.max_tokens // 2), ignore_eos=True)
+        for c in args.concurrency:
+            yield Part(f"load {c}", some, under_load(c), half, together)
+
+
+async def answer(
+    llm: LLM, conversations: Conversations, params: SamplingParams, concurrency: int
+) -> Played:
+    """Play some conversations."""
+    async with Native(llm, params) as native:
+        return await closed_loop(conversations, concurrency, native)
+
+
+def open_engines(llm: LLM, part: Part, drafters: dict[str, Any]) -> dict[str, LLM]:
+    """An engine for each way, with something answered."""
+    engines = {}
+    for name, cell in part.ways.items():
+        most = cell.concurrency
+        engines[name] = llm.use(
+            drafters[cell.method],
+            cell.k if isinstance(cell.k, int) and cell.k else None,
+            nodes=cell.max_nodes,
+            lookup=cell.lookup,
+            max_batch=most,
+            kv_tokens=most * LOAD_ROOM if most > 1 else None,
+        )
+        hello = [[message["content"] for message in run.WARM_UP]] * most
+        params = SamplingParams(max_tokens=WARM, ignore_eos=True)
+        asyncio.run(answer(engines[name], hello, params, most))
+    return engines
+
+
+def play(part: Part, number: int, engines: dict[str, LLM]) -> Plays:
+    """What each way makes of the part's conversations at one place, in rotating order."""
+    first = number * part.together
+    conversations = part.conversations[first : first + part.together]
+    names, plays = list(engines), Plays()
+    turn = number % len(names)
+    for name in names[turn:] + names[:turn]:
+        concurrency = part.ways[name].concurrency
+        played = asyncio.run(answer(engines[name], conversations, part.params, concurrency))
+        if played.errors:
+            sys.exit(f"{part.name} {number}, {name}: {played.errors[0]}")
+        plays[name] = played
+    return plays
+
+
+def fill(part: Part, journal: Journal, llm: LLM, drafters: dict[str, Any]) -> Iterator[None]:
+    """Play what the journal lacks of a part. Yields when something was noted, and at the end."""
+    missing = [number for number in range(part.count) if number not in journal.of(part.name)]
+    engines = open_engines(llm, part, drafters) if missing else {}
+    with progress_bar(part.name) as bar:
+        for number in bar.track(missing):
+            journal.add(part.name, number, play(part, number, engines))
+            yield
+    yield
+
+
+def plays_by_way(part: Part, found: dict[int, Plays]) -> dict[str, list[Played]]:
+    """What each way has played, in order; conversations get numbers of their own."""
+    numbers = sorted(number for number in found if number < part.count)
+    return {
+        way: [_numbered(found[number][way], number * part.together) for number in numbers]
+        for way in part.ways
+    }
+
+
+def _numbered(played: Played, first: int) -> Played:
+    moved = [replace(s, conversation=first + s.conversation) for s in played.samples]
+    return played._replace(samples=moved)
+
+
+def _all(plays: list[Played]) -> Played:
+    """One play of many."""
+    samples = [sample for played in plays for sample in played.samples]
+    drafting = sum((played.drafting for played in plays), Stats())
+    return Played(samples, sum(played.seconds for played in plays), drafting, whole=True)
+
+
+def dataset_rows(part: Part, found: dict[int, Plays]) -> list[dict[str, Any]]:
+    """A row for each way as `peagle bench` has it; `over`: times the speeds of BASES."""
+    played = plays_by_way(part, found)
+    results = {way: Result(cell, None, [_all(played[way])]) for way, cell in part.ways.items()}
+    rows = []
+    for way, own in results.items():
+        others = [base for base in BASES if base in results and base != way]
+        over = {base: compared(own, results[base]) for base in others}
+        ratios = {base: [it["speed_up"], it["speed_up_95"]] for base, it in over.items()}
+        rows.append({"way": way, **row(own, results[ALONE]), "over": ratios})
+    return rows
+
+
+def load_rows(part: Part, found: dict[int, Plays]) -> list[dict[str, Any]]:
+    """A row for each way at one load; of the default, also beside the best pinned one."""
+    played = plays_by_way(part, found)
+    results = {way: Result(cell, None, played[way]) for way, cell in part.ways.items()}
+    speeds = {way: own.speeds for way, own in results.items()}
+    over = {way: paired(own, speeds[ALONE]) for way, own in speeds.items()}
+    pinned = [way for way in over if way not in (ALONE, DEFAULT)]
+    best = max(pinned, key=lambda way: over[way][0])
+    rows = []
+    for way, own in results.items():
+        ratios = {} if way == ALONE else {ALONE: over[way]}
+        if way == DEFAULT:
+            ratios[best] = paired(speeds[DEFAULT], speeds[best])
+        rows.append({"way": way, **row(own, results[ALONE]), "over": ratios})
+    return rows
+
+
+def paired(mine: list[float], theirs: list[float]) -> list[Any]:
+    """The median ratio of repeats, and its 95 % interval; None for a single repeat."""
+    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+    if len(ratios) < 2:
+        return [round(ratios[0], 3), None]
+    draws = np.random.default_rng(0).choice(ratios, (DRAWS, len(ratios)))
+    edges = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return [round(median(ratios), 3), [round(float(edge), 3) for edge in edges]]
+
+
+def aims(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What is aimed for, what was found, and whether that is enough."""
+    found = {(part, own["way"]): own for part, some in rows.items() for own in some}
+    wanted: list[tuple[str, float, float]] = []
+    for part in ("humaneval", "mt-bench"):
+        if own := found.get((part, DEFAULT)):
+            for base, least in zip(BASES, (1.9, 1.25, 1.08), strict=True):
+                wanted.append((f"{part}: {DEFAULT} : {base}", least, own["over"][base][0]))
+    if own := found.get(("humaneval", "P-EAGLE tree + lookup")):
+        wanted.append((f"humaneval: AL of {NODES} nodes", 2.8, own["acceptance_length"] or 1.0))
+        per_forward = found["humaneval", DEFAULT]["tokens_per_forward"]
+        wanted.append((f"humaneval: tokens a target forward, {DEFAULT}", 2.6, per_forward))
+    for (part, way), own in found.items():
+        if part.startswith("load") and way == DEFAULT:
+            for base, (ratio, _) in own["over"].items():
+                least = 0.98 if base == ALONE else 0.97
+                wanted.append((f"{part}: {DEFAULT} : {base}", least, ratio))
+    return [
+        {"aim": aim, "wanted": least, "found": ratio, "met": ratio >= least}
+        for aim, least, ratio in wanted
+    ]
+
+
+def show(part: Part, rows: list[dict[str, Any]]) -> None:
+    """Print a part's rows."""
+    print(f"{part.name}, {rows[0]['requests']} answers")
+    for own in rows:
+        length = own["acceptance_length"] or 1.0
+        print(f"  {own['way']:22} {own['output_tps']:7.1f} tok/s  AL {length:.2f}  "
+              f"nodes {own['nodes'] or 0:4.1f}  rows {own['rows_per_round']:4.1f}  "
+              f"tokens a forward {own['tokens_per_forward']:.2f}")  # fmt: skip
+        for base, over in own["over"].items():
+            print(f"  {'':22} {_times(*over)} {base}")
+
+
+def _times(ratio: float, edges: list[float] | None) -> str:
+    shown = f" ({edges[0]:.2f}–{edges[1]:.2f})" if edges else ""
+    return f"{ratio:.2f}{shown} ×"
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The report; it is written after every prompt."""
+    folders = heads(args)
+    settings = {
+        "target": TARGET,
+        "heads": {method: fingerprint(head) for method, head in folders.items()},
+        "dtype": "bfloat16",
+        "temperature": 0,
+        "max_tokens": args.max_tokens,
+        "load_prompts": min(LOAD_PROMPTS, args.limit or LOAD_PROMPTS),
+    }
+    about = {**environment(), "settings": settings}
+    print(about["device"], flush=True)
+    journal = Journal(args.output.with_suffix(".jsonl"), about, resume=args.resume)
+    llm = load("bfloat16")
+    drafters = {m: llm.load_head(folder) for m, folder in folders.items()}
+    drafters |= dict.fromkeys(HEADLESS)
+    known = json.loads(args.output.read_text()) if args.resume and args.output.is_file() else {}
+    rows = known.get("parts", {})
+    report = dict[str, Any]()
+    for part in parts(args):
+        make_rows = load_rows if part.name.startswith("load") else dataset_rows
+        for _ in fill(part, journal, llm, drafters):
+            rows[part.name] = make_rows(part, journal.of(part.name))
+            report = {**about, "aims": aims(rows), "parts": rows}
+            run.write_json(args.output, report)
+        show(part, rows[part.name])
+    print(f"written: {args.output}")
+    return report
+
+
+def main() -> None:
+    parser = options(__doc__, "trees.json")
+    parser.add_argument("--mt-bench", metavar="FILE", help="MT-Bench; left out without it")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS,
+                        metavar="PARTS", help="some of them, separated by commas")  # fmt: skip
+    parser.add_argument("--limit", type=int, help="first N conversations of each part")
+    parser.add_argument("--max-tokens", type=int, default=128,
+                        help="longest answer; of edits four times, under load half")  # fmt: skip
+    parser.add_argument("--concurrency", type=whole_numbers, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--repeats", type=int, default=9, help="of each load")
+    parser.add_argument("--resume", action="store_true", help="go on where a run was cut short")
+    args = parser.parse_args()
+    if unknown := set(args.only) - set(PARTS):
+        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    for aim in measure(args)["aims"]:
+        met = "met" if aim["met"] else "NOT met"
+        print(f"{aim['aim']}: {aim['found']:.2f}, wanted {aim['wanted']}: {met}")
+
+
+if __name__ == "__main__":
+    main()
