@@ -1,6 +1,7 @@
 """`peagle generate`: complete one prompt, streaming."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +19,11 @@ from peagle.cli.common import (
     open_llm,
 )
 from peagle.cli.options import App, Fields
+from peagle.cli.show_tree import show_trees
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
+from peagle.engine.request import Chunk
 from peagle.errors import InputError
 
 app = App()
@@ -44,9 +47,12 @@ def generate(
             help="File with a JSON schema that the answer must satisfy (structured output).",
         ),
     ] = None,
+    show_tree: Annotated[bool, "Print the draft tree of every round to stderr first."] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
+    if show_tree and as_json:
+        raise InputError("--show-tree: trees are text for people, leave out --json")
     if sampling.logprobs is not None and not as_json:
         raise InputError(f"--logprobs {sampling.logprobs}: they are part of the JSON, add --json")
     if json_schema is not None:
@@ -62,7 +68,7 @@ def generate(
         typer.echo(json.dumps(summary(run) | {"lookup": llm.lookup}, ensure_ascii=False))
         check_answered(run)
         return
-    show(run)
+    show(show_trees(llm, run) if show_tree else run)
     check_answered(run)
     console.print(f"[dim]{last_line(llm, run)}[/]")
 
@@ -75,12 +81,12 @@ def read_schema(path: Path) -> str:
         raise InputError(f"--json-schema {path}: not UTF-8 text, give a JSON file") from error
 
 
-def show(run: Run) -> None:
-    """Print the stream, accepted draft tokens in green (plain text when not a terminal).
+def show(chunks: Iterable[Chunk]) -> None:
+    """Print a stream, accepted draft tokens in green (plain text when not a terminal).
 
     Not through rich, which would expand tabs and emoji names in what the model said.
     """
-    for chunk in run:
+    for chunk in chunks:
         typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
     typer.echo()
 

@@ -91,7 +91,7 @@ def test_accepted_tokens_are_green_on_a_terminal(target: Path, heads: dict[str, 
 
 def test_what_the_model_says_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     said = "a\tb :smile: [red]x[/] " + "long " * 40 + "\n  end  "
-    show([Chunk(0, said, 1, "head")])  # type: ignore[arg-type]
+    show([Chunk(0, said, 1, "head")])
     assert capsys.readouterr().out == said + "\n"
 
 
