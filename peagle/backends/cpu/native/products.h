@@ -33,7 +33,7 @@ constexpr int MOST_ROWS =
 // Panels that are read at once for so many rows.
 template <typename Steps>
 constexpr int panels_at_once(int rows) {
-  return 2 * rows <= MOST_ROWS<Steps> ? 2 : 1;
+  return 4 * rows <= MOST_ROWS<Steps> ? 2 : 1;
 }
 
 inline int64_t steps(int64_t inputs, int64_t of_a_step) {
