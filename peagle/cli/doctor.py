@@ -22,7 +22,7 @@ from peagle.cli.options import App, with_flags
 from peagle.methods.load import find_head
 
 app = App()
-COLOURS = {"ok": "green", "wrong": "red", "forced": "yellow", "skipped": "dim"}
+COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow", "skipped": "dim"}
 
 
 @app.command()
@@ -48,8 +48,8 @@ def doctor(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a head with its target: files, layers, mask token, features, logits. Exit code 1: it
-    does not fit."""
+    """Check a head with its target: files, layers, mask token, features, logits, and what the
+    target accepts in a few short answers. Exit code 1: it does not fit."""
     from transformers.utils import logging
 
     from peagle.model.loader import load_target
@@ -70,7 +70,8 @@ def doctor(
     checks = [
         check._replace(found=with_flags(check.found), fix=with_flags(check.fix)) for check in checks
     ]
-    unfit = any(check.state == "wrong" for check in checks)
+    states = {check.state for check in checks}
+    unfit = "wrong" in states
     if as_json:
         rows = [check._asdict() for check in checks]
         typer.echo(json.dumps({"healthy": not unfit, "verdict": verdict(checks), "checks": rows}))
@@ -79,6 +80,7 @@ def doctor(
         for check in checks:
             table.add_row(check.name, Text(check.state, COLOURS[check.state]), Text(check.found))
         console.print(table)
-        console.print(verdict(checks), style="red" if unfit else "green", markup=False)
+        worst = next(state for state in ("wrong", "warning", "ok") if state in states)
+        console.print(verdict(checks), style=COLOURS[worst], markup=False)
     if unfit:
         raise typer.Exit(1)

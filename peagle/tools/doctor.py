@@ -11,10 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.backends.batch import Batch, Span, blocks_of
+from peagle.backends.batch import BLOCK, Batch, Span, blocks_of
 from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.data.chat import prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.errors import InputError
 from peagle.methods.base import DraftingPass, Elements, NewSlots
 from peagle.methods.checkpoint import REMEDY, read_head
@@ -29,10 +32,21 @@ from peagle.train.step import Sequence, run_drafter
 from peagle.vllm.parity import compare_with_vllm
 
 PROMPT = "Write a Python function that reverses a list."
+OTHERS = (  # that are answered, too, to see how much of the drafts is accepted
+    "Explain in a few sentences why the sky is blue.",
+    "A train travels 120 km in 2 hours. What is its average speed?",
+    "Write a short letter that thanks a friend for a gift.",
+)
+MAX_TOKENS = 32  # of each of these answers
+MIN_ROUNDS = 16  # fewer say nothing
+NEAR_ZERO = 0.1  # accepted draft tokens a round
+CAUSES = (
+    "layers, chat template or target are not those it was trained with, or it was hardly trained"
+)
 # The largest relative difference that rounding explains.
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
-RUNNING = ("features", "logits", "vllm")
-State = Literal["ok", "wrong", "forced", "skipped"]
+RUNNING = ("features", "logits", "acceptance", "vllm")
+State = Literal["ok", "wrong", "warning", "forced", "skipped"]
 
 
 class Check(NamedTuple):
@@ -41,7 +55,7 @@ class Check(NamedTuple):
     name: str
     state: State
     found: str
-    fix: str = ""
+    fix: str = ""  # of a warning: its likely causes
 
 
 def examine(
@@ -68,7 +82,9 @@ def examine(
     checks = [Check("files", "ok", f"config.json and {len(files.tensors)} tensors")]
     checks += [_judge(name, partial(run_check, name, files, target)) for name in CHECKS]
     if force:
-        checks = [_forgiven(check) if check.name in FORGIVABLE else check for check in checks]
+        checks = [
+            _milder(check, "forced") if check.name in FORGIVABLE else check for check in checks
+        ]
     try:
         drafter = load_drafter(folder, target, force=True)
     except InputError as error:
@@ -80,19 +96,26 @@ def examine(
         *checks,
         _judge("features", partial(_features, drafter, target, ids)),
         _judge("logits", partial(_logits, drafter, target, ids)),
+        _milder(_judge("acceptance", partial(_acceptance, drafter, target, ids)), "warning"),
         _judge("vllm", partial(compare_with_vllm, vllm_python, drafter, target, ids)),
     ]
 
 
 def verdict(checks: list[Check]) -> str:
-    """One sentence: the first thing that differs and its fix, or that nothing does."""
+    """One sentence: the first thing that differs and its fix, or that nothing does, with what looks
+    wrong nevertheless."""
     wrong = next((check for check in checks if check.state == "wrong"), None)
     if wrong is not None:
         return f"{wrong.name}: {wrong.found}. Fix: {wrong.fix}"
     passed = sum(check.state == "ok" for check in checks)
     others = [check.name for check in checks if check.state in ("skipped", "forced")]
     left = f" (left out: {', '.join(others)})" if others else ""
-    return f"nothing differs in {passed} checks{left}"
+    warnings = [
+        f"; warning: {check.name}: {check.found}. Likely causes: {check.fix}"
+        for check in checks
+        if check.state == "warning"
+    ]
+    return f"nothing differs in {passed} checks{left}" + "".join(warnings)
 
 
 def _judge(name: str, check: Callable[[], str]) -> Check:
@@ -115,21 +138,25 @@ def _skipped(why: str, *names: str) -> list[Check]:
     return [Check(name, "skipped", why) for name in names]
 
 
-def _forgiven(check: Check) -> Check:
-    return check._replace(state="forced") if check.state == "wrong" else check
+def _milder(check: Check, state: State) -> Check:
+    """A check of which nothing makes the head unfit."""
+    return check._replace(state=state) if check.state == "wrong" else check
 
 
 def _prompt_ids(target: Target, prompt: str) -> list[int]:
     """The prompt as the user's turn, or as plain text where there is no chat template."""
-    assert target.tokenizer is not None
-    if target.tokenizer.chat_template is None:
-        ids = list(target.tokenizer(prompt)["input_ids"])
-    else:
-        ids = prompt_ids(target.tokenizer, [{"role": "user", "content": prompt}])
+    ids = _ids(target, prompt)
     if not 4 <= len(ids) <= target.max_context // 2:
         most = target.max_context // 2
         raise InputError(f"prompt has {len(ids)} tokens: give a text of 4 to {most}")
     return ids
+
+
+def _ids(target: Target, prompt: str) -> list[int]:
+    assert target.tokenizer is not None
+    if target.tokenizer.chat_template is None:
+        return list(target.tokenizer(prompt)["input_ids"])
+    return prompt_ids(target.tokenizer, [{"role": "user", "content": prompt}])
 
 
 def _finite(drafter: Drafter) -> str:
@@ -191,6 +218,27 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
             f"training and drafting part at depth {depth}: {found}",
             "training and engine compute different things: report the head's config.json",
         )
+    return found
+
+
+def _acceptance(drafter: Drafter, target: Target, ids: list[int]) -> str:
+    """What the target accepts of the head's drafts in a few short greedy answers."""
+    k = default_k(drafter.config)
+    prompts = [ids, *(_ids(target, prompt) for prompt in OTHERS)]
+    prompts = [own for own in prompts if len(own) + MAX_TOKENS <= target.max_context]
+    if not prompts:
+        raise Skipped(f"a context of {target.max_context} tokens is too short")
+    room = sum(BLOCK * (1 + blocks_of(len(own) + MAX_TOKENS + k)) for own in prompts)
+    llm = LLM(target, drafter, k=k, max_batch=len(prompts), kv_tokens=room)
+    run = llm.stream(prompts, SamplingParams(max_tokens=MAX_TOKENS))
+    for _ in run:
+        pass
+    stats = sum((request.stats for request in run.requests), Stats())
+    if stats.rounds < MIN_ROUNDS:
+        raise Skipped(f"{stats.rounds} rounds of drafting say nothing: answers are too short")
+    found = f"acceptance length {stats.acceptance_length:.2f} at K = {k}, {stats.rounds} rounds"
+    if stats.acceptance_length < 1 + NEAR_ZERO:
+        raise Problem(f"{found}: almost nothing is accepted", CAUSES)
     return found
 
 

@@ -20,7 +20,10 @@ def test_a_healthy_head(target: Path, heads: dict[str, Path], method: str) -> No
     assert states["features"] == states["logits"] == states["provenance"] == "ok"
     assert states["mask token"] == ("ok" if method == "p-eagle" else "skipped")
     assert states["vllm"] == "skipped"
-    assert shown.splitlines()[-1].startswith("nothing differs in ")
+    last = shown.splitlines()[-1]
+    assert last.startswith("nothing differs in ")
+    assert states["acceptance"] in {"ok", "warning"}, "it was hardly trained"
+    assert ("; warning: acceptance: " in last) == (states["acceptance"] == "warning")
 
 
 def test_a_damaged_head_is_named_and_exits_1(

@@ -14,4 +14,6 @@ def test_shipped_heads_are_healthy(method: str) -> None:
     head = head_path(TARGET, method)
     assert head is not None
     checks = examine(head, load_target(TARGET, dtype="float32"))
-    assert [check for check in checks if check.state == "wrong"] == []
+    assert [check for check in checks if check.state in ("wrong", "warning")] == []
+    [accepted] = [check for check in checks if check.name == "acceptance"]
+    assert accepted.state == "ok" and accepted.found.startswith("acceptance length 1.")

@@ -1,6 +1,7 @@
 """Healthy heads of every kind pass; each kind of damage is named, first and by its check."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import Tensor
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
+from peagle.engine.request import Stats
 from peagle.errors import InputError
 from peagle.methods.keys import LAYER_IDS
 from peagle.methods.save import save_drafter
@@ -74,8 +76,12 @@ def test_healthy_heads_pass(
     assert wrong(checks) == []
     skipped = ["mask token"] * (method == "eagle3") + ["vllm"]
     assert [check.name for check in checks if check.state == "skipped"] == skipped
-    assert verdict(checks).startswith(f"nothing differs in {len(checks) - len(skipped)} checks")
-    assert "5 of 5 argmaxes agree" in checks[-2].found
+    warned = [check.name for check in checks if check.state == "warning"]
+    assert set(warned) <= {"acceptance"}, "these heads are not trained"
+    passed = len(checks) - len(skipped) - len(warned)
+    assert verdict(checks).startswith(f"nothing differs in {passed} checks")
+    [logits] = [check for check in checks if check.name == "logits"]
+    assert "5 of 5 argmaxes agree" in logits.found
     assert target.model.config._attn_implementation == ATTENTION, "left as it was"
 
 
@@ -242,7 +248,7 @@ def assert_named(head: Path, target: Target, name: str, said: str) -> None:
     assert verdict(checks) == f"{name}: {first.found}. Fix: {first.fix}"
     assert first.fix
     assert [check.name for check in checks][1 : 1 + len(CHECKS)] == list(CHECKS)
-    assert len(checks) == len(CHECKS) + 5, "what cannot be checked is said to be skipped"
+    assert len(checks) == len(CHECKS) + 6, "what cannot be checked is said to be skipped"
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +288,28 @@ def test_another_target_is_named_and_forced(target: Target, tmp_path: Path) -> N
     assert [check.name for check in checks if check.state == "forced"] == wrong(
         examine(tmp_path / "head", other)
     )
+
+
+def test_acceptance_near_zero_is_a_warning(target: Target, tmp_path: Path) -> None:
+    """A head of random weights: nothing differs, and nothing is accepted."""
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    checks = examine(tmp_path / "head", target)
+    [found] = [check for check in checks if check.name == "acceptance"]
+    assert found.state == "warning" and "almost nothing is accepted" in found.found
+    assert re.match(r"acceptance length 1\.0\d at K = 5, \d+ rounds", found.found)
+    assert wrong(checks) == [], "it is no reason to refuse it"
+    assert "; warning: acceptance: acceptance length 1.0" in verdict(checks)
+    assert "Likely causes: layers, chat template or target" in verdict(checks)
+
+
+def test_what_is_accepted_is_told(target: Target, tmp_path: Path) -> None:
+    """At the limit there is no warning."""
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stats, "acceptance_length", 1.1)
+        checks = examine(tmp_path / "head", target)
+    [found] = [check for check in checks if check.name == "acceptance"]
+    assert found.state == "ok" and found.found.startswith("acceptance length 1.10 at K = 5")
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
