@@ -17,10 +17,10 @@ LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.model.drafter": 350,
     "peagle.train.trainer": 1900,
     "peagle.backends.torch": 800,
-    "peagle.backends.cuda.backend": 1140,
+    "peagle.backends.cuda.backend": 1160,
     "peagle.backends.cpu.backend": 1200,
 }
-PACKAGE = 15_200
+PACKAGE = 15_560
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

@@ -39,8 +39,9 @@ class KVCache:
 
     def move(self, sources: list[int], slots: list[int]) -> None:
         """Copy what is kept in some slots to others, all at once."""
+        at = torch.tensor([sources, slots], device=self.device)  # brought over once for all layers
         for part in (part.flatten(0, 1) for layer in self.layers for part in layer):
-            part[slots] = part[sources]
+            part[at[1]] = part[at[0]]
 
     def wipe(self, blocks: list[int]) -> None:
         """Zero blocks that may hold NaN: what a mask hides is still multiplied, by zero."""

@@ -42,6 +42,24 @@ def test_wiping_takes_some_blocks_of_all_layers() -> None:
             assert tensor[[1, 3, 4]].isnan().all()
 
 
+def test_moving_copies_all_at_once() -> None:
+    """A slot that is written may be one that is read."""
+    cache, features = KVCache(2, SHAPES, torch.float32, CPU), FeatureCache(2, 6, torch.float32, CPU)
+    kept = [part for layer in cache.layers for part in layer]
+    features.write(torch.arange(32), torch.randn(32, 6))
+    for part in kept:
+        part.normal_()
+    before = [part.flatten(0, 1).clone() for part in kept]
+    read = features.read(torch.arange(32))
+    cache.move([4, 19, 7], [3, 4, 16])
+    features.move([4, 19, 7], [3, 4, 16])
+    order = list(range(32))
+    order[3], order[4], order[16] = 4, 19, 7
+    for part, old in zip(kept, before, strict=True):
+        assert torch.equal(part.flatten(0, 1)[:32], old[order])
+    assert torch.equal(features.read(torch.arange(32)), read[order])
+
+
 def test_what_was_not_a_number_is_not_seen_behind_a_mask() -> None:
     """A failed request's blocks are wiped: zero times NaN would be NaN in other requests' rows."""
     shape, spec = HeadShape(2, 8, 8), AttentionSpec(1.0)

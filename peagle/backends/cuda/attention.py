@@ -8,6 +8,10 @@ A program takes some tokens of one request (tokens × the G query heads that sha
 rows), one key/value head, and one of S splits of the keys. Splitting keeps a whole GPU busy when
 few requests have long contexts; a second kernel adds the splits up (flash decoding). Softmax is to
 the base 2, in float32.
+
+Keys are read in steps of STEP logical positions. The rows of a draft tree share the steps that end
+at its root or before. The later steps are taken for one row after another, since each row has keys
+of its own there. So a row of a tree adds up the same keys in the same steps as in plain decoding.
 """
 
 from functools import cache
@@ -39,13 +43,15 @@ class Launch(NamedTuple):
 
     rows: int  # of a program, a power of two
     splits: int  # of the keys, a power of two
+    trees: bool  # rows may have tails
 
 
 class CudaAttend:
     """The attend of one batch over a cache.
 
     `longest` is the number of keys that a request may see. In exact mode a row's result depends on
-    its own query and keys alone: programs have a fixed number of rows, and keys are not split.
+    its own query and keys alone: programs have a fixed number of rows, keys are not split, and the
+    code is the same with and without trees.
     """
 
     def __init__(self, batch: DeviceBatch, cache: KVCache, longest: int, *, exact: bool) -> None:
@@ -62,14 +68,14 @@ class CudaAttend:
     def launch(self, q: Tensor, keys: Tensor, values: Tensor) -> Launch:
         """How to divide the work for queries (T, N, H) over a layer's keys and values."""
         if self.exact:
-            return Launch(program_rows(MIN_TOKENS, q, keys, values), 1)
+            return Launch(program_rows(MIN_TOKENS, q, keys, values), 1, trees=True)
         batch, kv_heads = self.batch, keys.shape[2]
         mean = batch.rows // batch.requests
         rows = program_rows(max(MIN_TOKENS, mean), q, keys, values)
         tokens = rows // (q.shape[1] // kv_heads)
         programs = max(batch.requests, batch.rows // tokens) * kv_heads
         steps = -(-self.longest // _step(keys, values))
-        return Launch(rows, _splits(programs, steps, q.device))
+        return Launch(rows, _splits(programs, steps, q.device), batch.trees)
 
 
 def program_rows(tokens: int, q: Tensor, keys: Tensor, values: Tensor) -> int:
@@ -102,9 +108,10 @@ def paged_attention(  # noqa: PLR0913
     if spec.sinks is not None:
         sinks = spec.sinks
     _attend[(programs, kv_heads, launch.splits)](
-        q, keys, values, out, sums, peaks, batch.query_starts, batch.seq_lens, batch.first_blocks,
-        batch.blocks, sinks, spec.scale, spec.softcap or 0.0, spec.window or 0, tokens,
-        batch.requests, **constants(q, keys, values, spec, launch),
+        q, keys, values, out, sums, peaks, batch.positions, batch.query_starts, batch.seq_lens,
+        batch.first_blocks, batch.longest_tail, batch.tables, sinks, spec.scale,
+        spec.softcap or 0.0, spec.window or 0, tokens, batch.requests,
+        **constants(q, keys, values, spec, launch),
     )  # fmt: skip
     if launch.splits > 1:
         _add_splits[(tokens, heads)](
@@ -127,7 +134,7 @@ def constants(
         "VALUE_SIZE": value_size, "BLOCK_H": _power_of_two(q.shape[2]),
         "BLOCK_V": _power_of_two(value_size), "BLOCK": BLOCK, "ROWS": launch.rows,
         "STEP": _step(keys, values), "SPLITS": launch.splits, "CAPPED": spec.softcap is not None,
-        "WINDOWED": spec.window is not None, "SINKS": spec.sinks is not None,
+        "WINDOWED": spec.window is not None, "SINKS": spec.sinks is not None, "TREES": launch.trees,
         "num_warps": warps, "num_stages": 2,
     }  # fmt: skip
 
@@ -171,27 +178,43 @@ def _find_request(query_starts, program, requests, TOKENS: tl.constexpr):  # typ
     return low
 
 
+@triton.jit
+def _find_slots(table, tail, place, known, longest, BLOCK: tl.constexpr, TREES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    """Slots of the keys at some places, and whether there are any. The block table has the first
+    `known`, a row's tail up to `longest` more."""
+    there = place < known
+    block = tl.load(table + place // BLOCK, mask=there, other=0)
+    slot = block * BLOCK + place % BLOCK
+    if TREES:
+        in_tail = ~there & (place < known + longest)
+        found = tl.load(tail + (place - known), mask=in_tail, other=-1)
+        slot = tl.where(there, slot, found)
+        there = slot >= 0
+    return slot, there
+
+
 # One compilation for all batches: sizes vary, and where the tables begin.
 @triton.jit(
     do_not_specialize=[
-        "query_starts", "seq_lens", "first_blocks", "blocks", "tokens", "requests",
+        "positions", "query_starts", "seq_lens", "first_blocks", "longest_tail", "tables", "tokens",
+        "requests",
     ]
 )  # fmt: skip
 def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
-    q, keys, values, out, sums, peaks, query_starts, seq_lens, first_blocks,
-    blocks, sinks, scale, softcap, window, tokens, requests,
+    q, keys, values, out, sums, peaks, positions, query_starts, seq_lens, first_blocks,
+    longest_tail, tables, sinks, scale, softcap, window, tokens, requests,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, SINKS: tl.constexpr,
+    WINDOWED: tl.constexpr, SINKS: tl.constexpr, TREES: tl.constexpr,
 ) -> None:  # fmt: skip
     TOKENS: tl.constexpr = ROWS // GROUPS  # noqa: N806
     program, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request = _find_request(query_starts, program, requests, TOKENS)
     first_row = tl.load(query_starts + request)
     length = (tl.load(query_starts + request + 1) - first_row).to(tl.int32)
-    start = tl.load(seq_lens + request).to(tl.int32) - length  # position of the first row
-    table = blocks + tl.load(first_blocks + request)
+    reached = tl.load(seq_lens + request).to(tl.int32)  # positions that the block table reaches
+    table = tables + tl.load(first_blocks + request)
     tile = (program - request - first_row // TOKENS).to(tl.int32) * TOKENS
     if tile >= length:
         return
@@ -199,7 +222,7 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
     row = tl.arange(0, ROWS)
     token = tile + row // GROUPS
     real = (row // GROUPS < TOKENS) & (token < length)
-    position = start + token
+    position = tl.load(positions + first_row + token, mask=real, other=-1).to(tl.int32)
     at = (first_row + token) * (KV_HEADS * GROUPS) + head * GROUPS + row % GROUPS
     h, w = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_V)
     query = tl.load(
@@ -207,13 +230,23 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
     )
 
     # Steps begin at the same keys in every tile, so that a row's sums do not depend on its tile.
-    end = start + tl.minimum(tile + TOKENS, length)
+    end = tl.max(position, 0) + 1
     begin = 0
     if WINDOWED:
-        begin = tl.maximum(start + tile - window + 1, 0) // STEP * STEP
-    share = tl.cdiv(tl.cdiv(end - begin, STEP), SPLITS) * STEP
+        nearest = tl.min(tl.where(real, position, end), 0)
+        begin = tl.maximum(nearest - window + 1, 0) // STEP * STEP
+    known = tl.minimum(reached, end)  # keys whose slots the block table gives
+    shared = end  # steps to here are taken for all rows together
+    own = 0  # keys of the steps after them, which are taken for each row of a tree in turn
+    longest = 0
+    if TREES:
+        longest = tl.load(longest_tail)
+        shared = tl.where(known < end, tl.maximum(known // STEP * STEP, begin), end)
+        own = tl.cdiv(end - shared, STEP) * STEP
+    last = shared + own * tl.minimum(TOKENS, length - tile)
+    share = tl.cdiv(tl.cdiv(last - begin, STEP), SPLITS) * STEP
     low = begin + split * share
-    high = tl.minimum(low + share, end)
+    high = tl.minimum(low + share, last)
 
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -223,10 +256,11 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
             total += 1.0
     mixed = tl.zeros((ROWS, BLOCK_V), tl.float32)
     for from_ in range(low, high, STEP):
-        place = from_ + tl.arange(0, STEP)
-        there = place < high
-        block = tl.load(table + place // BLOCK, mask=there, other=0)
-        slot = (block * BLOCK + place % BLOCK) * KV_HEADS + head
+        turn = tl.maximum(from_ - shared, 0) // tl.maximum(own, 1)  # token of the tile
+        place = from_ - turn * own + tl.arange(0, STEP)
+        tail = tables + (first_row + tile + turn) * longest
+        slot, there = _find_slots(table, tail, place, known, longest, BLOCK, TREES)
+        slot = slot * KV_HEADS + head
         key = tl.load(
             keys + slot[None] * KEY_SIZE + h[:, None],
             mask=there[None] & (h < KEY_SIZE)[:, None],
@@ -236,6 +270,8 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
         if CAPPED:  # tanh
             score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
         seen = (place[None] <= position[:, None]) & there[None]
+        if TREES:
+            seen &= (from_ < shared) | (row // GROUPS == turn)[:, None]
         if WINDOWED:
             seen &= position[:, None] - place[None] < window
         score = tl.where(seen, score * LOG2E, float("-inf"))

@@ -29,7 +29,6 @@ class CudaTarget:
         self.runner = Runner(exact=exact)
 
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
-        """See `TargetModel`. Raises NotImplementedError for draft trees."""
         layers = tuple(taps)
         model = partial(self.model.forward, taps=layers)
         return TargetOutput(*self.runner.run(model, batch, cache, taps=layers))
@@ -47,7 +46,6 @@ class CudaDrafter:
         self.runner = Runner(exact=False)  # no output depends on a draft's bits
 
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        """See `DrafterModel`. Raises NotImplementedError for draft trees."""
         return DrafterOutput(*self.runner.run(self._forward, batch, cache, rows=[features]))
 
     def _forward(
@@ -61,7 +59,7 @@ class CudaBackend:
     """See `Backend`. Models must be of a dtype in DTYPES."""
 
     name = "cuda"
-    trees = False
+    trees = True
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact

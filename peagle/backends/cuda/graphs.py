@@ -1,9 +1,10 @@
 """A model's forwards on a GPU. Small ones are recorded as CUDA graphs and then replayed: starting
 their kernels one by one takes longer than the kernels do.
 
-A recording serves all batches of about as many rows and requests. It reads fixed places in memory,
-which are written anew before each replay, and leaves its outputs in fixed places. All recordings
-over one cache share these places, and the memory for what is computed between.
+A recording serves all batches of about as many rows and requests; batches with draft trees have
+recordings of their own. It reads fixed places in memory, which are written anew before each replay,
+and leaves its outputs in fixed places. All recordings over one cache share these places, and the
+memory for what is computed between.
 
 Shapes: T rows.
 """
@@ -23,6 +24,7 @@ from peagle.backends.kv_cache import KVCache
 
 MAX_GRAPH_ROWS = 1024  # larger batches are not launch-bound
 TABLE_ENTRIES_PER_BLOCK = 4  # room for block tables: requests may share blocks
+TAIL_SLOTS_PER_ROW = 16  # room for the tails of draft trees
 
 Tensors = tuple[Tensor, ...]  # each (T, …)
 Model = Callable[..., Tensors]  # (ids, positions, attend, *rows)
@@ -50,8 +52,6 @@ class Runner:
         taps: Taps = (),
     ) -> Tensors:
         """The model's outputs. They may be overwritten by the next run over that cache."""
-        if batch.tails is not None:
-            raise NotImplementedError("draft trees are not run by the cuda backend yet")
         forward = Forward(model, cache, self.exact)
         graphs = self.graphs.setdefault(cache, {})
         with torch.cuda.device_of(cache.layers[0][0]):  # kernels start on the current device
@@ -72,7 +72,7 @@ class Forward(NamedTuple):
     def directly(self, batch: Batch, rows: Sequence[Tensor]) -> Tensors:
         """Run a batch without a recording."""
         on_device = DeviceBatch.of(batch, self.cache.padding, self.cache.device)
-        return self.over(on_device, rows, int(batch.seq_lens.max()))
+        return self.over(on_device, rows, int(batch.positions.max()) + 1)
 
     def over(self, batch: DeviceBatch, rows: Sequence[Tensor], longest: int) -> Tensors:
         """Run a batch that is on the device, whose requests see at most `longest` keys."""
@@ -86,26 +86,29 @@ class Graphs:
 
     def __init__(self, cache: KVCache, rows: Sequence[Tensor], outputs: Tensors) -> None:
         """`rows` and `outputs` of one forward show the shapes of the fixed places."""
-        count = 6 * MAX_GRAPH_ROWS + 1 + TABLE_ENTRIES_PER_BLOCK * cache.padding
+        count = (6 + TAIL_SLOTS_PER_ROW) * MAX_GRAPH_ROWS + 2
+        count += TABLE_ENTRIES_PER_BLOCK * cache.padding
         self.numbers = torch.zeros(count, dtype=torch.int64, device=cache.device)
         self.rows = [_place(x) for x in rows]
         self.outputs = [_place(x) for x in outputs]
         self.recorder = Recorder()
         self.usable = True
-        self.replays = dict[tuple[int, int], Replay]()
+        self.replays = dict[tuple[int, int, bool], Replay]()
 
     def run(self, forward: Forward, batch: Batch, rows: Sequence[Tensor]) -> Tensors:
         """The forward's outputs, by a recording if the batch fits."""
         if not self.usable or len(batch) > MAX_GRAPH_ROWS:
             return forward.directly(batch, rows)
-        key = row_bucket(len(batch)), request_bucket(len(batch.query_lens))
-        packed = pack(batch, *key, forward.cache.padding)
+        size = row_bucket(len(batch)), request_bucket(len(batch.query_lens))
+        packed = pack(batch, *size, forward.cache.padding)
         if len(packed) > len(self.numbers):
             return forward.directly(batch, rows)
-        fixed = DeviceBatch(self.numbers, *key)
+        trees = batch.tails is not None
+        fixed = DeviceBatch(self.numbers, *size, trees=trees)
         fixed.fill(packed, batch)
         for place, new in zip(self.rows, rows, strict=True):
             place[: len(new)] = new
+        key = *size, trees
         if key not in self.replays:
             try:
                 self.replays[key] = self._record(forward, fixed)

@@ -17,7 +17,8 @@ from peagle.model.attention import AttentionSpec
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 KINDS = {
     "scale": "fp32", "softcap": "fp32", "window": "i32", "tokens": "i32", "requests": "i32",
-    "query_starts": "*i64", "seq_lens": "*i64", "first_blocks": "*i64", "blocks": "*i64",
+    "positions": "*i64", "query_starts": "*i64", "seq_lens": "*i64", "first_blocks": "*i64",
+    "longest_tail": "*i64", "tables": "*i64",
 }  # fmt: skip
 SINKS = torch.empty(1, device="meta")
 CASES = [  # compute capability, dtype, query heads, key heads, head size, tokens of a request, ...
@@ -32,14 +33,21 @@ CASES = [  # compute capability, dtype, query heads, key heads, head size, token
     (90, torch.bfloat16, 32, 4, 512, 500, AttentionSpec(1.0), 1),
     (90, torch.float32, 32, 4, 128, 8, AttentionSpec(1.0), 16),
 ]
+TREES = [
+    (80, torch.bfloat16, 9, 3, 64, 13, AttentionSpec(1.0), 8),
+    (80, torch.float32, 16, 4, 256, 41, AttentionSpec(1.0, 128, 30.0), 1),
+    (89, torch.bfloat16, 32, 8, 128, 41, AttentionSpec(1.0), 2),
+    (90, torch.bfloat16, 64, 8, 64, 13, AttentionSpec(1.0, 128, None, SINKS), 4),
+    (90, torch.float32, 32, 4, 128, 8, AttentionSpec(1.0), 1),
+]
 
 
 def compile_for(  # noqa: PLR0913, PLR0917
-    capability, dtype, heads, kv_heads, size, tokens, spec, splits
+    capability, dtype, heads, kv_heads, size, tokens, spec, splits, *, trees
 ):
     q = torch.empty(tokens, heads, size, dtype=dtype, device="meta")
     keys = torch.empty(8, 16, kv_heads, size, dtype=dtype, device="meta")
-    launch = attention.Launch(attention.program_rows(tokens, q, keys, keys), splits)
+    launch = attention.Launch(attention.program_rows(tokens, q, keys, keys), splits, trees)
     known = attention.constants(q, keys, keys, spec, launch)
     options = {name: known.pop(name) for name in ("num_warps", "num_stages")}
     kinds = dict(KINDS)
@@ -78,4 +86,6 @@ def spilled(code: bytes) -> int:
 
 if __name__ == "__main__":
     for case in CASES:
-        compile_for(*case)
+        compile_for(*case, trees=False)
+    for case in TREES:
+        compile_for(*case, trees=True)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -85,7 +84,8 @@ def test_as_torch_attends(shape: str, kind: str) -> None:
     keys, values = cache.layers[0]
     batch = device_batch.DeviceBatch.of(Batch.of(spans), cache.padding, DEVICE)
     for tokens, splits in ((8, 1), (16, 4)):
-        launch = attention.Launch(attention.program_rows(tokens, q, keys, values), splits)
+        rows = attention.program_rows(tokens, q, keys, values)
+        launch = attention.Launch(rows, splits, trees=False)
         found = attention.paged_attention(q, keys, values, batch, spec, launch)
         torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
 
@@ -128,18 +128,6 @@ def test_rounds_of_two_requests_equal_whole_sequences(exact: bool) -> None:
         torch.testing.assert_close(torch.cat(own), CausalAttend()(0, *qkv, spec))
 
 
-@pytest.fixture
-def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrix products of the interpreter whose rows do not depend on where they are in a tile, as
-    on a GPU. Those of a CPU's BLAS do."""
-
-    def product(a: Any, b: Any, dtype: Any) -> Any:
-        return (a[:, :, None] * b[None]).sum(1, dtype=dtype)
-
-    if DEVICE.type != "cuda":
-        monkeypatch.setattr(np, "matmul", product)
-
-
 @pytest.mark.usefixtures("plain_products")
 @pytest.mark.parametrize("kind", ["plain", "window"])
 def test_exact_rows_do_not_depend_on_each_other(kind: str) -> None:
@@ -165,7 +153,8 @@ def test_splits_without_keys_add_nothing() -> None:
     spec = spec_of("sinks", 2, 8)
     wanted = TorchAttend(Batch.of(spans), cache, exact=False)(0, q, k, v, spec)
     batch = device_batch.DeviceBatch.of(Batch.of(spans), cache.padding, DEVICE)
-    found = attention.paged_attention(q, *cache.layers[0], batch, spec, attention.Launch(16, 8))
+    launch = attention.Launch(16, 8, trees=False)
+    found = attention.paged_attention(q, *cache.layers[0], batch, spec, launch)
     torch.testing.assert_close(found, wanted)
 
 
@@ -179,25 +168,39 @@ def test_every_tile_has_a_program() -> None:
     spec, rows = AttentionSpec(1.0), len(batch)
     wanted = TorchAttend(batch, cache, exact=False)(0, q[:rows], k[:rows], v[:rows], spec)
     packed = device_batch.pack(batch, 160, 16, cache.padding)
-    roomy = device_batch.DeviceBatch(torch.full((1000,), 99, device=DEVICE), 160, 16)
+    roomy = device_batch.DeviceBatch(torch.full((1000,), 99, device=DEVICE), 160, 16, trees=False)
     roomy.fill(packed, batch)
-    for launch in (attention.Launch(16, 1), attention.Launch(32, 2)):
+    for sizes in ((16, 1), (32, 2)):
+        launch = attention.Launch(*sizes, trees=False)
         found = attention.paged_attention(q, *cache.layers[0], roomy, spec, launch)
         torch.testing.assert_close(found[:rows], wanted, atol=2e-6, rtol=1e-5)
 
 
 def test_pack() -> None:
-    """Blocks without keys are left out; rows of padding go to the padding block."""
+    """Blocks without keys are left out; rows of padding go to the padding block; no tails."""
     batch = Batch.of([Span([4, 2, 9], 15, [7, 8]), Span([3], 0, [5])])
     packed = device_batch.pack(batch, 4, 4, 10)
-    found = device_batch.DeviceBatch(packed, 4, 4)
+    found = device_batch.DeviceBatch(packed, 4, 4, trees=False)
     assert found.ids.tolist() == [7, 8, 5, 0]
     assert found.positions.tolist() == [15, 16, 0, 0]
     assert found.slots.tolist() == [4 * BLOCK + 15, 2 * BLOCK, 3 * BLOCK, 10 * BLOCK]
     assert found.query_starts.tolist() == [0, 2, 3, 3, 3]
     assert found.seq_lens.tolist() == [17, 1, 0, 0]
     assert found.first_blocks.tolist() == [0, 2, 0, 0]
-    assert found.blocks.tolist() == [4, 2, 3]
+    assert found.longest_tail.tolist() == [0]
+    assert found.tables.tolist() == [4, 2, 3]
+
+
+def test_pack_tails() -> None:
+    """They come before the blocks; rows of padding have none."""
+    batch = Batch.of([Span([4, 2], 14, [7, 8, 9], [[], [1], [1, 2]]), Span([3], 0, [5])])
+    packed = device_batch.pack(batch, 8, 2, 10)
+    found = device_batch.DeviceBatch(packed, 8, 2, trees=True)
+    assert found.seq_lens.tolist() == [15, 1]
+    assert found.longest_tail.tolist() == [2]
+    tails = [-1, -1, 4 * BLOCK + 15, -1, 4 * BLOCK + 15, 2 * BLOCK, -1, -1]
+    assert found.tables.tolist() == [*tails, 4, 3]
+    assert found.first_blocks.tolist() == [8, 9]
 
 
 COMPILE = Path(__file__).with_name("compile_kernels.py")
@@ -212,7 +215,7 @@ def test_compiles_for_gpus_that_are_not_here() -> None:
     )
     assert done.returncode == 0, done.stderr
     kernels = [line.split() for line in done.stdout.splitlines()]
-    assert len(kernels) == 10 and {name for name, *_ in kernels} == {"sm_80", "sm_89", "sm_90"}
+    assert len(kernels) == 15 and {name for name, *_ in kernels} == {"sm_80", "sm_89", "sm_90"}
     allowed = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
     for gpu, dtype, shared, spilled in kernels:
         assert int(shared) <= allowed[gpu]

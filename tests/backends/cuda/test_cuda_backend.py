@@ -17,11 +17,15 @@ from recorders import DEVICE, CountingRecorder  # noqa: E402 (needs Triton)
 
 from peagle.backends.cuda.backend import CudaBackend  # noqa: E402 (needs Triton)
 
-# Two requests: their prompts, then drafts to verify, then other numbers of rows.
+# Two requests: their prompts, then drafts to verify, then other numbers of rows; then draft trees.
 ROUNDS = [
     [Span([3, 5], 0, [7, 8, 9] * 3), Span([1], 0, [20, 21])],
     [Span([3, 5], 9, [4, 5, 6]), Span([1], 2, [30, 31, 32])],
     [Span([3, 5], 12, [9, 8, 7, 6, 5]), Span([1], 4, [33])],
+]
+TREES = [
+    [Span([3, 5], 14, [4, 5, 6, 7], [[], [1], [1, 2], [3]]), Span([1], 5, [30, 31])],
+    [Span([3, 5], 16, [9, 8]), Span([1], 6, [7, 6, 5, 4], [[], [1], [2], [2, 3]])],
 ]
 
 
@@ -48,7 +52,7 @@ def test_a_target(exact: bool) -> None:
     made = CudaBackend(exact=exact).target(target)
     reference = TorchBackend(exact=exact).target(target)
     caches = cache_of(target), cache_of(target)
-    for spans in ROUNDS:
+    for spans in [*ROUNDS, *TREES]:
         batch = Batch.of(spans)
         found = made.forward(batch, caches[0], [0, 1])
         wanted = reference.forward(batch, caches[1], [0, 1])
@@ -56,7 +60,7 @@ def test_a_target(exact: bool) -> None:
         torch.testing.assert_close(found.features, wanted.features, atol=1e-5, rtol=1e-5)
         logits = made.logits(found.hidden), reference.logits(wanted.hidden)
         torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
-    assert CountingRecorder.count == 1
+    assert CountingRecorder.count == 2  # with trees and without
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -205,10 +205,35 @@ def test_recordings_are_freed_with_their_cache(monkeypatch: pytest.MonkeyPatch) 
     assert len(runner.graphs) == 0
 
 
-def test_draft_trees_are_refused() -> None:
-    tree = Batch.of([Span([0], 3, [1, 2, 3], [[], [1], [2]])])
-    with pytest.raises(NotImplementedError, match="not run by the cuda backend yet"):
-        graphs.Runner(exact=False).run(StandIn(), tree, new_cache())
+def tree(blocks: list[int], start: int, tails: list[list[int]]) -> Span:
+    return Span(blocks, start, torch.randint(50, (len(tails),)).tolist(), tails)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_replays_with_draft_trees(exact: bool) -> None:
+    """Trees of other shapes, alone and beside chains, then no tree."""
+    torch.manual_seed(3)
+    deep = [[], [1], [1, 2], [1, 2, 3], [1, 4], [5]]
+    flat = [[], [1], [2], [3]]
+    rounds = [
+        spans(([3, 5], 0, 15), ([1], 0, 7)),
+        [tree([3, 5], 15, deep), *spans(([1], 7, 2))],
+        [*spans(([3, 5], 17, 4)), tree([1], 8, flat)],
+        [tree([3, 5], 18, flat), tree([1], 9, flat)],
+        spans(([3, 5], 20, 3), ([1], 10, 5)),
+    ]
+    assert_as_torch(rounds, exact=exact)
+    assert CountingRecorder.count == 2  # 8 rows of 2 requests: with trees, three times; without
+
+
+def test_tails_without_room_are_not_recorded() -> None:
+    """Of a chain of 300 draft tokens, written as a tree."""
+    runner, cache = graphs.Runner(exact=False), new_cache(20)
+    batch = Batch.of([tree(list(range(20)), 0, [list(range(1, row + 1)) for row in range(300)])])
+    for _ in range(3):
+        (found,) = runner.run(without_attention, batch, cache)
+        assert torch.equal(found[:, 0].cpu(), batch.ids + batch.positions)
+    assert not CountingRecorder.count
 
 
 def test_buckets() -> None:
