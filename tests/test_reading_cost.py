@@ -13,12 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 2160,
+    "peagle.engine.engine": 2190,
     "peagle.model.drafter": 350,
-    "peagle.train.trainer": 1900,
+    "peagle.train.trainer": 1910,
     "peagle.backends.torch": 800,
-    "peagle.backends.cuda.backend": 1160,
-    "peagle.backends.cpu.backend": 1200,
+    "peagle.backends.cuda.backend": 1170,
+    "peagle.backends.cpu.backend": 1210,
 }
 PACKAGE = 15_560
 CPP = 1800  # code lines of peagle/backends/cpu/native

@@ -24,11 +24,15 @@ class KVCache:
         self, blocks: int, shapes: Sequence[HeadShape], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.padding, self.device = blocks, device
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        for heads, key_size, value_size in shapes:
-            keys = zeros((blocks + 1, BLOCK, heads, key_size), dtype, device)
-            values = zeros((blocks + 1, BLOCK, heads, value_size), dtype, device)
-            self.layers.append((keys, values))
+        self._kept = list[Tensor]()  # of all layers of one shape: (layers, blocks + 1, BLOCK, …)
+        pairs = dict[int, tuple[Tensor, Tensor]]()
+        for shape in dict.fromkeys(shapes):
+            own = [layer for layer, other in enumerate(shapes) if other == shape]
+            for size in shape[1:]:
+                sizes = (len(own), blocks + 1, BLOCK, shape[0], size)
+                self._kept.append(zeros(sizes, dtype, device))
+            pairs |= zip(own, zip(*self._kept[-2:], strict=True), strict=True)
+        self.layers = [pairs[layer] for layer in range(len(shapes))]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep k, v (T, M, ·) of one layer in `slots` (T,); returns all that the layer keeps."""
@@ -39,15 +43,15 @@ class KVCache:
 
     def move(self, sources: list[int], slots: list[int]) -> None:
         """Copy what is kept in some slots to others, all at once."""
-        at = torch.tensor([sources, slots], device=self.device)  # brought over once for all layers
-        for part in (part.flatten(0, 1) for layer in self.layers for part in layer):
-            part[at[1]] = part[at[0]]
+        at = torch.tensor([sources, slots], device=self.device)
+        for kept in self._kept:
+            rows = kept.flatten(1, 2)
+            rows[:, at[1]] = rows[:, at[0]]
 
     def wipe(self, blocks: list[int]) -> None:
         """Zero blocks that may hold NaN: what a mask hides is still multiplied, by zero."""
-        for keys, values in self.layers:
-            keys[blocks] = 0
-            values[blocks] = 0
+        for kept in self._kept:
+            kept[:, blocks] = 0
 
 
 class FeatureCache:
