@@ -8,7 +8,7 @@ import torch
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
-from peagle.engine.budget import PROMPT, Curve, measure
+from peagle.engine.budget import PROMPT_ROWS, Curve, measure
 from peagle.model.target import Target
 
 
@@ -28,7 +28,7 @@ def draft_curve(model: DrafterModel, most: int) -> Curve:
     over a prompt, of which no more rows than that predict."""
     drafter = model.drafter
     weight = drafter.norm.weight
-    blocks = blocks_of(max(most, PROMPT))
+    blocks = blocks_of(max(most, PROMPT_ROWS))
     cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, weight.device)
 
     @torch.no_grad()
@@ -37,7 +37,7 @@ def draft_curve(model: DrafterModel, most: int) -> Curve:
         out = model.forward(batch_of(rows), features, cache)
         drafter.logits(out.normed[:most]).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), most, PROMPT)
+    return measure(seconds_of(run), most, PROMPT_ROWS)
 
 
 def batch_of(rows: int) -> Batch:

@@ -29,7 +29,7 @@ from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, accept, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.text import end_tokens
-from peagle.engine.tree import Draft, Source, along, grow
+from peagle.engine.tree import Draft, Match, Offer, Source, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
 
@@ -210,67 +210,76 @@ class Engine:
                 self.proposer.features.move(sources, slots)
 
     @timed
+    @torch.no_grad()
     def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
         """Propose the next tokens of requests that go on; returns the rows of the drafter's
-        forwards. A request that nothing is drafted for is left as it is: once drafting pays, the
-        drafter runs the slots it has missed, a round's budget of them in a round."""
+        forwards. While nothing is drafted for a request, the drafter does not run its slots. Once
+        drafting pays, it runs the slots it has missed, at most a round's budget of them in a
+        round."""
         going = [item.request for item in scheduled if item.request.finish_reason is None]
         if not going:
             return []
         started = time.perf_counter()
-        found = [self._look_up(request) for request in going]
-        new, drafting = self._new_slots(going, found)
-        drafts, rows = found, list[float]()
-        if self.proposer is not None and new:
-            matchers = [going[at].sampler.matcher for at in drafting]
-            nodes = self.settings.nodes
-            offers = self.proposer.propose(new, matchers, nodes, self.calibration)
-            for at, offer in zip(drafting, offers, strict=True):
-                match = found[at].match
-                merged = with_lookup(offer, match, self.lookups)
-                drafts[at] = grow(merged, nodes or self.settings.k, match)
-            rows = self.proposer.rows(new)
-        kept = [len(draft) for draft in drafts]
-        if self.budget is not None and any(kept):
+        matches = [self._look_up(request) for request in going]
+        new = self._new_slots(going, matches)
+        offers = self._propose(going, new)
+        size = self.settings.nodes or self.settings.k
+        drafts = [
+            grow(with_lookup(offer, match, self.lookups), size, match)
+            for offer, match in zip(offers, matches, strict=True)
+        ]
+        kept = [size] * len(drafts)
+        if self.budget is not None:
             spent = time.perf_counter() - started
             kept = self.budget.keep(self.scheduler.load, drafts, spent)
         for request, draft, count in zip(going, drafts, kept, strict=True):
             request.draft = draft.first(count)
-        return rows
+        return self.proposer.rows(list(new.values())) if self.proposer and new else []
 
-    def _look_up(self, request: Request) -> Draft:
-        """What lookup alone drafts for a request; nothing where it is off."""
+    def _look_up(self, request: Request) -> Match:
+        """What followed a request's newest tokens before, as far as its grammar allows it."""
         if not self.settings.lookup:
-            return Draft()
+            return Match()
         assert self.settings.nodes is not None
-        most = max(0, min(request.left, self._room(request)))
+        most = max(0, min(request.left, self._room(request), self.settings.nodes))
         match = request.seen.find(request.tokens, most)
-        return grow(with_lookup(along([]), match, self.lookups), self.settings.nodes, match)
+        if request.sampler.matcher is None:
+            return match
+        allowed = request.sampler.matcher.count_allowed(match.tokens)
+        return match._replace(tokens=match.tokens[:allowed])
 
     def _room(self, request: Request) -> int:
         """Places before the context's end."""
         return max(0, self.target.max_context - len(request.tokens))
 
-    def _new_slots(
-        self, going: list[Request], found: list[Draft]
-    ) -> tuple[list[NewSlots], list[int]]:
-        """What the drafter is to run, and for which of the requests that go on."""
+    def _new_slots(self, going: list[Request], matches: list[Match]) -> dict[int, NewSlots]:
+        """What the drafter is to run, by index of the request."""
+        new = dict[int, NewSlots]()
         if self.proposer is None:
-            return [], []
+            return new
         room = self.scheduler.budget
-        new, drafting = list[NewSlots](), list[int]()
-        for at, depth in enumerate(self._depths(going, found)):
+        for at, depth in enumerate(self._depths(going, matches)):
             if not depth or not room:
                 continue
             request = going[at]
             slots = self.scheduler.undrafted(request, room)
             ids = request.tokens[slots.start + 1 : slots.stop + 1]
-            deep = depth if slots.stop == len(request.tokens) - 1 else 0
-            new.append(NewSlots(request.blocks, slots.start, ids, deep))
-            drafting.append(at)
+            complete = slots.stop == len(request.tokens) - 1
+            new[at] = NewSlots(request.blocks, slots.start, ids, depth if complete else 0)
             self.scheduler.drafted(request, slots.stop)
             room -= len(slots)
-        return new, drafting
+        return new
+
+    def _propose(self, going: list[Request], new: dict[int, NewSlots]) -> list[Offer]:
+        """What the drafter offers each of the requests; nothing to those without new slots."""
+        offers = [along([])] * len(going)
+        if self.proposer is not None and new:
+            matchers = [going[at].sampler.matcher for at in new]
+            slots = list(new.values())
+            found = self.proposer.propose(slots, matchers, self.settings.nodes, self.calibration)
+            for at, offer in zip(new, found, strict=True):
+                offers[at] = offer
+        return offers
 
     @timed
     def release(self, scheduled: list[ScheduledRequest]) -> None:
@@ -298,14 +307,15 @@ class Engine:
             self.budget.draft.observe(drafted, seconds["draft"])
         self.budget.observe_overhead(seconds["schedule"] + seconds["release"])
 
-    def _depths(self, requests: list[Request], found: list[Draft]) -> list[int]:
-        """Places that the drafter drafts of each request, beside what was `found`."""
+    def _depths(self, requests: list[Request], matches: list[Match]) -> list[int]:
+        """Places that the drafter drafts of each request, beside what lookup found."""
         depths = [self.settings.k] * len(requests)
         if self.budget is not None:
             asks = [
                 Ask(request.num_computed_tokens - request.num_drafter_slots, request.left)
                 for request in requests
             ]
+            found = [chance for match in matches for chance in self.lookups.along(match)]
             depths = self.budget.choose(self.scheduler.load, asks, found)
         self.chosen = max(depths)
         return list(map(min, depths, map(self._room, requests)))

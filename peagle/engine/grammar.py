@@ -3,6 +3,7 @@
 Shapes: R rows, V vocabulary.
 """
 
+from collections.abc import Sequence
 from textwrap import shorten
 
 import numpy as np
@@ -41,6 +42,11 @@ class Matcher:
             return self.allowed()
         except RequestFailure:
             return torch.zeros(self.vocabulary, dtype=torch.bool)
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """The first of some tokens that may come next, one after another; 0 when the matcher has
+        failed. An end that must come is not counted."""
+        return int(self._state.validate_tokens(list(tokens)))
 
     def masks(self, draft: Draft) -> Tensor:
         """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes; all,

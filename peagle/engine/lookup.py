@@ -5,6 +5,8 @@ Code, edits and extraction repeat their own context, so this is a draft that cos
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from peagle.engine.tree import Candidate, Draft, Match, Offer, Path
 
@@ -48,6 +50,11 @@ class LookupCalibration:
     def __call__(self, size: int, depth: int) -> float:
         tried, accepted = self._counts[size, depth]
         return accepted / tried
+
+    def along(self, match: Match) -> list[float]:
+        """The chances that a match is accepted up to each of its tokens."""
+        chances = [self(match.size, depth) for depth in range(len(match.tokens))]
+        return list(accumulate(chances, mul))
 
     def count(self, draft: Draft, path: Sequence[int]) -> None:
         """A draft was verified and its rows `path` accepted."""

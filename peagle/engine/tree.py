@@ -2,6 +2,19 @@
 
 No torch here. A row is what the target runs: row 0 is the request's newest token, node i of the
 tree is row i + 1.
+
+Example. The newest token is "the". At depth 0 the head offers cat (0.6) and dog (0.3), at depth 1
+sat (0.7) and ran (0.2), whatever is at depth 0. `grow` with 4 nodes takes the likeliest paths:
+
+| row | token | parent | chance of the path |
+|-----|-------|--------|--------------------|
+| 1   | cat   | 0      | 0.6                |
+| 2   | sat   | 1      | 0.6 · 0.7 = 0.42   |
+| 3   | dog   | 0      | 0.3                |
+| 4   | sat   | 3      | 0.3 · 0.7 = 0.21   |
+
+The target chooses a token for every row: dog for row 0, sat for row 3, down for row 4. The path is
+rows 3 and 4. So "dog sat" is accepted, and "down" is the target's own next token.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +34,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """Tokens that may follow a request's newest one, likeliest paths first, so that parents stand
-    before their children."""
+    """Tokens that may follow a request's newest one. Parents are listed before their children."""
 
     tokens: list[int] = field(default_factory=list)  # target ids
     parents: list[int] = field(default_factory=list)  # the row of each node's parent
@@ -46,16 +58,23 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Rows stand at positions that follow each other."""
+        """No row has two children, so the rows' positions are consecutive."""
         return self.parents == list(range(len(self)))
 
     @property
     def depth(self) -> int:
         """Nodes of the longest path."""
-        return max(map(len, self.tails()))
+        return max(self.depths())
+
+    def depths(self) -> list[int]:
+        """The number of nodes on the path to each row, its own included: 0 for row 0."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return depths
 
     def tails(self) -> list[list[int]]:
-        """Of each row, its ancestors' rows below row 0, itself last."""
+        """The rows on the path to each row, row 0 left out and its own included."""
         tails = [list[int]()]
         for row, parent in enumerate(self.parents, start=1):
             tails.append([*tails[parent], row])
@@ -67,87 +86,92 @@ class Draft:
         return {node: row for row, node in nodes}
 
     def path(self, chosen: Sequence[int]) -> list[int]:
-        """The rows below row 0 that the target's choice for each row leads to."""
+        """The accepted rows, by the token that the target chose for each row."""
         children = self.children()
-        path, row = list[int](), 0
+        path = list[int]()
+        row = 0
         while row := children.get((row, chosen[row]), 0):
             path.append(row)
         return path
 
     def looked_up(self) -> list[int]:
-        """The rows of the path that lookup knows."""
+        """The rows of the path that lookup proposed."""
         children = self.children()
-        rows, row = list[int](), 0
+        path = list[int]()
+        row = 0
         for token in self.match.tokens:
-            if (row := children.get((row, token), 0)) == 0:
+            row = children.get((row, token), 0)
+            if not row:
                 break
-            rows.append(row)
-        return rows
+            path.append(row)
+        return path
 
     def first(self, count: int) -> "Draft":
-        """The first `count` nodes, the likeliest chain of them before all others: what is accepted
-        of it lies where it stays."""
-        rows, chain, last = range(1, min(count, len(self)) + 1), list[int](), 0
+        """The first `count` nodes, with their likeliest chain listed before all others. The chain's
+        keys and values need not move if it is accepted."""
+        rows = range(1, min(count, len(self)) + 1)
+        chain = [0]
         for row in rows:
-            if self.parents[row - 1] == last:  # of siblings the likeliest stands first
+            if self.parents[row - 1] == chain[-1]:  # the first child is the likeliest one
                 chain.append(row)
-                last = row
-        place, made = {0: 0}, Draft(match=self.match)
-        for row in [*chain, *sorted(set(rows) - set(chain))]:
+        others = [row for row in rows if row not in chain]
+        listed = Draft(match=self.match)
+        place = {0: 0}  # the new row of each row
+        for row in [*chain[1:], *others]:
             node = row - 1
-            made.add(
-                place[self.parents[node]], self.tokens[node], self.probs[node], self.chances[node]
-            )
-            place[row] = len(made)
-        return made
+            parent = place[self.parents[node]]
+            listed.add(parent, self.tokens[node], self.probs[node], self.chances[node])
+            place[row] = len(listed)
+        return listed
 
 
 class Candidate(NamedTuple):
     """A token that may follow a path."""
 
     token: int
-    prob: float = 1.0  # the drafter's
-    chance: float = 1.0  # that it is accepted where the path is
+    prob: float = 1.0  # the head's; 0: only lookup proposes it
+    chance: float = 1.0  # that it is accepted if the path is
 
 
-Path = tuple[int, ...]  # tokens below row 0
+Path = tuple[int, ...]  # tokens of the nodes below row 0
 Chance = Callable[[int, float], float]  # of a candidate, by its depth from 0 and its prob
 Offer = Callable[[Path], Sequence[Candidate]]  # what may follow a path, likeliest first
 
 
 def along(chain: Sequence[Candidate]) -> Offer:
-    """One token after another."""
+    """One candidate after another: each follows the ones before it only."""
     tokens = tuple(node.token for node in chain)
-
-    def offer(path: Path) -> Sequence[Candidate]:
-        at = len(path)
-        return chain[at : at + 1] if tokens[:at] == path else []
-
-    return offer
+    paths = {tokens[:depth]: (node,) for depth, node in enumerate(chain)}
+    return lambda path: paths.get(path, ())
 
 
 def grow(offer: Offer, count: int, match: Match = Match()) -> Draft:  # noqa: B008 (immutable)
-    """The tree of the `count` likeliest nodes: the chances along a path are multiplied.
+    """The tree of the `count` likeliest nodes. Its nodes are sorted by the chance of their path,
+    which is the product of the chances along it.
 
-    Best first: a path is never likelier than its own beginning, so the likeliest node that may be
-    taken next is the likeliest of all that are left (DDTree, arXiv 2604.12989).
+    Best first: a path is never likelier than its own beginning. So the likeliest node whose parent
+    is in the tree is the likeliest of all that are left (DDTree, arXiv 2604.12989).
     """
     draft = Draft(match=match)
-    paths: list[tuple[Path, float]] = [((), 1.0)]  # of each row: its tokens, the chance of all
-    offers = [offer(())]
+    paths: list[Path] = [()]  # to each row
+    chances = [1.0]  # of these paths
+    offers = [offer(())]  # what may follow each row
     heap = list[tuple[float, int, int]]()  # −chance of the path, parent's row, which of its offers
 
     def push(row: int, which: int) -> None:
         if which < len(offers[row]):
-            heappush(heap, (-paths[row][1] * offers[row][which].chance, row, which))
+            heappush(heap, (-chances[row] * offers[row][which].chance, row, which))
 
     push(0, 0)
     while heap and len(draft) < count:
         negative, row, which = heappop(heap)
         node = offers[row][which]
         draft.add(row, node.token, node.prob, -negative)
-        paths.append(((*paths[row][0], node.token), -negative))
-        offers.append(offer(paths[-1][0]) if len(draft) < count else [])
+        if len(draft) == count:
+            break
+        paths.append((*paths[row], node.token))
+        chances.append(-negative)
+        offers.append(offer(paths[-1]))
         push(row, which + 1)
         push(len(draft), 0)
     return draft

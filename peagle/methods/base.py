@@ -29,17 +29,23 @@ class NewSlots(NamedTuple):
     depth: int  # tokens to draft; 0: the slots are only run
 
 
+class Place(NamedTuple):
+    """Where a token of a request's draft is chosen."""
+
+    owner: int  # index of the request
+    depth: int  # from 0
+
+
 class Choose(Protocol):
     """Chooses draft tokens."""
 
-    def __call__(self, owners: list[int], logits: Tensor) -> Tensor:
-        """Of the next depth: the requests that draft there, and a row of draft logits (R, V) each.
-        Returns their target ids (R,), which are drafted."""
-        ...
+    def __call__(self, places: list[Place], states: Tensor) -> Tensor:
+        """Choose a token for each of some places, by their normed hidden states (R, D), which
+        `Method.logits` makes logits of. Each request's places come in order of depth.
 
-    def places(self, owners: list[list[int]], states: Tensor) -> None:
-        """Of all depths at once: the requests that draft at each one, and normed hidden states
-        (R, D) of all of them in this order, which `Method.logits` makes logits of."""
+        A parallel method calls this once, with all places, and gets nothing back. Any other method
+        calls it for one depth after another, and gets the target ids (R,) that it runs next.
+        """
         ...
 
 
@@ -82,7 +88,7 @@ class Method(Protocol):
     name: str
     title: str
     parallel: bool  # all draft tokens come from one forward, over mask tokens
-    conditional: bool  # `logits` depend on the token before, in a method that is parallel
+    conditional: bool  # `logits` depend on the token before; only in a parallel method
     layers: int  # of a new head, where nobody says how many
 
     def build(self, config: DrafterConfig) -> Drafter:
@@ -90,8 +96,8 @@ class Method(Protocol):
         ...
 
     def propose(self, given: DraftingPass) -> None:
-        """Run the slots and draft from them: `choose` is called for each depth in order, or
-        `choose.places` once. Keys of drafted slots need not be kept."""
+        """Run the slots, and call `choose` for the places to draft. Keys of drafted slots need not
+        be kept."""
         ...
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
-from peagle.methods.base import Dialect, DraftingPass, NewSlots, TrainingPass
+from peagle.methods.base import Dialect, DraftingPass, NewSlots, Place, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.config import DrafterConfig
@@ -39,11 +39,9 @@ class Eagle3:
         out = given.model.forward(batch, drafter.project(given.features), given.cache)
         owners = [i for i, new in enumerate(slots) if new.depth]
         rows = (batch.query_lens.cumsum(0) - 1)[owners].to(given.features.device)
-        tokens = torch.tensor([slots[i].ids[-1] for i in owners], device=given.features.device)
         depth = 0
         while owners:
-            logits = self.logits(drafter, out.normed[rows], tokens)
-            tokens = given.choose(owners, logits)
+            tokens = given.choose([Place(i, depth) for i in owners], out.normed[rows])
             depth += 1
             still = [at for at, i in enumerate(owners) if slots[i].depth > depth]
             if not still:

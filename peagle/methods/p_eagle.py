@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
 from peagle.errors import InputError
-from peagle.methods.base import Dialect, DraftingPass, Elements, TrainingPass
+from peagle.methods.base import Dialect, DraftingPass, Elements, Place, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter, DrafterOutput
@@ -54,11 +54,10 @@ class PEagle:
             first.append(rows + len(new.ids) - 1)
             rows += len(new.ids) + more
         normed = given.model.forward(Batch.of(spans), torch.cat(parts), given.cache).normed
-        deepest = max(new.depth for new in slots)
-        owners = [[i for i, new in enumerate(slots) if new.depth > d] for d in range(deepest)]
-        at = [[first[i] + depth for i in some] for depth, some in enumerate(owners)]
-        if owners:
-            given.choose.places(owners, normed[[row for rows in at for row in rows]])
+        depths = range(max(new.depth for new in slots))
+        places = [Place(i, d) for d in depths for i, new in enumerate(slots) if new.depth > d]
+        if places:
+            given.choose(places, normed[[first[owner] + depth for owner, depth in places]])
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new + sum(deeper)]

@@ -19,7 +19,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.errors import InputError
-from peagle.methods.base import DraftingPass, Elements, NewSlots
+from peagle.methods.base import DraftingPass, Elements, NewSlots, Place
 from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import default_k
 from peagle.methods.load import find_head, load_drafter
@@ -251,17 +251,14 @@ class Recorded:
         self.logits = list[Tensor]()
         self.tokens = list[int]()
 
-    def __call__(self, owners: list[int], logits: Tensor) -> Tensor:
-        tokens = self.drafter.target_ids[logits.argmax(-1)]
-        self.logits.append(logits)
-        self.tokens += tokens.tolist()
-        return tokens
-
-    def places(self, owners: list[list[int]], states: Tensor) -> None:
+    def __call__(self, places: list[Place], states: Tensor) -> Tensor:
         method = method_of(self.drafter.config)
-        for some, state in zip(owners, states.split(1), strict=True):
+        for state in states.split(1):
             before = torch.tensor([self.newest, *self.tokens][-1:], device=state.device)
-            self(some, method.logits(self.drafter, state, before))
+            logits = method.logits(self.drafter, state, before)
+            self.logits.append(logits)
+            self.tokens += self.drafter.target_ids[logits.argmax(-1)].tolist()
+        return torch.tensor(self.tokens[-len(places) :], device=states.device)
 
 
 def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> Recorded:

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from peagle.engine.budget import PROMPT, Ask, Budget, Curve, measure
+from peagle.engine.budget import PROMPT_ROWS, Ask, Budget, Curve, measure
 from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.p_eagle import PEagle
 
@@ -76,7 +76,7 @@ def serve(  # noqa: C901 (a whole engine)
         PEagle().passes,
         K,
         measure(lambda rows: clock(VERIFY(rows)), concurrency * (K + 1)),
-        measure(lambda rows: clock(DRAFT(rows)), concurrency * (K + 1), PROMPT),
+        measure(lambda rows: clock(DRAFT(rows)), concurrency * (K + 1), PROMPT_ROWS),
     )
     waiting, running, spent = [Running(answer) for _ in range(requests)], list[Running](), 0.0
     while waiting or running:
@@ -111,7 +111,7 @@ def serve(  # noqa: C901 (a whole engine)
                     chances = [Candidate(0, p, budget.calibration(at, p)) for at, p in nodes]
                     request.draft = grow(along(chances), depth)
                     drafted.append(request)
-        kept = budget.keep(load, [r.draft for r in drafted], DRAFT(slots)) if drafted else []
+        kept = budget.keep(load, [r.draft for r in drafted], float(DRAFT(slots)) if slots else 0.0)
         for request, count in zip(drafted, kept, strict=True):
             request.draft = request.draft.first(count)
             request.left = 1 + count

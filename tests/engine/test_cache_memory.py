@@ -13,7 +13,7 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
 from peagle.engine import memory
-from peagle.engine.budget import PROMPT
+from peagle.engine.budget import PROMPT_ROWS
 from peagle.engine.costs import draft_curve, verify_curve
 from peagle.engine.llm import LLM
 from peagle.engine.memory import SHARE, default_max_batch, token_bytes
@@ -86,7 +86,7 @@ def test_curves_are_of_the_rows_asked_for(
     assert verify.rows == [1, 2, 4, 8, 12] and all(second > 0 for second in verify.seconds)
     assert counting.seen == ({8} if exact else {1, 2, 4, 8, 12})
     draft = draft_curve(backend.drafter(drafters["p-eagle"]), 6)
-    assert draft.rows == [1, 2, 4, 6, PROMPT] and all(second > 0 for second in draft.seconds)
+    assert draft.rows == [1, 2, 4, 6, PROMPT_ROWS] and all(second > 0 for second in draft.seconds)
 
 
 def test_a_target_is_measured_once_for_all_llms(target: Target, drafters) -> None:  # noqa: ANN001

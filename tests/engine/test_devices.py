@@ -17,7 +17,7 @@ from peagle.backends.torch import TorchAttend, TorchBackend, View
 from peagle.engine.draft import Proposer
 from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Sampler
-from peagle.methods.base import DraftingPass, NewSlots
+from peagle.methods.base import DraftingPass, NewSlots, Place
 from peagle.methods.registry import method_of
 from peagle.model.attention import AttentionSpec, HeadShape
 from peagle.model.drafter import Drafter
@@ -99,14 +99,11 @@ class OnDevice:
         self.proposer = proposer
         self.logits = list[Tensor]()
 
-    def __call__(self, owners: list[int], logits: Tensor) -> Tensor:
-        assert len(owners) == len(logits)
-        self.logits.append(logits)
-        return self.proposer.model.drafter.target_ids[logits.argmax(-1)]
-
-    def places(self, owners: list[list[int]], states: Tensor) -> None:
+    def __call__(self, places: list[Place], states: Tensor) -> Tensor:
+        assert len(places) == len(states)
         drafter = self.proposer.model.drafter
         self.logits.append(self.proposer.method.logits(drafter, states, None))
+        return drafter.target_ids[self.logits[-1].argmax(-1)]
 
 
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)

@@ -4,12 +4,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny import METHODS
 
-from peagle.engine.budget import PROBE, PROBING, RECENT, Curve, Seen
+from peagle.engine.budget import PROBE_SHARE
 from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM, Run
@@ -202,10 +201,12 @@ def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
     llm = LLM(target, drafters["p-eagle"], lookup=False)
     budget = llm.engine.budget
     assert budget is not None
-    budget.verify = Curve({1: 1.0, 2: 2.0})  # rows cost what they cost alone
-    budget.verify.observe = lambda *_: None  # type: ignore[method-assign]  # always
-    budget._recent.extend([Seen(np.array([0.01]), np.array([0]))] * RECENT)
-    rounds = int(3 * PROBE / PROBING / 5)  # of five rows each; a probe verifies so many more
+    for curve in (budget.verify, budget.draft):
+        curve.observe = lambda *_: None  # type: ignore[method-assign]  # costs stay
+    budget.verify.rows, budget.verify.seconds = [1, 2], [1.0, 2.0]  # rows cost what they cost alone
+    budget.draft.rows, budget.draft.seconds = [1, 512], [0.5, 0.5]
+    budget.usual[:] = 0.0
+    rounds = int(3 * 0.5 / PROBE_SHARE / 5)  # of five seconds each; a probe takes half a second
     params = SamplingParams(max_tokens=rounds, ignore_eos=True)
     llm.generate([[70 + at, 71] for at in range(5)], params)
     assert 2 <= len(proposed) <= 3 and all(len(slots) == 1 for slots in proposed)
