@@ -42,9 +42,11 @@ def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == why
     on_cpu = ModelOptions(device="cpu", quantize="int8")
     named = ["--k adaptive", "--device cpu", "--quantize"]
-    assert bench._native_only("7,adaptive", on_cpu) == named
-    assert bench._native_only("7", ModelOptions(device="cuda")) == []
-    assert bench._native_only(None, ModelOptions()) == []
+    assert bench._native_only("7,adaptive", None, "p-eagle", on_cpu) == named
+    assert bench._native_only("7", None, "p-eagle", ModelOptions(device="cuda")) == []
+    assert bench._native_only(None, None, "p-eagle", ModelOptions()) == []
+    trees = bench._native_only(None, "12", "p-eagle,lookup", ModelOptions())
+    assert trees == ["--nodes", "--methods lookup"]
 
 
 @pytest.mark.usefixtures("on_a_gpu")
