@@ -143,6 +143,32 @@ def test_masks_along_a_draft_are_those_of_saying_it(
             said += went
 
 
+@pytest.mark.parametrize("params", FORMS)
+def test_allowed_tokens_are_counted_up_to_the_first_refused_one(
+    grammars: Grammars, params: SamplingParams
+) -> None:
+    """As the masks have it, but for an end that must come, which may be left out."""
+    rng = random.Random(7)
+    for _ in range(100):
+        said = [token for token in random_walk(make(grammars, params), 3, rng) if token != EOS]
+        matcher = make_behind(grammars, params, said)
+        draft = [*random_walk(make_behind(grammars, params, said), 5, rng), rng.randrange(128)]
+        if rng.random() < 0.5:
+            draft[rng.randrange(len(draft))] = rng.randrange(128)
+        count = matcher.count_allowed(draft)
+        replay = make_behind(grammars, params, said)
+        allowed = list[int]()
+        for token in draft:
+            if EOS in allowed or not replay.allowed()[token]:
+                break
+            replay.advance([token])
+            allowed.append(token)
+        assert draft[:count] in (allowed, [token for token in allowed if token != EOS])
+        assert torch.equal(matcher.allowed(), make_behind(grammars, params, said).allowed()), (
+            "counting changes nothing"
+        )
+
+
 def make_behind(grammars: Grammars, params: SamplingParams, said: list[int]) -> Matcher:
     matcher = make(grammars, params)
     matcher.advance(said)
@@ -196,7 +222,7 @@ def test_a_grammar_that_grows_too_complex_fails_its_request(grammars: Grammars) 
     """A failed matcher drafts nothing and says why when the next token is chosen."""
     matcher = make(grammars, FORMS[1])
     matcher.advance(tokens("Z"))  # never allowed: how any failure looks
-    assert not matcher.draftable().any()
+    assert not matcher.draftable().any() and matcher.count_allowed([5, 6]) == 0
     with pytest.raises(RequestFailure, match="cannot be followed any further") as caught:
         matcher.masks(chain([5]))
     assert "\n" not in str(caught.value)

@@ -226,6 +226,37 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
     assert drafted > 50
 
 
+@pytest.mark.parametrize("method", [*METHODS, "lookup"])
+@pytest.mark.parametrize("filtered", [True, False])
+def test_lookup_drafts_only_what_the_grammar_allows(
+    wide: Target,
+    wide_drafters: dict[str, Drafter],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    filtered: bool,
+) -> None:
+    """The prompt is mostly an answer, with signs in it that the grammar refuses."""
+    llm = LLM(wide, wide_drafters.get(method), nodes=12, lookup=True)
+    prompt = wide.tokenizer("the cat sat. the cat sat; the cat! the hat. that cat sat on")[
+        "input_ids"
+    ]
+    params = SamplingParams(max_tokens=40, regex="[a-z ]{60}")
+    if not filtered:
+        monkeypatch.setattr(Matcher, "count_allowed", lambda _, tokens: len(tokens))
+    run = Run(llm, [prompt], params)
+    looked_up = refused = 0
+    while not run.engine.idle or not looked_up:
+        run.step()
+        for request in run.engine.scheduler.running:
+            masks = request.sampler.matcher.masks(request.draft)
+            looked_up += len(request.draft.looked_up())
+            for row in request.draft.looked_up():
+                refused += not masks[request.draft.parents[row - 1], request.draft.tokens[row - 1]]
+    assert looked_up > 20 and (refused == 0) == filtered
+    alone = LLM(wide).generate([prompt], params)[0]
+    assert run.completions()[0].token_ids == alone.token_ids
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_forced_tokens_are_drafted_though_the_head_does_not_know_them(
     wide: Target, wide_drafters: dict[str, Drafter], method: str

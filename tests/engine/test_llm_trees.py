@@ -1,90 +1,22 @@
-"""The engine with draft trees says what the target says alone, and drafts and accepts what a plain
+"""The engine with draft trees emits what the target emits alone. It drafts and accepts what a plain
 reference without any cache does."""
 
 from dataclasses import replace
 
 import pytest
-import torch
 from oracle import end_at
-from tiny import features_of, make_drafter, random_prompts
-from torch import Tensor
+from tiny import make_drafter, random_prompts
+from tree_reference import Uncalibrated, reference
 
 from peagle.backends.torch import TorchBackend
-from peagle.engine.budget import Calibration
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Stats
 from peagle.errors import InputError, InputWarning
-from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
 PROMPTS = random_prompts(5)
 K = 4
-
-
-# ---- The reference: dense attention, no cache, one sequence ----
-
-
-def place_probabilities(drafter: Drafter, target: Target, tokens: list[int], k: int) -> Tensor:
-    """(k, V draft vocabulary), of the places after `tokens`."""
-    ids = torch.tensor(tokens[1:] + [drafter.config.mask_token_id] * (k - 1))
-    real = drafter.project(features_of(target, drafter, tokens[:-1]))
-    features = torch.cat([real, drafter.placeholders(torch.arange(1, k))])
-    out = drafter(ids, features, torch.arange(len(ids)), CausalAttend())
-    return drafter.logits(out.normed[len(tokens) - 2 :]).softmax(-1)
-
-
-def likeliest_paths(places: Tensor, ids: list[int], nodes: int) -> set[tuple[int, ...]]:
-    """One after another the likeliest path that is a known one and a token more."""
-    known: dict[tuple[int, ...], float] = {(): 1.0}
-    while len(known) <= nodes:
-        longer = {
-            (*path, ids[at]): chance * float(places[len(path), at])
-            for path, chance in known.items()
-            if len(path) < len(places)
-            for at in places[len(path)].topk(16).indices.tolist()
-            if (*path, ids[at]) not in known
-        }
-        best = max(longer, key=lambda path: longer[path])
-        known[best] = longer[best]
-    return set(known) - {()}
-
-
-@torch.no_grad()
-def reference(
-    target: Target, drafter: Drafter, prompt: list[int], length: int, nodes: int
-) -> tuple[list[int], Stats]:
-    """The answer, greedily, and what rounds drafted and accepted."""
-    forward = target.forward(torch.tensor(prompt), torch.arange(len(prompt)), CausalAttend())
-    tokens, stats = [*prompt, int(target.logits(forward.hidden)[-1].argmax())], Stats()
-    while len(tokens) < len(prompt) + length:
-        k = min(K, target.max_context - len(tokens))
-        places = place_probabilities(drafter, target, tokens, k)
-        paths = likeliest_paths(places, drafter.target_ids.tolist(), nodes)
-        said = list[int]()
-        while not said or tuple(said) in paths:
-            ids = torch.tensor(tokens + said)
-            hidden = target.forward(ids, torch.arange(len(ids)), CausalAttend()).hidden
-            said.append(int(target.logits(hidden)[-1].argmax()))
-        stats.rounds += 1
-        stats.drafted += len(paths)
-        depth = max(map(len, paths))
-        stats.accepted += [0] * (depth - len(stats.accepted))
-        for place in range(len(said) - 1):
-            stats.accepted[place] += 1
-        tokens += said
-    return tokens[len(prompt) :][:length], stats
-
-
-# ---- The engine ----
-
-
-class Uncalibrated(Calibration):
-    """Believes the drafter, as the reference does."""
-
-    def __call__(self, depth: int, prob: float) -> float:
-        return prob
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 8, 20])
@@ -96,7 +28,7 @@ def test_it_is_the_reference(target: Target, drafters: dict[str, Drafter], nodes
     accepted = 0
     for prompt in PROMPTS[:3]:
         done = llm.generate([prompt], params)[0]
-        wanted, stats = reference(target, drafter, prompt, 24, nodes)
+        wanted, stats = reference(target, drafter, prompt, 24, nodes, K)
         assert done.token_ids == wanted
         assert (done.stats.rounds, done.stats.drafted) == (stats.rounds, stats.drafted)
         assert done.stats.accepted == stats.accepted

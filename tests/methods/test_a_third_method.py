@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import make_target, own_answers, random_prompts
 from torch import Tensor, nn
+from tree_reference import Uncalibrated, reference
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -117,6 +118,56 @@ def test_each_token_is_drafted_given_the_one_before(target: Target, trained: Pat
         token = ids[(token * 7 + 3) % len(ids)]
         chain.append(token)
     assert request.draft.tokens == chain
+
+
+def test_a_tree_is_drafted_given_the_token_before(target: Target, trained: Path) -> None:
+    """A table that leaves two successors of each token drafts a tree of successors."""
+    drafter = load_drafter(trained / "head", target)
+    assert isinstance(drafter, BigramDrafter)
+    ids = drafter.target_ids.tolist()
+    successors = {
+        token: {(token * 7 + 3) % len(ids), (token * 5 + 1) % len(ids)}
+        for token in range(len(drafter.bigram))
+    }
+    with torch.no_grad():
+        drafter.bigram.zero_()
+        for token, after in successors.items():
+            drafter.bigram[token, list(after)] = 1e4
+    llm = LLM(target, drafter, nodes=12, lookup=False)
+    request = llm.requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
+    llm.prepare(request)
+    llm.engine.add(request)
+    llm.engine.step()
+    draft = request.draft
+    rows = [request.tokens[-1], *draft.tokens]
+    assert len(draft) == 12 and draft.depth == DEPTHS and not draft.is_chain
+    for parent, token in zip(draft.parents, draft.tokens, strict=True):
+        assert ids.index(token) in successors[rows[parent]]
+
+
+@pytest.mark.parametrize("nodes", [3, 8, 20])
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_its_trees_are_the_reference(
+    target: Target, trained: Path, nodes: int, spread: float
+) -> None:
+    """With the table as it was trained, and with one that changes most tokens."""
+    drafter = load_drafter(trained / "head", target)
+    assert isinstance(drafter, BigramDrafter)
+    with torch.no_grad():
+        noise = torch.randn(drafter.bigram.shape, generator=torch.Generator().manual_seed(0))
+        drafter.bigram.add_(spread * noise)
+    llm = LLM(target, drafter, nodes=nodes, lookup=False)
+    llm.engine.calibration = Uncalibrated()
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    accepted = 0
+    for prompt in random_prompts(3):
+        done = llm.generate([prompt], params)[0]
+        wanted, stats = reference(target, drafter, prompt, 24, nodes, DEPTHS)
+        assert done.token_ids == wanted
+        assert (done.stats.rounds, done.stats.drafted) == (stats.rounds, stats.drafted)
+        assert done.stats.accepted == stats.accepted
+        accepted += sum(stats.accepted)
+    assert accepted > 0
 
 
 def test_what_is_written_is_read_and_healthy(target: Target, trained: Path, tmp_path: Path) -> None:

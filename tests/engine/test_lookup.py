@@ -1,0 +1,50 @@
+"""Lookup finds what followed before, and joins the head's candidates."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.engine.lookup import SIZES, Index, LookupCalibration, with_lookup
+from peagle.engine.tree import Candidate, Match, along, grow
+
+
+def found_by_hand(tokens: list[int], most: int) -> Match:
+    for size in SIZES:
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if tokens[end - size : end] == tokens[-size:]:
+                return Match(size, tuple(tokens[end : end + most]))
+    return Match()
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.data())
+def test_it_finds_the_last_occurrence_of_the_longest_end(
+    tokens: list[int], data: st.DataObject
+) -> None:
+    """However the text has grown."""
+    index, end = Index(), 0
+    while end < len(tokens):
+        end += data.draw(st.integers(1, 5))
+        most = data.draw(st.integers(0, 6))
+        assert index.find(tokens[:end], most) == found_by_hand(tokens[:end], most)
+
+
+def test_a_common_prefix_is_one_node() -> None:
+    """By hand: both know 5, only lookup knows 6 and 9; its chance is one half."""
+    head = {(): [Candidate(5, 0.8, 0.4), Candidate(7, 0.2, 0.3)], (5,): [Candidate(8, 0.9, 0.9)]}
+    offer = with_lookup(lambda path: head.get(path, []), Match(3, (5, 6, 9)), LookupCalibration())
+    assert offer(()) == [Candidate(5, 0.8, 0.5), Candidate(7, 0.2, 0.3)]
+    assert offer((5,)) == [Candidate(6, 0.0, 0.5), Candidate(8, 0.9, 0.5)], "at most 1 together"
+    assert offer((5, 6)) == [Candidate(9, 0.0, 0.5)]
+    assert offer((7,)) == offer((5, 6, 9)) == []
+    draft = grow(offer, 4, Match(3, (5, 6, 9)))
+    assert [draft.tokens[row - 1] for row in draft.looked_up()] == [5, 6, 9][: draft.depth]
+
+
+def test_its_chances_are_learnt_by_size_and_depth() -> None:
+    lookups, match = LookupCalibration(), Match(4, (5, 6, 7))
+    assert lookups.along(match) == [0.5, 0.25, 0.125]
+    draft = grow(with_lookup(along([]), match, lookups), 3, match)
+    for _ in range(300):
+        lookups.count(draft, [1])  # the first is accepted, so the third was never tried
+    assert lookups.along(match) == pytest.approx([1.0, 0.0, 0.0], abs=0.01)
+    assert lookups(4, 2) == lookups(3, 0) == 0.5
