@@ -29,7 +29,7 @@ from common import (
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine import engine as engine_module
 from peagle.engine.budget import Budget, Calibration
-from peagle.engine.draft import Chains, Proposer, Trees
+from peagle.engine.draft import Chooser, Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.engine.lookup import LookupCalibration
@@ -53,9 +53,8 @@ CALLS: list[tuple[Any, str, str]] = [
     (Proposer, "propose", "drafter"),
     (PEagle, "logits", "drafter"),
     (Eagle3, "logits", "drafter"),
-    (Trees, "places", "choose"),
-    (Chains, "__call__", "choose"),
-    (Chains, "offers", "choose"),
+    (Chooser, "__call__", "choose"),
+    (Chooser, "offers", "choose"),
     (engine_module, "grow", "grow"),
     (Draft, "first", "grow"),
     (Engine, "_look_up", "lookup"),

@@ -20,7 +20,7 @@ constexpr int64_t LINE = 4 * LANES;       // bytes of these
 constexpr int64_t ROWS_OF_A_CHUNK = 48;   // rows that stay in a near cache while panels pass by
 
 #if defined(__AVX512F__) || defined(__ARM_NEON)
-constexpr int MOST_SUMS = 24;  // vectors that stay in registers, beside weights and inputs
+constexpr int MOST_SUMS = 16;  // vectors that stay in registers, beside weights and inputs
 #else
 constexpr int MOST_SUMS = 12;
 #endif
@@ -86,7 +86,6 @@ struct FloatSteps : Place<1, LINE> {
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     Wide weights[VECTORS];
     for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<Wide>(i);
-#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r)
       for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r] * weights[i];
     next();
@@ -118,7 +117,6 @@ struct WidenedSteps : Place<2, LINE> {
       WideBits both = this->template read<WideBits>(i);
       weights[i] = Wide(ODD ? both & 0xffff0000u : both << 16);
     }
-#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r)
       for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r].pair[ODD] * weights[i];
   }
@@ -136,7 +134,6 @@ struct PairSteps : Place<2, LINE> {
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     WideBits weights[VECTORS];
     for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<WideBits>(i);
-#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r)
       for (int i = 0; i < VECTORS; ++i)
         sums[r][i] = dot_pairs(sums[r][i], weights[i], WideBits{} + x[r]);
@@ -170,7 +167,6 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     WideInts found[ROWS][VECTORS];
-#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r) {
       WideInts less = (WideInts{} + x[r].total) * -MORE;
       for (int i = 0; i < VECTORS; ++i) found[r][i] = less;
@@ -198,7 +194,6 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
         for (int lane = 0; lane < WIDTH; ++lane) scale[lane] = load(pairs[lane]);
         for (int lane = 0; lane < WIDTH; ++lane) zero[lane] = load(pairs[LANES + lane]);
       }
-#pragma GCC unroll 24
       for (int r = 0; r < ROWS; ++r) {
         Wide whole = __builtin_convertvector(found[r][i], Wide);
         if (BITS == 8) {
@@ -220,7 +215,6 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   template <int ROWS, int VECTORS>
   static void add_four(int four, const Input* x, const WideInts (&weights)[VECTORS],
                        WideInts (&found)[ROWS][VECTORS]) {
-#pragma GCC unroll 24
     for (int r = 0; r < ROWS; ++r) {
       WideInts inputs = WideInts{} + x[r].fours[four];
       for (int i = 0; i < VECTORS; ++i) found[r][i] = dot<BITS>(found[r][i], weights[i], inputs);
@@ -254,7 +248,6 @@ void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
     asm volatile("");  // or GCC makes vectors of several steps, which are slower
     weights.add(x + k * rows, sums);
   }
-#pragma GCC unroll 24
   for (int r = 0; r < ROWS; ++r)
     for (int p = 0; p < std::min<int64_t>(panels, PANELS); ++p) {
       float found[LANES];
