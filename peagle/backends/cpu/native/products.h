@@ -30,7 +30,7 @@ template <typename Steps>
 constexpr int MOST_ROWS =
     MOST_SUMS / (PARTS * Steps::KEPT) < 1 ? 1 : MOST_SUMS / (PARTS * Steps::KEPT);
 
-// Panels that are read at once for so many rows.
+// Panels that a block of `rows` rows reads at once.
 template <typename Steps>
 constexpr int panels_at_once(int rows) {
   return 4 * rows <= MOST_ROWS<Steps> ? 2 : 1;
