@@ -188,8 +188,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
     params += [SamplingParams(max_tokens=40)]
     run = Run(LLM(wide, drafter, k=6, max_batch=7), random_prompts(7), params)
     known = drafter.target_ids.tolist()
-    while not run.engine.idle or not seen:
-        run.step()
+    for _ in run:
         running = run.engine.scheduler.running
         by_depth = seen[-1].unflatten(0, (6, -1)).transpose(0, 1)
         for request, logits in zip(running, by_depth, strict=False):
@@ -214,8 +213,7 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
     params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[6:12]]
     run = Run(llm, random_prompts(6), params)
     drafted = 0
-    while not run.engine.idle or not drafted:
-        run.step()
+    for _ in run:
         for request in run.engine.scheduler.running:
             fresh, own = Grammars(wide).matcher(request.params), request.sampler.matcher
             fresh.advance(request.output)
@@ -235,18 +233,19 @@ def test_lookup_drafts_only_what_the_grammar_allows(
     method: str,
     filtered: bool,
 ) -> None:
-    """The prompt is mostly an answer, with signs in it that the grammar refuses."""
+    """Prompt and answer consist of two words, so each pair of words occurred before. In the prompt
+    a sign that the grammar refuses follows each pair."""
     llm = LLM(wide, wide_drafters.get(method), nodes=12, lookup=True)
-    prompt = wide.tokenizer("the cat sat. the cat sat; the cat! the hat. that cat sat on")[
-        "input_ids"
-    ]
-    params = SamplingParams(max_tokens=40, regex="[a-z ]{60}")
+    prompt = wide.tokenizer(" the cat. the the; cat cat! cat the. the cat")["input_ids"]
+    words = wide.tokenizer(" the cat")["input_ids"]
+    params = SamplingParams(
+        max_tokens=40, regex="[a-z ]{200}", logit_bias=dict.fromkeys(words, 90.0)
+    )
     if not filtered:
         monkeypatch.setattr(Matcher, "count_allowed", lambda _, tokens: len(tokens))
     run = Run(llm, [prompt], params)
     looked_up = refused = 0
-    while not run.engine.idle or not looked_up:
-        run.step()
+    for _ in run:
         for request in run.engine.scheduler.running:
             masks = request.sampler.matcher.masks(request.draft)
             looked_up += len(request.draft.looked_up())
