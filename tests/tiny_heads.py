@@ -11,6 +11,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerBase
 from peagle.methods.registry import METHODS
 from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, Provenance
 from peagle.model.drafter import Drafter
+from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
 
@@ -74,7 +75,7 @@ def make_head(config: DrafterConfig, seed: int = 0, target: Target | None = None
 
 
 def provenance_of(target: Target) -> Provenance:
-    hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
+    hashes = (config_hash(target), weights_hash(target), template_hash(target))
     return Provenance(target.name, *hashes, data={"steps": 3}, acceptance={"humaneval": {"3": 1.5}})
 
 

@@ -18,8 +18,8 @@ newest token x at position m, and the tree x → a, x → b, b → c:
 | c   | m + 2    | m + 3            | m + 2, m + 3         | positions 0 … m, b, c    |
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -78,12 +78,6 @@ class Batch:
         """T"""
         return len(self.positions)
 
-    def tiles(self, rows: int, padding: int) -> Iterator["Batch"]:
-        """The batch in parts of exactly `rows` rows; rows of block `padding` fill up the last."""
-        owner = torch.arange(len(self.query_lens)).repeat_interleave(self.query_lens)
-        for begin in range(0, len(self), rows):
-            yield self._part(slice(begin, begin + rows), owner).padded(rows, padding)
-
     def padded(self, rows: int, padding: int) -> "Batch":
         """The batch and, as one more request, rows of block `padding` up to `rows` in all."""
         missing = rows - len(self)
@@ -98,26 +92,6 @@ class Batch:
             torch.cat([self.query_lens, more.query_lens]),
             torch.cat([self.seq_lens, more.seq_lens]),
             None if self.tails is None else _grown(self.tails, rows),
-        )
-
-    def _part(self, rows: slice, owner: Tensor) -> "Batch":
-        """Some rows, of the requests that own them."""
-        requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
-        last = query_lens.cumsum(0) - 1
-        positions, tails = self.positions[rows], None
-        reached = positions + 1
-        if self.tails is not None:
-            tails = self.tails[rows]
-            reached = reached - (tails >= 0).sum(-1)
-        return replace(
-            self,
-            ids=self.ids[rows],
-            positions=positions,
-            slot_mapping=self.slot_mapping[rows],
-            block_tables=self.block_tables[requests],
-            query_lens=query_lens,
-            seq_lens=reached[last],
-            tails=tails,
         )
 
 

@@ -5,7 +5,8 @@ and K.
 Shapes: T rows, E target hidden, R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,11 @@ from torch import Tensor
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
-from peagle.model.attention import ROW_TILE
+from peagle.model.attention import AttentionSpec, attention
 from peagle.model.target import TargetOutput
+
+ROW_TILE = 8  # rows of a matrix product
+KEY_BLOCK = 512  # keys of attention: the block length of torch's CPU kernel
 
 
 class TiledTarget:
@@ -27,7 +31,7 @@ class TiledTarget:
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         hidden, features = list[Tensor](), list[Tensor]()
-        for tile in batch.tiles(ROW_TILE, cache.padding):
+        for tile in tiles_of(batch, ROW_TILE, cache.padding):
             out = self.model.forward(tile, cache, taps)
             hidden.append(out.hidden.clone())  # the next tile may overwrite it
             features.append(out.features.clone())
@@ -39,3 +43,51 @@ class TiledTarget:
         padded = F.pad(hidden, (0, 0, 0, -len(hidden) % ROW_TILE))
         tiles = [self.model.logits(tile).clone() for tile in padded.split(ROW_TILE)]
         return torch.cat(tiles)[: len(hidden)]
+
+
+def tiles_of(batch: Batch, rows: int, padding: int) -> Iterator[Batch]:
+    """A batch in parts of exactly `rows` rows; rows of block `padding` fill up the last."""
+    owner = torch.arange(len(batch.query_lens)).repeat_interleave(batch.query_lens)
+    for begin in range(0, len(batch), rows):
+        yield _part(batch, slice(begin, begin + rows), owner).padded(rows, padding)
+
+
+def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
+    """Some rows, of the requests that own them."""
+    requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
+    last = query_lens.cumsum(0) - 1
+    positions, tails = batch.positions[rows], None
+    reached = positions + 1
+    if batch.tails is not None:
+        tails = batch.tails[rows]
+        reached = reached - (tails >= 0).sum(-1)
+    return replace(
+        batch,
+        ids=batch.ids[rows],
+        positions=positions,
+        slot_mapping=batch.slot_mapping[rows],
+        block_tables=batch.block_tables[requests],
+        query_lens=query_lens,
+        seq_lens=reached[last],
+        tails=tails,
+    )
+
+
+def tiled_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """`attention` on whole tiles of queries, over keys that fill whole blocks, under a mask made by
+    `tiled_mask`. A row's last bits then do not depend on how many rows or later keys there are:
+    kernels choose their loops by both."""
+    queries = F.pad(q, (0, 0, 0, 0, 0, -len(q) % ROW_TILE))
+    missing = (0, 0, 0, 0, 0, -len(k) % KEY_BLOCK)
+    return attention(queries, F.pad(k, missing), F.pad(v, missing), mask, spec)[: len(q)]
+
+
+def tiled_mask(mask: Tensor | None, tokens: int, keys: int, device: torch.device) -> Tensor:
+    """A mask (T, S), None = all visible, for whole tiles of rows and blocks of keys. Rows after the
+    last token see everything; keys after the last one are seen by no other row."""
+    if mask is None:
+        mask = torch.ones(tokens, keys, dtype=torch.bool, device=device)
+    mask = F.pad(mask, (0, -keys % KEY_BLOCK))
+    return F.pad(mask, (0, 0, 0, -tokens % ROW_TILE), value=True)

@@ -12,14 +12,8 @@ from torch import Tensor
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.tiles import TiledTarget
-from peagle.model.attention import (
-    AttentionSpec,
-    attention,
-    causal_mask,
-    tiled_attention,
-    tiled_mask,
-)
+from peagle.backends.tiles import TiledTarget, tiled_attention, tiled_mask
+from peagle.model.attention import AttentionSpec, attention, causal_mask
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.target import Target, TargetOutput
 

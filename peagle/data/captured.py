@@ -19,6 +19,7 @@ import torch
 from peagle.data.example import Example
 from peagle.data.shard import DTYPE, OpenShard, Shard
 from peagle.errors import InputError, first_line
+from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target, TargetOutput
 
 MANIFEST = "capture.json"
@@ -103,9 +104,9 @@ def read_manifest(folder: Path) -> Manifest:
 def target_hashes(target: Target) -> dict[str, Any]:
     """Return the fields of `Origin` that identify a target."""
     return {
-        "config_hash": target.config_hash(),
-        "weights_hash": target.weights_hash(),
-        "template_hash": target.template_hash(),
+        "config_hash": config_hash(target),
+        "weights_hash": weights_hash(target),
+        "template_hash": template_hash(target),
     }
 
 

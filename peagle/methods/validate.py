@@ -17,6 +17,7 @@ from peagle.methods.checkpoint import REMEDY, HeadFiles, parse, state_dict_of
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
 from peagle.model.config import TRANSFORMERS, default_feature_layers
+from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target
 from peagle.model.vocab import check_mask_token
 
@@ -111,8 +112,8 @@ def provenance(head: HeadFiles, target: Target) -> str:
     if not known.config_hash and not known.weights_hash:
         raise Skipped("the head does not record its target")
     facts = {
-        "config hash": (known.config_hash, target.config_hash()),
-        "weights hash": (known.weights_hash, target.weights_hash()),
+        "config hash": (known.config_hash, config_hash(target)),
+        "weights hash": (known.weights_hash, weights_hash(target)),
     }
     for name, (said, found) in facts.items():
         if said and said != found:
@@ -126,7 +127,7 @@ def provenance(head: HeadFiles, target: Target) -> str:
 
 def template(head: HeadFiles, target: Target) -> str:
     """The chat template the training data was made with."""
-    said, found = head.trained.template_hash, target.template_hash()
+    said, found = head.trained.template_hash, template_hash(target)
     if not said:
         raise Skipped("the head does not record one")
     if said != found:

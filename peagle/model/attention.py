@@ -9,9 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROW_TILE = 8  # rows of the deterministic mode's matrix products
-KEY_BLOCK = 512  # its keys: the block length of torch's CPU attention kernel
-
 
 class AttentionSpec(NamedTuple):
     """How one layer attends, whatever the mask."""
@@ -55,26 +52,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
     return out.permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def tiled_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
-) -> Tensor:
-    """`attention` on whole tiles of queries, over keys that fill whole blocks, under a mask made by
-    `tiled_mask`. A row's last bits then do not depend on how many rows or later keys there are:
-    kernels choose their loops by both."""
-    queries = F.pad(q, (0, 0, 0, 0, 0, -len(q) % ROW_TILE))
-    missing = (0, 0, 0, 0, 0, -len(k) % KEY_BLOCK)
-    return attention(queries, F.pad(k, missing), F.pad(v, missing), mask, spec)[: len(q)]
-
-
-def tiled_mask(mask: Tensor | None, tokens: int, keys: int, device: torch.device) -> Tensor:
-    """A mask (T, S), None = all visible, for whole tiles of rows and blocks of keys. Rows after the
-    last token see everything; keys after the last one are seen by no other row."""
-    if mask is None:
-        mask = torch.ones(tokens, keys, dtype=torch.bool, device=device)
-    mask = F.pad(mask, (0, -keys % KEY_BLOCK))
-    return F.pad(mask, (0, 0, 0, -tokens % ROW_TILE), value=True)
 
 
 def _soft_capped(

@@ -5,8 +5,6 @@ A target never changes once it is made, so any number of engines may use one at 
 Shapes: T rows (of one or more requests), E target hidden, F feature layers, R rows, V vocabulary.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
@@ -170,60 +168,6 @@ class Target:
                 "use the attention interface of transformers; such models are not supported"
             )
         return [shapes[layer] for layer in range(len(self.layers))]
-
-    @torch.no_grad()
-    def last_norm(self) -> nn.Module:
-        """What makes `TargetOutput.hidden` of the residual stream that leaves the last layer.
-
-        Found by one token: the part of the decoder that ran last. Raises InputError for decoders
-        that do anything else behind their layers.
-        """
-        left, ran = list[Tensor](), list[tuple[nn.Module, Tensor, Tensor]]()
-
-        def note(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            ran.append((module, args[0], out) if args else (module, out, out))
-
-        hooks = [part.register_forward_hook(note) for part in self.decoder.children()]
-        hooks.append(self.layers[-1].register_forward_hook(lambda _, __, out: left.append(out)))
-        try:
-            ids = torch.zeros(1, dtype=torch.int64, device=self.device)
-            hidden = self.forward(ids, ids, CausalAttend()).hidden
-        finally:
-            for hook in hooks:
-                hook.remove()
-        norm, given, made = ran[-1]
-        if given is not left[0] or not torch.equal(made[0, :1], hidden):
-            kind = type(self.decoder).__name__
-            raise InputError(f"target {self.name} ({kind}): no single norm behind its last layer")
-        return norm
-
-    def weights_hash(self) -> str:
-        """Fingerprint of a few weights: 64 embedding rows, and the first and last layers' norms."""
-        digest = hashlib.sha256()
-        parts = [self.embedding[:64]]
-        for layer in (self.layers[0], self.layers[-1]):
-            parts += [p for name, p in sorted(layer.named_parameters()) if "norm" in name]
-        for part in parts:
-            rounded = part.detach().to("cpu", torch.bfloat16).contiguous()
-            digest.update(rounded.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    def config_hash(self) -> str:
-        """Fingerprint of the architecture: sizes only, whatever the dtype or library version."""
-        keys = (
-            "hidden_size",
-            "model_type",
-            "num_attention_heads",
-            "num_hidden_layers",
-            "vocab_size",
-        )
-        sizes = {key: getattr(self.config, key, None) for key in keys}
-        return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
-
-    def template_hash(self) -> str:
-        """Fingerprint of the chat template, empty when there is none."""
-        template = getattr(self.tokenizer, "chat_template", None)
-        return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else ""
 
 
 def _tap(layer: int) -> Any:

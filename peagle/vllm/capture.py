@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from peagle.errors import InputError
+from peagle.model.last_norm import last_norm
 from peagle.model.target import Target, TargetOutput
 from peagle.vllm.llm import start_llm
 from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, look
@@ -65,7 +66,7 @@ def through_vllm(
     What it returns takes documents' token ids and raises VllmFailed. `output` is the folder of
     the capture; vLLM's log is put there when it fails.
     """
-    norm = target.last_norm()
+    norm = last_norm(target)
     layers = [*feature_layers, len(target.layers)]  # the last is what leaves the last layer
 
     @torch.no_grad()

@@ -15,13 +15,13 @@ import torch
 from tiny import make_target, own_answers, random_prompts
 
 from peagle.backends.batch import Batch
-from peagle.backends.tiles import TiledTarget
+from peagle.backends.tiles import ROW_TILE, TiledTarget
 from peagle.backends.torch import TorchBackend
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
 from peagle.methods.spec import HeadSpec
-from peagle.model.attention import ROW_TILE, CausalAttend
+from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.trainer import TrainConfig, Trainer

@@ -10,6 +10,7 @@ import torch
 from packed import Rows, chain, random_rows, tree
 
 from peagle.backends.batch import BLOCK, Batch, Span, slots_of
+from peagle.backends.tiles import tiles_of
 from peagle.backends.torch import views
 
 POOL = 24
@@ -95,7 +96,7 @@ def test_the_requests_fields(requests: list[Rows]) -> None:
 @pytest.mark.parametrize("size", [1, 3, 8, 200])
 def test_tiles_keep_what_every_row_sees(requests: list[Rows], size: int) -> None:
     whole = Batch.of([one.span for one in requests])
-    tiles = list(whole.tiles(size, PADDING))
+    tiles = list(tiles_of(whole, size, PADDING))
     assert [len(tile) for tile in tiles] == [size] * -(-len(whole) // size)
     rows = [row for tile in tiles for row in rows_of(tile)]
     assert rows[: len(whole)] == rows_of(whole)
@@ -150,7 +151,7 @@ def test_ids_may_be_given_apart() -> None:
 def test_all_is_in_whole_numbers(tails: list[list[int]]) -> None:
     """Also the tails of a tree that is its root alone."""
     whole = Batch.of([Span([0], 3, [5] * max(1, len(tails)), tails)])
-    for batch in (whole, whole.padded(4, PADDING), *whole.tiles(3, PADDING)):
+    for batch in (whole, whole.padded(4, PADDING), *tiles_of(whole, 3, PADDING)):
         fields = [batch.ids, batch.positions, batch.slot_mapping, batch.block_tables]
         fields += [batch.query_lens, batch.seq_lens]
         if batch.tails is not None:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.tiles import TiledTarget
+from peagle.backends.tiles import ROW_TILE, TiledTarget
 from peagle.backends.torch import TorchBackend
-from peagle.model.attention import ROW_TILE
 from peagle.model.target import Target, TargetOutput
 
 POOL, TAPS = 24, (1, 3)

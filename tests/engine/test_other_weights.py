@@ -9,10 +9,10 @@ from test_deterministic import logits_behind, wide_target
 from tiny import METHODS, make_drafter, random_prompts
 
 from peagle.backends.cpu.quantized import KINDS, quantize
+from peagle.backends.tiles import ROW_TILE
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputWarning
-from peagle.model.attention import ROW_TILE
 from peagle.model.target import Target
 
 PROMPTS = [*random_prompts(3), list(range(5, 75))]  # the last: a product for many rows

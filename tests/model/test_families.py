@@ -12,6 +12,7 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend
 from peagle.model.attention import CausalAttend
+from peagle.model.last_norm import last_norm
 from peagle.model.target import Target, TargetOutput
 
 LENGTH = 20
@@ -70,7 +71,7 @@ def test_the_last_norm_makes_the_hidden_states(
     hook = target.layers[-1].register_forward_hook(lambda _, __, out: left.append(out[0]))
     hidden = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend()).hidden
     hook.remove()
-    close(target.last_norm()(left[0]), hidden)
+    close(last_norm(target)(left[0]), hidden)
     with pytest.raises(AssertionError):
         close(left[0], hidden)
 

@@ -24,6 +24,7 @@ from peagle.methods.save import save_drafter
 from peagle.methods.validate import CHECKS
 from peagle.model.config import Embedding, Provenance
 from peagle.model.drafter import Drafter
+from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import ATTENTION, Target
 from peagle.tools import doctor
 from peagle.tools.doctor import Check, examine, verdict
@@ -50,7 +51,7 @@ def target() -> Target:
 def make_head(target: Target, method: str, embedding: Embedding, **flags: bool) -> Drafter:
     """As training leaves it: a table near the target's, a mask row of its own, provenance."""
     random = make_drafter(target, method, **flags)
-    hashes = (target.config_hash(), target.weights_hash(), target.template_hash())
+    hashes = (config_hash(target), weights_hash(target), template_hash(target))
     known = Provenance(target.name, *hashes, list(random.config.feature_layers), {"steps": 3})
     head = Drafter(replace(random.config, embedding=embedding, depths=5, provenance=known))
     head.load_state_dict(random.state_dict(), strict=False)

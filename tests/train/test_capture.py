@@ -16,6 +16,7 @@ from peagle.data.example import Example
 from peagle.data.shard import Shard
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
+from peagle.model.fingerprints import weights_hash
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
@@ -309,6 +310,6 @@ def test_manifest_is_readable(tmp_path: Path, target: Target, data: list[Example
     record = json.loads((tmp_path / "capture.json").read_text())
     assert record["format"] == 1
     assert record["target"] == "tiny-0"
-    assert record["weights_hash"] == target.weights_hash()
+    assert record["weights_hash"] == weights_hash(target)
     assert record["feature_layers"] == list(LAYERS)
     assert set(record["shards"][0]) == {"file", "documents", "tokens", "bytes", "sha256"}

@@ -9,6 +9,7 @@ from tiny import METHODS, make_target, own_answers
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
+from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target
 from peagle.train.warm_start import new_drafter
 
@@ -34,9 +35,9 @@ def test_config(target: Target, method: str) -> None:
     assert config.embedding == ("mask-row" if method == "p-eagle" else "shared")
     assert config.mask_token_id == (3 if method == "p-eagle" else None), "a reserved token"
     assert config.provenance.target == target.name
-    assert config.provenance.weights_hash == target.weights_hash()
-    assert config.provenance.config_hash == target.config_hash()
-    assert config.provenance.template_hash == target.template_hash()
+    assert config.provenance.weights_hash == weights_hash(target)
+    assert config.provenance.config_hash == config_hash(target)
+    assert config.provenance.template_hash == template_hash(target)
     assert config.provenance.feature_layers == [0, 2, 3]
 
 

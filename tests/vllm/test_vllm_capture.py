@@ -18,6 +18,7 @@ from tiny import make_target, own_answers
 from peagle.data.captured import Captured
 from peagle.data.example import Example
 from peagle.errors import InputError
+from peagle.model.last_norm import last_norm
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("target")
     target = make_target(context=CONTEXT)
     with torch.no_grad():  # norms of one would not show
-        for layer in (*target.layers, target.last_norm()):
+        for layer in (*target.layers, last_norm(target)):
             for weights in layer.parameters():
                 if weights.ndim == 1:
                     weights.add_(torch.linspace(-0.5, 0.5, len(weights)))

@@ -13,6 +13,7 @@ from torch import Tensor
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import tiles_of
 from peagle.model.attention import AttentionSpec, HeadShape
 
 ROOTS = [0, 14, 15, 30, 31, 33, 100]  # positions, about the groups of 16 and of 32 keys
@@ -113,7 +114,7 @@ def test_a_row_of_a_tree_by_itself() -> None:
     new = request.new
     batch = Batch.of([request.span])
     whole = CpuAttend(batch, cache)(0, *new, SPECS["plain"])
-    for number, part in enumerate(batch.tiles(4, cache.padding)):
+    for number, part in enumerate(tiles_of(batch, 4, cache.padding)):
         rows = [torch.cat([x, x.new_zeros(4, *x.shape[1:])])[4 * number :][:4] for x in new]
         count = min(4, len(whole) - 4 * number)
         found = CpuAttend(part, cache)(0, *rows, SPECS["plain"])[:count]

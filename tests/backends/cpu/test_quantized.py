@@ -17,6 +17,7 @@ from peagle.backends.cpu.matrix import GROUP, CpuLinear
 from peagle.backends.cpu.quantized import KINDS, check_quantize, quantize, quantized
 from peagle.errors import InputError, InputWarning
 from peagle.model.attention import CausalAttend
+from peagle.model.fingerprints import weights_hash
 from peagle.model.target import Target
 
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}  # rounding
@@ -78,13 +79,13 @@ def test_embedding_and_fingerprint_stay(kind: str) -> None:
     config = LlamaConfig(**WIDE | {"vocab_size": 128, "tie_word_embeddings": True})
     target = Target(build(config).bfloat16(), None, "tiny")
     table = target.embedding.clone()
-    hidden, fingerprint = torch.randn(3, 64).bfloat16(), target.weights_hash()
+    hidden, fingerprint = torch.randn(3, 64).bfloat16(), weights_hash(target)
     before = target.logits(hidden)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = quantize(target, kind)
     assert sum(isinstance(m, CpuLinear) for m in made.model.modules()) == 4 * 7 + 1
-    assert torch.equal(made.embedding, table) and made.weights_hash() == fingerprint
+    assert torch.equal(made.embedding, table) and weights_hash(made) == fingerprint
     found = made.logits(hidden)
     assert not torch.equal(found, before), "the head that logits are taken with"
     assert (found - before).norm() < 0.02 * before.norm()
