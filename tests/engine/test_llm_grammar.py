@@ -188,7 +188,8 @@ def test_drafts_are_the_likeliest_that_are_allowed(
     params += [SamplingParams(max_tokens=40)]
     run = Run(LLM(wide, drafter, k=6, max_batch=7), random_prompts(7), params)
     known = drafter.target_ids.tolist()
-    for _ in run:
+    run.step()
+    while not run.engine.idle:
         running = run.engine.scheduler.running
         by_depth = seen[-1].unflatten(0, (6, -1)).transpose(0, 1)
         for request, logits in zip(running, by_depth, strict=False):
@@ -202,6 +203,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
             kinds["short"] += len(request.draft) < 6
             kinds["forced"] += any(token not in KNOWN for token in request.draft.tokens)
             kinds["ended"] += 2 in request.draft.tokens
+        run.step()
     assert min(kinds[k] for k in ("free", "short", "forced", "ended")) > 0, kinds
 
 
@@ -213,7 +215,8 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
     params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[6:12]]
     run = Run(llm, random_prompts(6), params)
     drafted = 0
-    for _ in run:
+    run.step()
+    while not run.engine.idle:
         for request in run.engine.scheduler.running:
             fresh, own = Grammars(wide).matcher(request.params), request.sampler.matcher
             fresh.advance(request.output)
@@ -221,6 +224,7 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
             for row, token in zip(fresh.masks(request.draft), request.draft.tokens, strict=False):
                 assert row[token]
                 drafted += 1
+        run.step()
     assert drafted > 50
 
 
@@ -239,19 +243,21 @@ def test_lookup_drafts_only_what_the_grammar_allows(
     prompt = wide.tokenizer(" the cat. the the; cat cat! cat the. the cat")["input_ids"]
     words = wide.tokenizer(" the cat")["input_ids"]
     params = SamplingParams(
-        max_tokens=40, regex="[a-z ]{200}", logit_bias=dict.fromkeys(words, 90.0)
+        max_tokens=60, regex="[a-z ]{400}", logit_bias=dict.fromkeys(words, 90.0)
     )
     if not filtered:
         monkeypatch.setattr(Matcher, "count_allowed", lambda _, tokens: len(tokens))
     run = Run(llm, [prompt], params)
     looked_up = refused = 0
-    for _ in run:
+    run.step()
+    while not run.engine.idle:
         for request in run.engine.scheduler.running:
             masks = request.sampler.matcher.masks(request.draft)
             looked_up += len(request.draft.looked_up())
             for row in request.draft.looked_up():
                 refused += not masks[request.draft.parents[row - 1], request.draft.tokens[row - 1]]
-    assert looked_up > 20 and (refused == 0) == filtered
+        run.step()
+    assert looked_up > 5 and (refused == 0) == filtered
     alone = LLM(wide).generate([prompt], params)[0]
     assert run.completions()[0].token_ids == alone.token_ids
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch, Span, blocks_of, slots_of
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.tiles import tiles_of
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import AttentionSpec, HeadShape
@@ -147,7 +148,7 @@ def test_a_part_of_a_tree_has_the_bits_of_the_whole() -> None:
     batch = Batch.of([one.span for one in rows])
     qkv = [keys.q, keys.k, keys.v]
     whole = run(batch, cache, qkv, spec)
-    for number, part in enumerate(batch.tiles(8, cache.padding)):
+    for number, part in enumerate(tiles_of(batch, 8, cache.padding)):
         packed = [torch.cat([x, x.new_zeros(8, *x.shape[1:])])[8 * number :][:8] for x in qkv]
         count = min(8, len(whole) - 8 * number)
         found = run(part, cache, packed, spec)[:count]
