@@ -22,10 +22,10 @@ from common import (
     human_eval,
     load,
     options,
-    write_json,
 )
 
 from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.run import write_json
 from peagle.data.dataset import read_prompts
 from peagle.engine.draft import SIBLINGS, Chooser
 from peagle.engine.llm import LLM
@@ -64,8 +64,8 @@ def choosing_ms(llm: LLM, heads: dict[str, Drafter]) -> dict[str, float]:
     return {name: round(1e3 * median(seconds), 3) for name, seconds in taken.items()}
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Every head with every kind of draft, on every data set."""
+def run(args: argparse.Namespace) -> None:
+    """Every head with every kind of draft, on every data set; written after every row."""
     folders = {"without": args.p_eagle, "with": args.corrected}
     data = {"HumanEval": [[question] for question in human_eval(args.limit)]}
     if args.mt_bench:
@@ -73,7 +73,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     llm = load("bfloat16", args.batch)
     heads = {name: llm.load_head(folder) for name, folder in folders.items()}
     params = SamplingParams(max_tokens=args.max_tokens)
+    settings = {
+        "target": TARGET,
+        "heads": {name: fingerprint(folder) for name, folder in folders.items()},
+        "max_tokens": args.max_tokens,
+        "limit": args.limit,
+    }
     rows = list[dict[str, Any]]()
+    report = {**environment(), "settings": settings, "ms": choosing_ms(llm, heads), "rows": rows}
+    print(f"candidates and tree of a round: {report['ms']} ms")
     for dataset, conversations in data.items():
         for draft, how in DRAFTS.items():
             for name, head in heads.items():
@@ -81,15 +89,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 rows.append({"dataset": dataset, "draft": draft, "correction": name, **found})
                 length = found["acceptance_length"]
                 print(f"{dataset:9} {draft:19} {name:7} AL {length:.3f}", flush=True)
-    settings = {
-        "target": TARGET,
-        "heads": {name: fingerprint(folder) for name, folder in folders.items()},
-        "max_tokens": args.max_tokens,
-        "limit": args.limit,
-    }
-    report = {**environment(), "settings": settings, "ms": choosing_ms(llm, heads), "rows": rows}
-    print(f"candidates and tree of a round: {report['ms']} ms")
-    return report
+                write_json(args.output, report)
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
     args = parser.parse_args()
-    write_json(args.output, run(args))
+    run(args)
 
 
 if __name__ == "__main__":
