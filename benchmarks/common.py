@@ -108,7 +108,7 @@ def captured(folder: Path, target: Target, examples: list[Example], length: int)
 def fingerprint(head: Path) -> str:
     """Changes when a head's weights do."""
     digest = hashlib.sha256()
-    for file in sorted(head.glob("*.safetensors")):
+    for file in sorted(head.rglob("*.safetensors")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

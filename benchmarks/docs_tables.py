@@ -236,6 +236,21 @@ def training_speed(report: Report) -> Lines:
     return [where(report, "threads", "pack"), about, "", *table(head, lines)]
 
 
+def correction(report: Report) -> Lines:
+    """What a correction is worth."""
+    found = {(r["dataset"], r["draft"], r["correction"]): r for r in report["rows"]}
+    lines: list[list[object]] = []
+    for (dataset, draft, kind), row in found.items():
+        if kind == "with":
+            plain = found[dataset, draft, "without"]["acceptance_length"]
+            length = row["acceptance_length"]
+            lines.append([dataset, draft, f"{plain:.2f}", f"{length:.2f}", f"{length / plain:.3f}"])
+    without, with_it = (report["ms"][kind] for kind in ("without", "with"))
+    scored = f"Candidates and a tree of 12 take {with_it:.2f} ms a round, {without:.2f} without it."
+    head = ["data set", "drafts", "AL without", "AL with", "÷"]
+    return [where(report, "max_tokens"), scored, "", *table(head, lines)]
+
+
 BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "bench": ("HumanEval prompts at several loads, this engine", grid),
     "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
@@ -247,6 +262,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
 }
 TRAINING: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "ablations": ("What each choice of the recipe is worth", ablations),
+    "correction": ("What a correction is worth", correction),
     "training_speed": ("How fast a head trains", training_speed),
 }
 PAGES = (

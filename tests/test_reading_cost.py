@@ -13,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 2037,
+    "peagle.engine.engine": 2148,
     "peagle.model.drafter": 350,
-    "peagle.train.trainer": 1825,
+    "peagle.train.trainer": 1936,
     "peagle.backends.torch": 800,
     "peagle.backends.cuda.backend": 1161,
     "peagle.backends.cpu.backend": 1204,
 }
-PACKAGE = 15_460
+PACKAGE = 15_690
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

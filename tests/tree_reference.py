@@ -31,12 +31,17 @@ def place_states(drafter: Drafter, target: Target, tokens: list[int], k: int) ->
 
 
 def children(drafter: Drafter, states: Tensor, newest: int, path: Path) -> dict[int, float]:
-    """The 16 likeliest tokens after a path, and their probabilities given the token before."""
+    """The 16 likeliest tokens after a path, and their probabilities given the token before. With a
+    correction only its candidates are offered."""
     if len(path) == len(states):
         return {}
     before = torch.tensor([[newest, *path][-1]])
     state = states[len(path)][None]
-    probs = method_of(drafter.config).logits(drafter, state, before)[0].softmax(-1)
+    method = method_of(drafter.config)
+    probs = method.logits(drafter, state, before)[0].softmax(-1)
+    if drafter.correction is not None:
+        offered = method.logits(drafter, state, None)[0].topk(drafter.correction.candidates).indices
+        probs = torch.zeros_like(probs).scatter(0, offered, probs[offered])
     best = probs.topk(16)
     return dict(zip(drafter.target_ids[best.indices].tolist(), best.values.tolist(), strict=True))
 

@@ -37,7 +37,7 @@ from peagle.train.evaluate import hold_out, measure_on
 from peagle.train.resume import resume as continue_run
 from peagle.train.state import checkpoints
 from peagle.train.trainer import TrainConfig, Trainer
-from peagle.train.warm_start import new_drafter
+from peagle.train.warm_start import new_drafter, with_correction
 
 app = App()
 SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
@@ -66,6 +66,11 @@ def train(
         "Head to start from, a folder or hub id. Default: a new head made from the target's "
         "layers.",
     ] = None,
+    correction: Annotated[
+        str | None,
+        "Train a correction of the drafts of --init-from by the token before: frozen leaves the "
+        "head as it is, joint trains it, too. Default: none.",
+    ] = None,
     resume: Annotated[bool, "Continue exactly from the last checkpoint in --output."] = False,
     config: ConfigOption = None,  # it and the overrides are the other options' defaults by now
     device: DeviceOption = "auto",
@@ -74,6 +79,10 @@ def train(
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     if data is None:
         raise InputError("--data is missing: name a JSONL file of answers")
+    if correction not in (None, "frozen", "joint"):
+        raise InputError(f"--correction {correction}: choose frozen or joint")
+    if correction is not None and init_from is None:
+        raise InputError(f"--correction {correction}: name the head with --init-from")
     captured = Captured(Path(data)) if Path(data).is_dir() else None
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
@@ -93,7 +102,11 @@ def train(
     assert model.tokenizer is not None
     use_template(model.tokenizer, chat_template)
     examples = _documents(captured or data, model, training, max_length)
-    drafter = _drafter(init_from, model, head, examples, training.seed)
+    if correction is not None:
+        drafter = load_drafter(str(init_from), model).float()
+        drafter = with_correction(drafter, frozen=correction == "frozen")
+    else:
+        drafter = _drafter(init_from, model, head, examples, training.seed)
     kept = hold_out(examples, EVAL_PROMPTS)
     if not kept.prompts:
         screen.print("too few documents to keep some from training: acceptance is not measured")

@@ -18,6 +18,7 @@ from torch import Tensor
 from peagle.backends.base import DrafterModel
 from peagle.backends.batch import slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.engine.corrected import CorrectedPlaces
 from peagle.engine.grammar import Matcher
 from peagle.engine.tree import Candidate, Chance, Offer, Path, along
 from peagle.methods.base import DraftingPass, Method, NewSlots, Place
@@ -65,9 +66,10 @@ class Proposer:
 class Chooser:
     """Lists the likeliest tokens after each path; see `Choose`.
 
-    Mostly these depend on the depth only, and those of all requests are listed together. Under a
-    grammar, and in a conditional method, they depend on the path. Then they are listed for the
-    paths that `grow` asks for, and for no others.
+    Mostly these depend on the depth only, and those of all requests are listed together. With a
+    correction they depend on the token before, too: they are scored together for all tokens that
+    the head knows to come before. Under a grammar, and in a conditional method, they depend on the
+    path. Then they are listed for the paths that `grow` asks for, and for no others.
     """
 
     def __init__(
@@ -81,19 +83,23 @@ class Chooser:
         self.method = proposer.method
         self.drafter = proposer.model.drafter
         self.newest = [new.ids[-1] for new in slots]
+        # The token before decides, too: then states are kept, not logits.
+        self.conditional = self.method.conditional or self.drafter.correction is not None
         self.guided = [self.method.conditional or matcher is not None for matcher in matchers]
         self.matchers = dict[tuple[int, Path], Matcher | None]()  # by request and path
         self.matchers.update({(owner, ()): own for owner, own in enumerate(matchers)})
         self.siblings = min(siblings, len(self.drafter.d2t))
         self.chance = chance
-        # Of each request, by depth: logits (1, V), or the state (1, D) in a conditional method.
+        # Of each request, by depth: logits (1, V), or the state (1, D) where they are conditional.
         self.scores = [list[Tensor]() for _ in slots]
         self.listed = [list[list[Candidate]]() for _ in slots]  # of each request, by depth
+        self.corrected: CorrectedPlaces | None = None
+        self.rows = dict[tuple[int, int], int]()  # there, by request and depth
 
     def __call__(self, places: list[Place], states: Tensor) -> Tensor:
         """See `Choose`."""
         scores = states
-        if not self.method.conditional:
+        if not self.conditional:
             scores = self.method.logits(self.drafter, states, None)
         for place, row in zip(places, scores.split(1), strict=True):
             self.scores[place.owner].append(row)
@@ -112,7 +118,17 @@ class Chooser:
         """What may follow each request."""
         owners = range(len(self.scores))
         free = [(o, d) for o in owners if not self.guided[o] for d in range(len(self.scores[o]))]
-        if free:
+        if free and self.drafter.correction is not None:
+            self.rows = {place: row for row, place in enumerate(free)}
+            self.corrected = CorrectedPlaces(
+                self.drafter,
+                torch.cat([self.scores[owner][depth] for owner, depth in free]),
+                [depth for _, depth in free],
+                [self.newest[owner] for owner, depth in free if depth == 0],
+                self.siblings,
+                self.chance,
+            )
+        elif free:
             logits = torch.cat([self.scores[owner][depth] for owner, depth in free])
             listed = self._likeliest(logits, [depth for _, depth in free])
             for (owner, _), candidates in zip(free, listed, strict=True):
@@ -130,11 +146,13 @@ class Chooser:
         depth = len(path)
         if depth >= len(self.scores[owner]):
             return []
+        before = path[-1] if path else self.newest[owner]
         if not self.guided[owner]:
+            if self.corrected is not None:
+                return self.corrected.after(self.rows[owner, depth], before)
             return self.listed[owner][depth]
         logits = self.scores[owner][depth]
-        if self.method.conditional:
-            before = path[-1] if path else self.newest[owner]
+        if self.conditional:
             given = torch.tensor([before], device=logits.device)
             logits = self.method.logits(self.drafter, logits, given)
         if self.matchers[owner, ()] is None:

@@ -2,7 +2,8 @@
 
 Ours is the vLLM/AWS dialect, where a head that trained only the mask token's embedding stores that
 one row as `mask_embedding` (vLLM wants the whole table: `peagle export` makes it), plus a
-`peagle` block in config.json with what the head was trained against.
+`peagle` block in config.json with what the head was trained against. A correction lies in a folder
+of its own (`correction.py`).
 """
 
 import json
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peagle.errors import InputError, first_line
+from peagle.methods.correction import FOLDER, PREFIX, parse_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, SPECULATORS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
@@ -28,8 +30,8 @@ REMEDY = "download or export the head again, config.json and tensors together"
 class HeadFiles:
     """config.json and tensors as they are, however damaged."""
 
-    raw: dict[str, Any]
-    tensors: dict[str, Tensor]  # by our names
+    raw: dict[str, Any]  # under `correction` that of a correction
+    tensors: dict[str, Tensor]  # by our names, those of a correction included
 
     @property
     def speculators(self) -> bool:
@@ -65,7 +67,15 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
 
 
 def read_json(folder: Path) -> dict[str, Any]:
-    """The config.json of a head. Raises InputError when it is missing or no JSON object."""
+    """The config.json of a head, and under `correction` that of its correction. Raises InputError
+    when one is missing or no JSON object."""
+    raw = _read_object(folder)
+    if (folder / FOLDER).is_dir():
+        raw[FOLDER] = _read_object(folder / FOLDER)
+    return raw
+
+
+def _read_object(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise InputError(f"head {folder}: no config.json")
@@ -109,6 +119,7 @@ def _parse(raw: Mapping[str, Any], target_layers: int | None) -> DrafterConfig:
         depths=ours.get("depths", _proposed(raw)),
         embedding=ours.get("embedding", "full"),
         logit_scale=sizes.get("logit_scale", 1.0),
+        correction=parse_correction(raw.get(FOLDER, {})),
         provenance=files.trained,
         **flags,
     )
@@ -139,14 +150,22 @@ def _without_ours(sizes: dict[str, Any]) -> dict[str, Any]:
     """Keys of a Llama or Qwen3 config: the others are read into DrafterConfig, or not ours."""
     foreign = {
         "architectures", "eagle_config", LAYER_IDS, "draft_vocab_size", "peagle", "dflash_config",
-        "target_hidden_size", "logit_scale", "parallel_drafting", "dtype", "torch_dtype",
+        "target_hidden_size", "logit_scale", FOLDER, "parallel_drafting", "dtype", "torch_dtype",
         "transformers_version", *MASK_ID_KEYS, *FLAGS,
     }  # fmt: skip
     return {key: value for key, value in sizes.items() if key not in foreign}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a head by our names. Safetensors only."""
+    """All tensors of a head by our names, with those of its correction. Safetensors only."""
+    tensors = {_our_name(name): tensor for name, tensor in _read_folder(folder).items()}
+    if (folder / FOLDER).is_dir():
+        own = _read_folder(folder / FOLDER)
+        tensors |= {PREFIX + name: tensor for name, tensor in own.items()}
+    return tensors
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise InputError(f"head {folder}: no .safetensors file (pickles are not loaded)")
@@ -154,8 +173,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
-                names = shard.keys()
-                tensors.update({_our_name(name): shard.get_tensor(name) for name in names})
+                tensors.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
         except SafetensorError as error:
             raise InputError(f"{file}: corrupt safetensors file ({error})") from error
     return tensors

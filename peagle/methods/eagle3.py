@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
+from peagle.errors import InputError
 from peagle.methods.base import Dialect, DraftingPass, NewSlots, Place, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
@@ -28,6 +29,8 @@ class Eagle3:
     layers = 1
 
     def build(self, config: DrafterConfig) -> Drafter:
+        if config.correction is not None:
+            raise InputError(f"a correction is of heads that draft in parallel, not of {self.name}")
         return Drafter(config)
 
     def propose(self, given: DraftingPass) -> None:

@@ -49,7 +49,7 @@ def find_head(name: str | Path) -> Path:
             f"head {name}: no such folder (give a folder or a hub id owner/name[@revision])"
         )
     try:
-        wanted = ["*.json", "*.safetensors"]
+        wanted = ["*.json", "*.safetensors"]  # of folders, too
         with quiet_hub():
             return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -79,7 +79,10 @@ class PEagle:
         return out.normed[:count]
 
     def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
-        return drafter.logits(normed)
+        logits = drafter.logits(normed)
+        if drafter.correction is None or previous_ids is None:
+            return logits
+        return drafter.correction.apply_to(logits, normed, drafter.embed(previous_ids))
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
         if SPECULATORS in raw:

@@ -13,6 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from peagle.methods.base import Dialect
+from peagle.methods.correction import PREFIX, write_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
@@ -39,13 +40,15 @@ def save_drafter(
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
-        save_torch_state_dict(tensors, made, max_shard_size=SHARD_SIZE)
+        head = {name: t for name, t in tensors.items() if not name.startswith(PREFIX)}
+        save_torch_state_dict(head, made, max_shard_size=SHARD_SIZE)
+        if config.correction is not None:
+            write_correction(made, config, tensors)
         (made / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
         if (folder / "README.md").is_file():  # a model card written by hand stays
             shutil.copy2(folder / "README.md", made)
-        made.chmod(0o755)
-        for file in made.iterdir():  # safetensors and mkdtemp are private by default
-            file.chmod(0o644)
+        for file in (made, *made.rglob("*")):  # safetensors and mkdtemp are private by default
+            file.chmod(0o755 if file.is_dir() else 0o644)
         replace_folder(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)

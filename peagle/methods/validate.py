@@ -14,6 +14,7 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.methods.checkpoint import REMEDY, HeadFiles, parse, state_dict_of
+from peagle.methods.correction import FOLDER, digest, parse_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
 from peagle.model.config import TRANSFORMERS, default_feature_layers
@@ -350,6 +351,22 @@ def tensors(head: HeadFiles, target: Target) -> str:
     return f"{len(wanted)} of the right shapes"
 
 
+def correction(head: HeadFiles, target: Target) -> str:
+    """A correction was trained with this head."""
+    about = head.raw.get(FOLDER)
+    if about is None:
+        raise Skipped("the head has none")
+    said, found = about.get("head"), digest(head.tensors)
+    if said != found:
+        raise Problem(
+            f"it was trained with another head: digest {said}, here {found}",
+            f"train one for this head (`peagle train --correction`), or remove {FOLDER}/",
+        )
+    sizes = parse_correction(about)
+    assert sizes is not None
+    return f"rank {sizes.rank}, {sizes.candidates} candidates, of this head"
+
+
 CHECKS: dict[str, Callable[[HeadFiles, Target], str]] = {
     "sizes": sizes,
     "provenance": provenance,
@@ -360,5 +377,6 @@ CHECKS: dict[str, Callable[[HeadFiles, Target], str]] = {
     "draft vocabulary": draft_vocabulary,
     "keys": keys,
     "tensors": tensors,
+    "correction": correction,
 }
 FORGIVABLE = ("provenance", "chat template")

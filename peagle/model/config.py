@@ -6,6 +6,7 @@ from typing import Any, Literal
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from peagle.errors import InputError
+from peagle.model.correction import CorrectionConfig
 
 Embedding = Literal["full", "mask-row", "shared"]
 TRANSFORMERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -42,6 +43,7 @@ class DrafterConfig:
     fc_norm: bool = False  # one RMSNorm per feature
     norm_output: bool = False  # what is fed back is the hidden state after the final norm
     logit_scale: float = 1.0
+    correction: CorrectionConfig | None = None  # of a parallel head
     provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import DrafterConfig
+from peagle.model.correction import Correction
 from peagle.model.layers import FirstLayer, Layer, Rotation, kv_shape
 
 
@@ -70,6 +71,11 @@ class Drafter(nn.Module):
         )
         self.norm = norm(sizes.hidden_size)
         self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
+        self.correction = (
+            Correction(config.correction, sizes.hidden_size, config.draft_vocab_size)
+            if config.correction is not None
+            else None
+        )
         self.rotary = Rotary(sizes)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)

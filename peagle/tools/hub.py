@@ -16,7 +16,7 @@ from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
 
-FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "README.md")
+FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "README.md", "correction/*")
 REFUSED = {
     401: "the token is not valid there: run `hf auth login` or set HF_TOKEN",
     403: "the token may not write there: make one with write access, or name another repository",
@@ -53,7 +53,7 @@ def push_head(  # noqa: PLR0913
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         files: dict[str, bytes | Path] = {"README.md": str(model_card(config, repo_id)).encode()}
         for pattern in FILES:
-            files |= {file.name: file for file in folder.glob(pattern)}
+            files |= {str(file.relative_to(folder)): file for file in folder.glob(pattern)}
         added = [CommitOperationAdd(name, content) for name, content in files.items()]
         commit = api.create_commit(repo_id, added, commit_message=message, revision=revision)
     return str(commit.commit_url)

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from peagle.model.padding import pad_rows
 
 LossName = Literal["kl", "cross-entropy"]
+# Draft logits (R, V) of hidden states (R, D), given the token ids (R,) before what they predict.
+Score = Callable[[Tensor, Tensor], Tensor]
 
 
 class LossChunk(NamedTuple):
@@ -64,28 +66,29 @@ class ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913 (the operands)
         ctx: Any,
-        score: Callable[[Tensor, Tensor], Tensor],  # (R, D), previous ids (R,) → logits (R, V)
+        score: Score,
         chunks: Iterable[LossChunk],
         loss: LossName,
         normed: Tensor,  # (E, D)
-        *parameters: Tensor,  # that `score` may read
+        *parameters: Tensor,  # that are trained, and that `score` may read
     ) -> tuple[Tensor, Tensor]:
         precise = torch.promote_types(normed.dtype, torch.float32)
         total = torch.zeros((), dtype=precise, device=normed.device)
         best = [torch.empty(0, dtype=torch.int64, device=normed.device)]
-        for_normed = torch.zeros_like(normed)
+        for_normed = torch.zeros_like(normed) if ctx.needs_input_grad[3] else None
         for_parameters: list[Tensor | None] = [None] * len(parameters)
         for rows, previous_ids, target_logits in chunks:
-            part = pad_rows(normed[rows]).requires_grad_()
+            part = pad_rows(normed[rows]).requires_grad_(for_normed is not None)
             with torch.enable_grad():
                 logits = score(part, pad_rows(previous_ids))
             found = divergence(logits.detach()[: len(rows)], target_logits, loss)
             upstream = pad_rows(found.gradient.to(logits.dtype))
-            gradients = torch.autograd.grad(
-                logits, [part, *parameters], upstream, allow_unused=True
-            )
-            for_normed[rows] = gradients[0][: len(rows)]
-            for index, gradient in enumerate(gradients[1:]):
+            operands = [part, *parameters] if for_normed is not None else parameters
+            gradients = torch.autograd.grad(logits, operands, upstream, allow_unused=True)
+            if for_normed is not None:
+                for_normed[rows] = gradients[0][: len(rows)]
+                gradients = gradients[1:]
+            for index, gradient in enumerate(gradients):
                 if gradient is not None:
                     known = for_parameters[index]
                     for_parameters[index] = gradient if known is None else known.add_(gradient)

@@ -18,7 +18,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
-from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
+from peagle.train.loss import ChunkedDivergence, LossChunk, LossName, Score
 from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
 
@@ -75,7 +75,8 @@ class Trainee(nn.Module):
 
         Element (a, d) is compared with the target's distribution at a + d + 1. Elements are taken
         in the order of that position, so that the target's logits over the whole vocabulary exist
-        once a position, and only for a chunk.
+        once a position, and only for a chunk. A head that is trained together with its correction
+        is also compared without it, for half of the loss: so it stays good alone.
         """
         drafter = self.drafter
         anchor, depth = segment.elements
@@ -83,9 +84,10 @@ class Trainee(nn.Module):
         chosen = trained.nonzero()[:, 0]
         chosen = chosen[(anchor + depth)[chosen].argsort(stable=True)]
         at = (anchor + depth + 1)[chosen]
-        wanted = [at.new_empty(0)]
+        wanted = list[Tensor]()
 
         def chunks() -> Iterator[LossChunk]:
+            wanted[:] = [at.new_empty(0)]
             for rows, places in zip(chosen.split(LOSS_ROWS), at.split(LOSS_ROWS), strict=True):
                 unique, index = places.unique_consecutive(return_inverse=True)
                 full = self.target.logits(pad_rows(hidden[unique]))[: len(unique)]
@@ -94,10 +96,18 @@ class Trainee(nn.Module):
                 yield LossChunk(rows, sequence.ids[places], target_logits)
 
         score = partial(method_of(drafter.config).logits, drafter)
+        scores: list[Score] = [score]
+        if drafter.correction is not None and normed.requires_grad:
+            scores.append(lambda normed, _: score(normed, None))
         # Layers have made `normed`; when they are sharded, their parts are elsewhere by now.
         named = drafter.named_parameters()
-        parameters = [p for name, p in named if not name.startswith("layers.")]
-        total, best = ChunkedDivergence.apply(score, chunks(), self.loss, normed, *parameters)
+        parameters = [p for name, p in named if p.requires_grad and not name.startswith("layers.")]
+        found = [
+            ChunkedDivergence.apply(each, chunks(), self.loss, normed, *parameters)
+            for each in scores
+        ]
+        total = torch.stack([loss for loss, _ in found]).mean()
+        best = found[0][1]
         hit = drafter.target_ids[best] == torch.cat(wanted)
         seen = depth[chosen]
         depths = int(depth.max()) + 1

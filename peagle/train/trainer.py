@@ -190,8 +190,9 @@ class Trainer:
         else:
             self.trainee = self.accelerator.prepare_model(self.trainee)
         # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.
+        trained = [p for p in drafter.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
         self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
         self.progress = Progress()
@@ -348,6 +349,9 @@ class Trainer:
     def save_head(self, name: str) -> None:
         """Write the servable head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
+        if self.drafter.correction is not None:  # a second run of the head
+            own = {f"correction_{name}": count for name, count in done.items()}
+            done = self.drafter.config.provenance.data | own
         with_provenance(self.drafter, data=done)
         drafter = whole_copy(self.drafter, torch.bfloat16)
         if self.accelerator.is_main_process:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from peagle.data.captured import target_hashes
-from peagle.methods.registry import METHODS
+from peagle.methods.registry import METHODS, method_of
 from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.config import Provenance
+from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
@@ -38,6 +39,25 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     _copy_embedding(drafter, target, ids)
     if spec.warm_start:
         _copy_layers(drafter, target, ids)
+    return drafter
+
+
+def with_correction(drafter: Drafter, *, frozen: bool) -> Drafter:
+    """The same head with a correction to train, the one it has or a new one. `frozen`: all else
+    stays as it is.
+
+    Raises InputError for a head that drafts one token after another.
+    """
+    if drafter.correction is None:
+        config = replace(drafter.config, correction=CorrectionConfig())
+        made = method_of(config).build(config).to(drafter.norm.weight.device)
+        made.load_state_dict(drafter.state_dict(), strict=False)
+        if drafter.shared_embedding is not None:
+            made.share_embedding(drafter.shared_embedding)
+        drafter = made
+    assert drafter.correction is not None
+    drafter.requires_grad_(not frozen)
+    drafter.correction.requires_grad_()
     return drafter
 
 

@@ -1,6 +1,8 @@
 """`peagle push`, in a process of its own whose hub is a stand-in."""
 
+import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,21 @@ def test_push(hub: HubServer, heads: dict[str, Path], tmp_path: Path) -> None:
     assert commit["summary"] == "First" and hub.made["me/tiny"]["visibility"] == "private"
     assert set(commit["files"]) == {"config.json", "README.md"}
     assert set(commit["large"]) == {"model.safetensors"}
+
+
+def test_push_a_corrected_head(hub: HubServer, heads: dict[str, Path], tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(heads["p-eagle"], head)
+    (head / "correction").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(heads["p-eagle"] / file, head / "correction")
+    ours = {"rank": 8, "candidates": 4}
+    (head / "correction" / "config.json").write_text(json.dumps(ours))
+    done = push(hub, tmp_path, head, "me/tiny")
+    assert done.returncode == 0, done.stderr
+    [commit] = hub.commits
+    assert {"correction/config.json"} < set(commit["files"])
+    assert "correction/model.safetensors" in commit["large"]
 
 
 def test_no_token(refused, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

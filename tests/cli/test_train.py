@@ -170,3 +170,46 @@ def _interrupt_after(file: Path) -> None:
         time.sleep(0.02)
     if file.is_file():
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_correction_is_trained_measured_and_used(
+    target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    start = ("train", target, "--data", answers, "--init-from", heads["p-eagle"], "--steps", 20)
+    output = tmp_path / "frozen"
+    invoke(*start, "--correction", "frozen", "--output", output, "--lr", "1e-2")
+    made = output / "head"
+    for file in ("model.safetensors", "config.json"):
+        same = (made / file).read_bytes() == (heads["p-eagle"] / file).read_bytes()
+        assert same == (file == "model.safetensors"), "only what is recorded changes"
+    assert (made / "correction" / "model.safetensors").is_file()
+    checks = printed("doctor", made, target)["checks"]
+    found = {check["name"]: check["found"] for check in checks if check["state"] == "ok"}
+    assert found["correction"] == "rank 128, 32 candidates, of this head"
+    assert "argmaxes agree" in found["logits"]
+    prompt = ("generate", target, "--prompt", "the cat", "--max-tokens", 20)
+    alone = printed(*prompt, "--method", "none")
+    drafted = printed(*prompt, "--head", made, "--nodes", 8)
+    assert drafted["text"] == alone["text"]
+    exported = tmp_path / "vllm"
+    invoke("export", made, exported, "--to", "vllm", "--target", target)
+    assert (exported / "correction" / "config.json").is_file()
+
+    again = tmp_path / "joint"
+    start = ("train", target, "--data", answers, "--init-from", made, "--steps", 5)
+    invoke(*start, "--correction", "joint", "--output", again)
+    assert (again / "head" / "model.safetensors").read_bytes() != (
+        made / "model.safetensors"
+    ).read_bytes()
+    assert (again / "head" / "correction").is_dir()
+
+
+def test_what_a_correction_needs(
+    target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path, refused
+) -> None:
+    command = ("train", target, "--data", answers, "--output", tmp_path, "--correction")
+    assert "--correction frozen: name the head with --init-from" in refused(*command, "frozen")
+    assert "--correction thawed: choose frozen or joint" in refused(*command, "thawed")
+    head = ("--init-from", heads["eagle3"], "--method", "eagle3")
+    assert "heads that draft in parallel" in refused(*command, "frozen", *head)
+    assert not list(tmp_path.iterdir())

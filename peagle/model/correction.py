@@ -1,0 +1,76 @@
+"""A correction of drafts whose places do not know of each other: what follows a token.
+
+Shapes: R places, P tokens that may stand before one, C candidates, D drafter hidden, r rank,
+V draft vocabulary.
+
+P-EAGLE drafts all places in one pass. So the second place knows what the first one may be, but not
+which of it was taken: after "a" it may offer what only follows "b". The correction adds to the
+logits U of the C likeliest tokens of a place what the token a before it says about them:
+
+    F(b | a) = U(b) + W[b] · (SiLU(H n) ⊙ T E(a))
+
+n is the normed hidden state of the place, E the head's embedding. The other tokens keep their
+probability, so the C candidates keep theirs in all. (DSpark's Markov head and Domino are relatives;
+neither reads the hidden state.)
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peagle.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionConfig:
+    """Sizes of a correction."""
+
+    rank: int = 128
+    candidates: int = 32  # tokens of a place that are scored
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "candidates"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"correction's {name} {value!r}: must be at least 1")
+
+
+class Candidates(NamedTuple):
+    """The likeliest tokens of R places, likeliest first; both (R, C)."""
+
+    ids: Tensor  # of the draft vocabulary
+    logits: Tensor  # float32 at least
+
+
+class Correction(nn.Module):
+    """See above. It adds nothing before it is trained."""
+
+    def __init__(self, config: CorrectionConfig, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.candidates = min(config.candidates, vocabulary)
+        self.state = nn.Linear(hidden, config.rank, bias=False)
+        self.before = nn.Linear(hidden, config.rank, bias=False)
+        self.token = nn.Embedding(vocabulary, config.rank)
+        nn.init.zeros_(self.token.weight)
+
+    def likeliest(self, logits: Tensor) -> Candidates:
+        """The candidates of places, by the head's logits (R, V)."""
+        best, ids = logits.topk(self.candidates)
+        return Candidates(ids, best.float() if best.dtype.itemsize < 4 else best)
+
+    def forward(self, normed: Tensor, candidates: Candidates, before: Tensor) -> Tensor:
+        """Corrected logits (R, P, C) of the candidates of places (R, D), after each of the tokens
+        with the embeddings `before` (R, P, D)."""
+        after = F.silu(self.state(normed))[:, None] * self.before(before)
+        added = after @ self.token(candidates.ids).mT
+        shares = (candidates.logits[:, None] + added).log_softmax(-1)
+        return shares + candidates.logits.logsumexp(-1)[:, None, None]
+
+    def apply_to(self, logits: Tensor, normed: Tensor, before: Tensor) -> Tensor:
+        """Corrected logits (R, V) of places with the head's `logits` (R, V) and states (R, D), each
+        after the token with embedding `before` (R, D)."""
+        candidates = self.likeliest(logits)
+        corrected = self(normed, candidates, before[:, None])[:, 0]
+        return logits.scatter(-1, candidates.ids, corrected.to(logits.dtype))
