@@ -355,7 +355,7 @@ def correction(head: HeadFiles, target: Target) -> str:
     """A correction was trained with this head."""
     about = head.raw.get(FOLDER)
     if about is None:
-        raise Skipped("the head has none")
+        return "none"
     said, found = about.get("head"), digest(head.tensors)
     if said != found:
         raise Problem(
