@@ -80,7 +80,7 @@ def test_chat_and_charts(page: Any, vllm: str) -> None:
     page.locator(".message.assistant .said:not(:empty)").wait_for()
     page.locator("#log:not([aria-busy])").wait_for()
     assert "def " in page.locator(".message.assistant .said").inner_text()
-    assert page.locator(".token").count() == 0
+    assert page.locator(".message .token").count() == 0
     assert page.locator("#tokens").inner_text() == "48"
     assert 1.5 < float(page.locator("#al").inner_text()) <= 4
     page.get_by_role("tab", name="Live").click()
