@@ -5,6 +5,8 @@ from tiny import features_of
 from torch import Tensor
 
 from peagle.engine.budget import Calibration
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
@@ -82,3 +84,22 @@ def reference(  # noqa: PLR0913, PLR0917 (all that a tree depends on)
             stats.accepted[place] += 1
         tokens += emitted
     return tokens[len(prompt) :][:length], stats
+
+
+def accepted_as_the_reference(
+    target: Target, drafter: Drafter, prompts: list[list[int]], nodes: int, k: int
+) -> int:
+    """Check that the engine's trees are the reference's: tokens, rounds, drafts, what is accepted.
+    Returns how many draft tokens were accepted."""
+    llm = LLM(target, drafter, nodes=nodes, lookup=False)
+    llm.engine.calibration = Uncalibrated()
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    accepted = 0
+    for prompt in prompts:
+        done = llm.generate([prompt], params)[0]
+        wanted, stats = reference(target, drafter, prompt, 24, nodes, k)
+        assert done.token_ids == wanted
+        assert (done.stats.rounds, done.stats.drafted) == (stats.rounds, stats.drafted)
+        assert done.stats.accepted == stats.accepted
+        accepted += sum(stats.accepted)
+    return accepted

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.tree import Candidate, Chance
+from peagle.model.correction import Candidates
 from peagle.model.drafter import Drafter
 
 
@@ -48,8 +49,7 @@ class CorrectedPlaces:
                 probs, best = self.probs[row, at], self.best[row, at]
             else:
                 before = torch.tensor([[token]], device=self.states.device)
-                found = self._scored(slice(row, row + 1), before)
-                probs, best = found[0][0, 0], found[1][0, 0]
+                probs, best = (part[0, 0] for part in self._scored(slice(row, row + 1), before))
             pairs = zip(best.tolist(), probs.tolist(), strict=True)
             depth = self.depths[row]
             self.listed[row, token] = [Candidate(t, p, self.chance(depth, p)) for t, p in pairs]
@@ -58,9 +58,9 @@ class CorrectedPlaces:
     def _scored(self, places: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and target ids of the likeliest candidates of some places, after each of
         the tokens `before` them (R, P); both (R, P, siblings), on the CPU."""
-        ids, logits = (part[places] for part in self.candidates)
+        candidates = Candidates(self.candidates.ids[places], self.candidates.logits[places])
         embedded = self.drafter.embed(before.flatten()).unflatten(0, before.shape)
-        scores = self.correction(self.states[places], type(self.candidates)(ids, logits), embedded)
+        scores = self.correction(self.states[places], candidates, embedded)
         best, order = scores.topk(min(self.siblings, scores.shape[-1]))
         tokens = self.tokens[places, None].expand(*scores.shape).gather(-1, order)
         probs = (best - self.normaliser[places, None, None]).exp()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from oracle import end_at
 from tiny import make_drafter, random_prompts
-from tree_reference import Uncalibrated, reference
+from tree_reference import accepted_as_the_reference
 
 from peagle.backends.torch import TorchBackend
 from peagle.engine.llm import LLM
@@ -22,18 +22,7 @@ K = 4
 @pytest.mark.parametrize("nodes", [1, 3, 8, 20])
 def test_it_is_the_reference(target: Target, drafters: dict[str, Drafter], nodes: int) -> None:
     drafter = drafters["p-eagle"]
-    llm = LLM(target, drafter, nodes=nodes, lookup=False)
-    llm.engine.calibration = Uncalibrated()
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    accepted = 0
-    for prompt in PROMPTS[:3]:
-        done = llm.generate([prompt], params)[0]
-        wanted, stats = reference(target, drafter, prompt, 24, nodes, K)
-        assert done.token_ids == wanted
-        assert (done.stats.rounds, done.stats.drafted) == (stats.rounds, stats.drafted)
-        assert done.stats.accepted == stats.accepted
-        accepted += sum(stats.accepted)
-    assert accepted > 3
+    assert accepted_as_the_reference(target, drafter, PROMPTS[:3], nodes, K) > 3
 
 
 LENGTHS = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (20, 1, 33, 7, 26)]
