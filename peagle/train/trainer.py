@@ -214,6 +214,8 @@ class Trainer:
                 if self.progress.step % self.config.save_every == 0:
                     self._save()
             self._save()
+        # A process that leaves a group by its exit may abort, though all is done.
+        self.accelerator.end_training()
 
     @property
     def finished(self) -> bool:
