@@ -3,9 +3,10 @@
 Shapes: T rows, M key/value heads, H and HV head sizes of keys and of values.
 """
 
+import mmap
 from collections.abc import Sequence
+from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,8 +79,10 @@ class FeatureCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it."""
+    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it. Not
+    numpy's: it asks for pages of 2 MB, and a first prompt would wait for one in every layer."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+    count = prod(shape)
+    pages = mmap.mmap(-1, max(1, count * dtype.itemsize), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)

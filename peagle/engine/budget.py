@@ -10,15 +10,19 @@ Before a drafter can draft for a request, it must run the slots that it has miss
 prompt. That pays if drafting saves well more on the tokens that the request has left. A drafter's
 forward that pays for many requests may not pay for a few of them.
 
+Plain Python: after a target forward the caches hold nothing of numpy, and its calls, on a few dozen
+numbers, would take several times as long.
+
 Shapes: K depths, C classes of chance.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from math import log2
+from operator import mul
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from peagle.engine.tree import Draft
 
@@ -29,6 +33,7 @@ MIN_GAIN = 1.04  # what drafting must promise, over decoding without: estimates 
 MAX_LEFT = 512  # tokens that a request is expected to have left, at most
 MIN_SAVED = 2.0  # times what its missed slots cost: a request may end early
 PROMPT_ROWS = 256  # of the drafter's forward that is measured for prompts
+REST = 4  # rounds in which nobody asks, where asking takes more time than it saves
 PROBE_NODES = 3  # that are verified though they do not pay
 PROBE_SHARE = (
     0.005  # of the time, at most, goes to these nodes, and as much to drafts that do not pay
@@ -37,11 +42,10 @@ PRIOR_WEIGHT = 8.0  # expected tokens that a depth's calibration begins with
 KEPT_WEIGHT = 0.999  # of earlier rounds in a calibration, each round
 DRAFT_WEIGHT = 1 / 64  # of a new draft in the usual one
 GUESS = 0.5  # chance, given its parent, of a node deeper than was drafted
-CHANCES = 2 ** (-np.arange(64) / 8)  # (C,) of each class of nodes
+CHANCES = [2 ** (-number / 4) for number in range(32)]  # (C,) of each class of nodes
 
 # Rows of each forward that drafts, by new slots and by the requests of every further depth.
 Passes = Callable[[float, Sequence[float]], Sequence[float]]
-Floats = NDArray[np.floating]
 
 
 class Curve:
@@ -51,10 +55,26 @@ class Curve:
         self.rows = sorted(seconds)
         self.seconds = [seconds[rows] for rows in self.rows]
 
-    def __call__(self, rows: ArrayLike) -> Floats:
-        """Seconds of a forward, or of each of several, by rows."""
-        given = np.asarray(rows, float)
-        return np.interp(given, self.rows, self.seconds) * np.maximum(1.0, given / self.rows[-1])
+    def __call__(self, rows: float) -> float:
+        """Seconds of a forward."""
+        after = bisect_right(self.rows, rows)
+        if not after:
+            return self.seconds[0]
+        fewer, seconds = self.rows[after - 1], self.seconds[after - 1]
+        if after == len(self.rows):
+            return seconds * rows / fewer
+        step = (self.seconds[after] - seconds) / (self.rows[after] - fewer)
+        return seconds + step * (rows - fewer)
+
+    def least_step(self, rows: int) -> float:
+        """Seconds of one more row where it costs least, at `rows` or above."""
+        points = list(zip(self.rows, self.seconds, strict=True))
+        steps = [
+            (seconds - before) / (more - fewer)
+            for (fewer, before), (more, seconds) in pairwise(points)
+            if more > rows
+        ]
+        return min([*steps, self.seconds[-1] / self.rows[-1]])
 
     def copy(self) -> "Curve":
         """A curve of the same points, which changes alone."""
@@ -63,7 +83,7 @@ class Curve:
     def observe(self, passes: Sequence[float], seconds: float) -> None:
         """Scale the curve a little towards what some forwards took together. Its shape stays: load
         and length of contexts change all of it alike."""
-        ratio = min(seconds / float(self(passes).sum()), MAX_RATIO)
+        ratio = min(seconds / sum(map(self, passes)), MAX_RATIO)
         factor = 1 + MEASURED * (ratio - 1)
         self.seconds = [point * factor for point in self.seconds]
 
@@ -92,11 +112,11 @@ class Calibration:
             self._sums[depth] = (expected, accepted * KEPT_WEIGHT + hits)
 
 
-def histogram(k: int, depths: Iterable[int], chances: Sequence[float]) -> Floats:
-    """The number of nodes (K, C) by depth, all below k, and by the nearest class of chance."""
-    classes = -8 * np.log2(np.maximum(chances, CHANCES[-1]))
-    counts = np.zeros((k, len(CHANCES)))
-    np.add.at(counts, (np.array([*depths], int), np.rint(classes).astype(int)), 1)
+def histogram(k: int, nodes: Iterable[tuple[int, float]]) -> list[list[float]]:
+    """The number of nodes (K, C), given by depth, below k, and chance: by the nearest class."""
+    counts = [[0.0] * len(CHANCES) for _ in range(k)]
+    for depth, chance in nodes:
+        counts[depth][round(-4 * log2(max(chance, CHANCES[-1])))] += 1
     return counts
 
 
@@ -122,9 +142,11 @@ class Budget:
         self.overhead = 0.0  # seconds of a round outside both models
         self.calibration = Calibration()
         # Nodes (K, C) that a draft usually has, found by the drafter only.
-        self.usual = histogram(k, range(k), [GUESS ** (depth + 1) for depth in range(k)])
+        self.usual = histogram(k, ((depth, GUESS ** (depth + 1)) for depth in range(k)))
         self._undrafted = 0.0  # seconds of rounds since the drafter drafted
         self._unprobed = 0.0  # seconds of rounds since nodes that do not pay were verified
+        self._saved = 0.0  # seconds that asking lookup alone has saved lately, a time
+        self._rest = (0, 0)  # at this load nobody asks in so many rounds
 
     def observe_overhead(self, seconds: float) -> None:
         """Note what a round took outside both models."""
@@ -136,8 +158,10 @@ class Budget:
         `load`: requests that decode, or will as soon as their prompts have run. `found`: chances of
         the nodes that need no drafter.
         """
-        slot = float(self.draft(PROMPT_ROWS)) / PROMPT_ROWS  # seconds of a missed slot
-        _, alone = self._best_count(load, np.sort(found)[::-1], 0.0)
+        slot = self.draft(PROMPT_ROWS) / PROMPT_ROWS  # seconds of a missed slot
+        least = self.least(load)
+        likeliest = sorted((chance for chance in found if chance >= least), reverse=True)
+        _, alone = self._best_count(load, likeliest, 0.0)
         drafting = list(range(len(asks)))
         while drafting:
             share = len(drafting) / len(asks)
@@ -152,37 +176,73 @@ class Budget:
             drafting = paying
         return self._probe(asks, slot)
 
-    def keep(self, load: int, drafts: Sequence[Draft], spent: float) -> list[int]:
+    def least(self, load: int) -> float:
+        """The chance below which no node that lookup finds is verified.
+
+        The last node that pays saves more than its row costs, at the pace of a round without nodes
+        or a better one.
+        """
+        if self._probes(load):
+            return 0.0
+        return self.verify.least_step(load) * load / (self.verify(load) + self.overhead)
+
+    def rests(self, load: int) -> bool:
+        """Whether a round drafts nothing, unasked: at this load asking has not paid lately."""
+        then, rounds = self._rest
+        if load != then or not rounds:
+            return False
+        self._rest = (load, rounds - 1)
+        self._pass(load)
+        return True
+
+    def keep(
+        self, load: int, drafts: Sequence[Draft], spent: float, *, drafted: bool = True
+    ) -> list[int]:
         """The number of nodes to verify of each draft, the likeliest first. Now and then this
-        includes a few that do not pay, since this may have changed. `spent`: seconds that drafting
-        took."""
-        seconds = float(self.verify(load)) + self.overhead
-        self._undrafted += seconds
-        self._unprobed += seconds
+        includes a few that do not pay, since this may have changed.
+
+        `spent`: seconds that drafting took. `drafted`: the drafter ran; else only lookup was asked.
+        """
+        self._pass(load)
         for draft in drafts:
             if any(draft.probs):  # lookup's nodes have none
-                self.usual += DRAFT_WEIGHT * (self._drafted(draft) - self.usual)
+                self._note(draft)
                 self._undrafted = 0.0
-        owners = [at for at, draft in enumerate(drafts) for _ in draft.chances]
-        chances = np.array([chance for draft in drafts for chance in draft.chances])
-        likeliest = np.argsort(-chances, kind="stable")
-        count, _ = self._best_count(load, chances[likeliest], spent)
-        more = float(self.verify(load + count + PROBE_NODES) - self.verify(load + count))
-        if count < len(chances) and more < PROBE_SHARE * self._unprobed:
+        nodes = [(chance, at) for at, draft in enumerate(drafts) for chance in draft.chances]
+        nodes.sort(key=lambda node: -node[0])
+        count, pace = self._best_count(load, [chance for chance, _ in nodes], spent)
+        if not drafted:
+            tokens = load + sum(chance for chance, _ in nodes[:count])
+            alone = (self.verify(load) + self.overhead) / load
+            self._saved += MEASURED * (tokens * (alone - pace) - self._saved)
+            self._rest = (load, REST if self._saved < 0 else 0)
+        if count < len(nodes) and self._probes(load + count):
             count += PROBE_NODES
             self._unprobed = 0.0
         kept = [0] * len(drafts)
-        for node in likeliest[:count]:
-            kept[owners[node]] += 1
+        for _, at in nodes[:count]:
+            kept[at] += 1
         return kept
+
+    def _pass(self, load: int) -> None:
+        """A round's time has passed."""
+        seconds = self.verify(load) + self.overhead
+        self._undrafted += seconds
+        self._unprobed += seconds
+
+    def _probes(self, rows: int) -> bool:
+        """Whether nodes that do not pay may be verified beside some rows."""
+        more = self.verify(rows + PROBE_NODES) - self.verify(rows)
+        return more < PROBE_SHARE * self._unprobed
 
     def _probe(self, asks: Sequence[Ask], slot: float) -> list[int]:
         """Depths where drafting does not pay: 0, but now and then k for one request, since this may
         have changed."""
         depths = [0] * len(asks)
         cheapest = min(range(len(asks)), key=lambda at: asks[at].missed)
-        seconds = slot * asks[cheapest].missed + self._drafting(1, self.k, 0)
+        seconds = slot * asks[cheapest].missed + self._drafting(1, self.k, 0.0)
         if seconds < PROBE_SHARE * self._undrafted:
+            self._undrafted = 0.0
             depths[cheapest] = min(self.k, asks[cheapest].left)
         return depths
 
@@ -191,43 +251,57 @@ class Budget:
     ) -> tuple[int, float]:
         """The depth that pays most if some requests are drafted for, and the seconds that it saves
         for each of their tokens; 0 where none pays. `alone`: seconds a token without drafting."""
-        nodes = histogram(1, [0] * len(found), found) + requests * self.usual.cumsum(0)  # (K, C)
-        gains = (nodes * CHANCES).cumsum(1)
-        drafting = [self._drafting(requests, k, gains[k - 1, -1]) for k in range(1, self.k + 1)]
-        seconds = self.verify(load + nodes.cumsum(1)) + np.array(drafting)[:, None] + self.overhead
-        paces = seconds / (load + gains)
-        best = int(paces.argmin())
-        pace = paces.flat[best]
-        gain = gains.flat[best]
-        if pace * MIN_GAIN >= alone:
+        [nodes] = histogram(1, ((0, chance) for chance in found))
+        best, deepest, gain = alone / MIN_GAIN, 0, 0.0
+        for depth, usual in enumerate(self.usual, start=1):
+            nodes = [own + requests * more for own, more in zip(nodes, usual, strict=True)]
+            accepted = sum(map(mul, nodes, CHANCES))
+            spent = self._drafting(requests, depth, accepted)
+            for pace, tokens in self._paces(load, nodes, CHANCES, spent):
+                if pace < best:
+                    best, deepest, gain = pace, depth, tokens - load
+        if not deepest:
             return 0, 0.0
-        return best // len(CHANCES) + 1, (alone - pace) * (load + gain) / (requests + gain)
+        return deepest, (alone - best) * (load + gain) / (requests + gain)
 
-    def _best_count(self, load: int, chances: Floats, spent: float) -> tuple[int, float]:
+    def _best_count(self, load: int, chances: Sequence[float], spent: float) -> tuple[int, float]:
         """How many nodes are worth verifying, of `chances` in descending order, and the seconds a
         token that a round then takes, to which `spent` is added."""
-        tokens = load + np.concatenate([[0.0], chances.cumsum()])
-        seconds = self.verify(load + np.arange(len(tokens))) + spent + self.overhead
-        paces = seconds / tokens
-        count = int(paces.argmin())
-        return count, float(paces[count])
+        paces = self._paces(load, [0.0] + [1.0] * len(chances), [1.0, *chances], spent)
+        pace, count = min((pace, count) for count, (pace, _) in enumerate(paces))
+        return count, pace
 
-    def _drafted(self, draft: Draft) -> Floats:
-        """The nodes that only the drafter proposed. What is deeper than the draft is guessed, since
-        how deep it is was chosen before."""
+    def _paces(
+        self, load: int, numbers: Sequence[float], chances: Sequence[float], spent: float
+    ) -> Iterator[tuple[float, float]]:
+        """Seconds a token, and tokens, of a round that verifies nodes up to each group of them:
+        `numbers` of nodes with `chances`."""
+        fixed = spent + self.overhead
+        rows = tokens = float(load)
+        for number, chance in zip(numbers, chances, strict=True):
+            rows += number
+            tokens += number * chance
+            yield (self.verify(rows) + fixed) / tokens, tokens
+
+    def _note(self, draft: Draft) -> None:
+        """Count the nodes that only the drafter proposed as usual ones. What is deeper than the
+        draft is guessed, since how deep it is was chosen before."""
         depths = [depth - 1 for depth in draft.depths()]
         looked_up = draft.looked_up()
         own = [row for row in range(1, len(depths)) if row not in looked_up]
         deepest = max(depths)
         last = draft.chances[depths.index(deepest) - 1]
-        deeper = range(deepest + 1, self.k)
-        chances = [draft.chances[row - 1] for row in own]
-        chances += [last * GUESS ** (depth - deepest) for depth in deeper]
-        return histogram(self.k, [*(depths[row] for row in own), *deeper], chances)
+        nodes = [(depths[row], draft.chances[row - 1]) for row in own]
+        nodes += [(d, last * GUESS ** (d - deepest)) for d in range(deepest + 1, self.k)]
+        drafted = histogram(self.k, nodes)
+        for usual, now in zip(self.usual, drafted, strict=True):
+            usual[:] = [
+                old + DRAFT_WEIGHT * (new - old) for old, new in zip(usual, now, strict=True)
+            ]
 
     def _drafting(self, requests: float, k: int, gain: float) -> float:
         """Seconds of the new slots, one or more a request, and of what follows them."""
-        return float(self.draft(self.passes(requests + gain, [requests] * (k - 1))).sum())
+        return sum(map(self.draft, self.passes(requests + gain, [requests] * (k - 1))))
 
 
 def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:

@@ -220,18 +220,22 @@ class Engine:
         if not going:
             return []
         started = time.perf_counter()
+        load, budget = self.scheduler.load, self.budget
+        if budget is not None and budget.rests(load):
+            return []
         matches = [self._look_up(request) for request in going]
         new = self._new_slots(going, matches)
         offers = self._propose(going, new)
         size = self.settings.nodes or self.settings.k
+        least = budget.least(load) if budget is not None and not new else 0.0
         drafts = [
-            grow(with_lookup(offer, match, self.lookups), size, match)
+            grow(with_lookup(offer, match, self.lookups), size, match, least)
             for offer, match in zip(offers, matches, strict=True)
         ]
         kept = [size] * len(drafts)
-        if self.budget is not None:
+        if budget is not None:
             spent = time.perf_counter() - started
-            kept = self.budget.keep(self.scheduler.load, drafts, spent)
+            kept = budget.keep(load, drafts, spent, drafted=bool(new))
         for request, draft, count in zip(going, drafts, kept, strict=True):
             request.draft = draft.first(count)
         return self.proposer.rows(list(new.values())) if self.proposer and new else []

@@ -145,9 +145,9 @@ def along(chain: Sequence[Candidate]) -> Offer:
     return lambda path: paths.get(path, ())
 
 
-def grow(offer: Offer, count: int, match: Match = Match()) -> Draft:  # noqa: B008 (immutable)
-    """The tree of the `count` likeliest nodes. Its nodes are sorted by the chance of their path,
-    which is the product of the chances along it.
+def grow(offer: Offer, count: int, match: Match = Match(), least: float = 0.0) -> Draft:  # noqa: B008 (immutable)
+    """The tree of the `count` likeliest nodes whose path has a chance of `least` or more. Its nodes
+    are sorted by this chance, which is the product of the chances along the path.
 
     Best first: a path is never likelier than its own beginning. So the likeliest node whose parent
     is in the tree is the likeliest of all that are left (DDTree, arXiv 2604.12989).
@@ -160,7 +160,9 @@ def grow(offer: Offer, count: int, match: Match = Match()) -> Draft:  # noqa: B0
 
     def push(row: int, which: int) -> None:
         if which < len(offers[row]):
-            heappush(heap, (-chances[row] * offers[row][which].chance, row, which))
+            chance = chances[row] * offers[row][which].chance
+            if chance >= least:
+                heappush(heap, (-chance, row, which))
 
     push(0, 0)
     while heap and len(draft) < count:

@@ -161,12 +161,12 @@ def test_lookup_that_does_not_pay_is_tried_now_and_then(right: bool) -> None:
     """At a load where half of all looked-up tokens would not pay: all of them do, none does."""
     budget = Budget(lambda *_: [], 0, Curve({1: 0.02, 16: 0.033, 128: 0.16}), Curve({1: 0.0}))
     lookups, match = LookupCalibration(), Match(4, tuple(range(7)))
-    alone, lost, kept = float(budget.verify(16)), 0.0, 0
+    alone, lost, kept = budget.verify(16), 0.0, 0
     for _ in range(2000):
         drafts = [grow(with_lookup(along([]), match, lookups), 7, match) for _ in range(16)]
         counts = budget.keep(16, drafts, 0.0)
         kept = sum(counts)
-        lost += float(budget.verify(16 + kept)) - alone
+        lost += budget.verify(16 + kept) - alone
         for draft, count in zip(drafts, counts, strict=True):
             lookups.count(draft.first(count), range(1, count + 1) if right else [])
     if right:

@@ -205,7 +205,7 @@ def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
         curve.observe = lambda *_: None  # type: ignore[method-assign]  # costs stay
     budget.verify.rows, budget.verify.seconds = [1, 2], [1.0, 2.0]  # rows cost what they cost alone
     budget.draft.rows, budget.draft.seconds = [1, 512], [0.5, 0.5]
-    budget.usual[:] = 0.0
+    budget.usual = [[0.0] * len(usual) for usual in budget.usual]
     rounds = int(3 * 0.5 / PROBE_SHARE / 5)  # of five seconds each; a probe takes half a second
     params = SamplingParams(max_tokens=rounds, ignore_eos=True)
     llm.generate([[70 + at, 71] for at in range(5)], params)
