@@ -16,7 +16,7 @@ numbers, would take several times as long.
 Shapes: K depths, C classes of chance.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -28,7 +28,7 @@ from peagle.engine.tree import Draft
 
 REPEATS = 5  # of each measurement at the start
 MEASURED = 0.1  # weight of a new measurement
-MAX_RATIO = 2.0  # of a measurement to what was expected: a first forward may take ten times as long
+MAX_RATIO = 1.5  # of a measurement to what was expected: a first forward may take ten times as long
 MIN_GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
 MAX_LEFT = 512  # tokens that a request is expected to have left, at most
 MIN_SAVED = 2.0  # times what its missed slots cost: a request may end early
@@ -81,11 +81,20 @@ class Curve:
         return Curve(dict(zip(self.rows, self.seconds, strict=True)))
 
     def observe(self, passes: Sequence[float], seconds: float) -> None:
-        """Scale the curve a little towards what some forwards took together. Its shape stays: load
-        and length of contexts change all of it alike."""
-        ratio = min(seconds / sum(map(self, passes)), MAX_RATIO)
-        factor = 1 + MEASURED * (ratio - 1)
-        self.seconds = [point * factor for point in self.seconds]
+        """Move the curve a little towards what some forwards took together: the points between
+        which these lie, and all others half as far. What slows the machine down slows all of it;
+        its shape changes, too, as with the length of contexts."""
+        step = MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
+        near = {at for rows in passes for at in self._beside(rows)}
+        self.seconds = [
+            point * (1 + (step if at in near else step / 2))
+            for at, point in enumerate(self.seconds)
+        ]
+
+    def _beside(self, rows: float) -> tuple[int, int]:
+        """The points between which some rows lie, which may be one point twice."""
+        last = len(self.rows) - 1
+        return max(0, bisect_right(self.rows, rows) - 1), min(last, bisect_left(self.rows, rows))
 
 
 class Calibration:

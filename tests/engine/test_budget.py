@@ -213,11 +213,26 @@ def test_costs_are_refreshed() -> None:
     for _ in range(200):
         curve.observe([4], 0.5)
     assert curve(4) == pytest.approx(0.5, rel=1e-3)
-    before = Curve(dict(FLAT))
-    assert curve(64) / curve(4) == pytest.approx(before(64) / before(4)), "the shape stays"
     for _ in range(200):
         curve.observe([1, 1, 1], 0.3)
     assert 3 * curve(1) == pytest.approx(0.3, rel=1e-3)
+
+
+def test_a_slower_machine_is_slower_at_all_row_counts() -> None:
+    curve, before = Curve(dict(FLAT)), Curve(dict(FLAT))
+    for _ in range(200):
+        curve.observe([4], 2 * before(4))
+    assert all(1.3 < curve(rows) / before(rows) <= 2.01 for rows in (1, 16, 64, 100))
+
+
+def test_the_shape_is_learnt_where_rounds_are_run() -> None:
+    """Measured at the start: 16 rows take half as long again as 8. They do not."""
+    curve = Curve({1: 0.006, 8: 0.006, 16: 0.009, 64: 0.036})
+    for turn in range(600):
+        rows = (8, 8, 8, 13, 16)[turn % 5]
+        curve.observe([rows], 0.007 + 0.0001 * rows)
+    for rows in (8, 13, 16):
+        assert curve(rows) == pytest.approx(0.007 + 0.0001 * rows, rel=0.02)
 
 
 def test_a_hiccup_makes_no_number_of_rows_look_dear() -> None:
@@ -228,7 +243,7 @@ def test_a_hiccup_makes_no_number_of_rows_look_dear() -> None:
     assert curve(4) < 1.5 * Curve(dict(FLAT))(4)
     for _ in range(50):
         curve.observe([8], Curve(dict(FLAT))(8))
-    assert curve(4) == pytest.approx(Curve(dict(FLAT))(4), rel=0.01)
+    assert curve(4) == pytest.approx(Curve(dict(FLAT))(4), rel=0.07)
 
 
 @given(st.integers(1, 200), st.floats(1e-4, 1.0))
