@@ -8,7 +8,7 @@ inputs. A request under a grammar is drafted through it: only tokens that the gr
 path are candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from peagle.backends.batch import slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.corrected import CorrectedPlaces
 from peagle.engine.grammar import Matcher
-from peagle.engine.tree import Candidate, Chance, Offer, Path, along
+from peagle.engine.tree import Candidate, Chance, Offer, Path, Ranked, along
 from peagle.methods.base import DraftingPass, Method, NewSlots, Place
 
 SIBLINGS = 16  # candidates after a path, in a tree
@@ -34,6 +34,7 @@ class Proposer:
     model: DrafterModel
     cache: KVCache
     features: FeatureCache  # the target's, of all tokens that it has run
+    said: Tensor | None = None  # by `said_to`; None: the head has no correction
 
     @torch.no_grad()
     def propose(
@@ -82,9 +83,10 @@ class Chooser:
     ) -> None:
         self.method = proposer.method
         self.drafter = proposer.model.drafter
+        self.said = proposer.said
         self.newest = [new.ids[-1] for new in slots]
         # The token before decides, too: then states are kept, not logits.
-        self.conditional = self.method.conditional or self.drafter.correction is not None
+        self.conditional = self.method.conditional or self.said is not None
         self.guided = [self.method.conditional or matcher is not None for matcher in matchers]
         self.matchers = dict[tuple[int, Path], Matcher | None]()  # by request and path
         self.matchers.update({(owner, ()): own for owner, own in enumerate(matchers)})
@@ -92,7 +94,7 @@ class Chooser:
         self.chance = chance
         # Of each request, by depth: logits (1, V), or the state (1, D) where they are conditional.
         self.scores = [list[Tensor]() for _ in slots]
-        self.listed = [list[list[Candidate]]() for _ in slots]  # of each request, by depth
+        self.listed = [list[Iterable[Candidate]]() for _ in slots]  # of each request, by depth
         self.corrected: CorrectedPlaces | None = None
         self.rows = dict[tuple[int, int], int]()  # there, by request and depth
 
@@ -111,21 +113,21 @@ class Chooser:
             if self.guided[owner]:
                 found = self._after(owner, tuple(node.token for node in self._chain(owner)))
                 self.listed[owner].append(found)
-                tokens[row] = found[0].token if found else 0  # 0: nothing reads it
+                tokens[row] = next((node.token for node in found), 0)  # 0: nothing reads it
         return tokens
 
     def offers(self) -> list[Offer]:
         """What may follow each request."""
         owners = range(len(self.scores))
         free = [(o, d) for o in owners if not self.guided[o] for d in range(len(self.scores[o]))]
-        if free and self.drafter.correction is not None:
+        if free and self.said is not None:
             self.rows = {place: row for row, place in enumerate(free)}
             self.corrected = CorrectedPlaces(
                 self.drafter,
+                self.said,
                 torch.cat([self.scores[owner][depth] for owner, depth in free]),
                 [depth for _, depth in free],
                 [self.newest[owner] for owner, depth in free if depth == 0],
-                self.siblings,
                 self.chance,
             )
         elif free:
@@ -141,7 +143,7 @@ class Chooser:
         """The tokens that were listed for a request, one for each place."""
         return [node for place in self.listed[owner] for node in place]
 
-    def _after(self, owner: int, path: Path) -> list[Candidate]:
+    def _after(self, owner: int, path: Path) -> Iterable[Candidate]:
         """Candidates after a path of a request."""
         depth = len(path)
         if depth >= len(self.scores[owner]):
@@ -149,7 +151,7 @@ class Chooser:
         before = path[-1] if path else self.newest[owner]
         if not self.guided[owner]:
             if self.corrected is not None:
-                return self.corrected.after(self.rows[owner, depth], before)
+                return self.corrected.after(self.rows[owner, depth], before, self.siblings)
             return self.listed[owner][depth]
         logits = self.scores[owner][depth]
         if self.conditional:
@@ -167,7 +169,7 @@ class Chooser:
             self.matchers[owner, path] = before.after(path[-1]) if before else None
         return self.matchers[owner, path]
 
-    def _allowed(self, logits: Tensor, depth: int, matcher: Matcher) -> list[Candidate]:
+    def _allowed(self, logits: Tensor, depth: int, matcher: Matcher) -> Iterable[Candidate]:
         """Candidates that a grammar allows, by draft logits (1, V). A token that alone is allowed
         will be accepted, even if it is not in the draft vocabulary."""
         allowed = matcher.draftable()
@@ -176,12 +178,8 @@ class Chooser:
         refused = ~allowed.to(logits.device)[self.drafter.target_ids]
         return self._likeliest(logits.masked_fill(refused, float("-inf")), [depth])[0]
 
-    def _likeliest(self, logits: Tensor, depths: Sequence[int]) -> list[list[Candidate]]:
+    def _likeliest(self, logits: Tensor, depths: Sequence[int]) -> list[Ranked]:
         """The likeliest tokens by each row of draft logits (R, V), at the depths of the rows."""
         probs, best = logits.float().softmax(-1).topk(self.siblings)
-        tokens = (best + self.drafter.d2t[best]).tolist()
-        rows = zip(depths, tokens, probs.tolist(), strict=True)
-        return [
-            [Candidate(t, p, self.chance(depth, p)) for t, p in zip(own, row, strict=True) if p > 0]
-            for depth, own, row in rows
-        ]
+        rows = zip((best + self.drafter.d2t[best]).tolist(), probs.tolist(), depths, strict=True)
+        return [Ranked(*row, self.chance) for row in rows]

@@ -9,6 +9,7 @@ from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.budget import Curve
+from peagle.engine.corrected import said_to
 from peagle.engine.costs import verify_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
@@ -50,7 +51,8 @@ class Loaded:
         weight = drafter.norm.weight
         cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, target.device)
         features = FeatureCache(blocks, drafter.config.feature_width, target.dtype, target.device)
-        return Proposer(method_of(drafter.config), self.backend.drafter(drafter), cache, features)
+        method, model = method_of(drafter.config), self.backend.drafter(drafter)
+        return Proposer(method, model, cache, features, said_to(drafter))
 
 
 def load_quantized(name: str, kind: str, **load: Any) -> Target:

@@ -4,7 +4,7 @@ Code, edits and extraction repeat their own context, so this is a draft that cos
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -70,10 +70,11 @@ def with_lookup(offer: Offer, match: Match, chance: LookupCalibration) -> Offer:
     """What may follow a path, the looked-up token among it. A token that both know has the larger
     of its chances; the others' are scaled to what is left."""
 
-    def merged(path: Path) -> Sequence[Candidate]:
-        offered, depth = offer(path), len(path)
+    def merged(path: Path) -> Iterable[Candidate]:
+        depth = len(path)
         if match.tokens[:depth] != path or depth == len(match.tokens):
-            return offered
+            return offer(path)
+        offered = list(offer(path))
         token = match.tokens[depth]
         same = [own for own in offered if own.token == token]
         others = [own for own in offered if own.token != token]

@@ -17,7 +17,7 @@ The target chooses a token for every row: dog for row 0, sat for row 3, down for
 rows 3 and 4. So "dog sat" is accepted, and "down" is the target's own next token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
@@ -135,7 +135,22 @@ class Candidate(NamedTuple):
 
 Path = tuple[int, ...]  # tokens of the nodes below row 0
 Chance = Callable[[int, float], float]  # of a candidate, by its depth from 0 and its prob
-Offer = Callable[[Path], Sequence[Candidate]]  # what may follow a path, likeliest first
+Offer = Callable[[Path], Iterable[Candidate]]  # what may follow a path, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A head's tokens after a path, likeliest first. Few are read: candidates are made then."""
+
+    tokens: Sequence[int]
+    probs: Sequence[float]
+    depth: int
+    chance: Chance
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for token, prob in zip(self.tokens, self.probs, strict=True):
+            if prob:
+                yield Candidate(token, prob, self.chance(self.depth, prob))
 
 
 def along(chain: Sequence[Candidate]) -> Offer:
@@ -155,25 +170,23 @@ def grow(offer: Offer, count: int, match: Match = Match(), least: float = 0.0) -
     draft = Draft(match=match)
     paths: list[Path] = [()]  # to each row
     chances = [1.0]  # of these paths
-    offers = [offer(())]  # what may follow each row
-    heap = list[tuple[float, int, int]]()  # −chance of the path, parent's row, which of its offers
+    offers = [iter(offer(()))]  # what may follow each row, and is not in the heap yet
+    heap = list[tuple[float, int, Candidate]]()  # −chance of the path, parent's row; one of a row
 
-    def push(row: int, which: int) -> None:
-        if which < len(offers[row]):
-            chance = chances[row] * offers[row][which].chance
-            if chance >= least:
-                heappush(heap, (-chance, row, which))
+    def push(row: int) -> None:
+        node = next(offers[row], None)
+        if node and chances[row] * node.chance >= least:
+            heappush(heap, (-chances[row] * node.chance, row, node))
 
-    push(0, 0)
+    push(0)
     while heap and len(draft) < count:
-        negative, row, which = heappop(heap)
-        node = offers[row][which]
+        negative, row, node = heappop(heap)
         draft.add(row, node.token, node.prob, -negative)
         if len(draft) == count:
             break
         paths.append((*paths[row], node.token))
         chances.append(-negative)
-        offers.append(offer(paths[-1]))
-        push(row, which + 1)
-        push(len(draft), 0)
+        offers.append(iter(offer(paths[-1])))
+        push(row)
+        push(len(draft))
     return draft

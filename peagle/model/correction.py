@@ -60,17 +60,17 @@ class Correction(nn.Module):
         best, ids = logits.topk(self.candidates)
         return Candidates(ids, best.float() if best.dtype.itemsize < 4 else best)
 
-    def forward(self, normed: Tensor, candidates: Candidates, before: Tensor) -> Tensor:
-        """Corrected logits (R, P, C) of the candidates of places (R, D), after each of the tokens
-        with the embeddings `before` (R, P, D)."""
-        after = F.silu(self.state(normed))[:, None] * self.before(before)
-        added = after @ self.token(candidates.ids).mT
-        shares = (candidates.logits[:, None] + added).log_softmax(-1)
-        return shares + candidates.logits.logsumexp(-1)[:, None, None]
+    def forward(self, normed: Tensor, candidates: Candidates, said: Tensor) -> Tensor:
+        """Corrected logits (R, P, C) of the candidates of places (R, D) after each of P tokens, but
+        for a constant of each place and token. `said`: T E of these tokens, (R, P, r)."""
+        after = F.silu(self.state(normed))[:, None] * said
+        return candidates.logits[:, None] + after @ self.token(candidates.ids).mT
 
     def apply_to(self, logits: Tensor, normed: Tensor, before: Tensor) -> Tensor:
         """Corrected logits (R, V) of places with the head's `logits` (R, V) and states (R, D), each
         after the token with embedding `before` (R, D)."""
         candidates = self.likeliest(logits)
-        corrected = self(normed, candidates, before[:, None])[:, 0]
+        scores = self(normed, candidates, self.before(before)[:, None])[:, 0]
+        mass = candidates.logits.logsumexp(-1, keepdim=True)
+        corrected = scores.log_softmax(-1) + mass
         return logits.scatter(-1, candidates.ids, corrected.to(logits.dtype))
