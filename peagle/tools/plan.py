@@ -19,8 +19,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
 from peagle.train.cod import Elements, sample_elements
-from peagle.train.memory import choose_segments, pass_bytes, pass_cost
-from peagle.train.partition import partition
+from peagle.train.memory import choose_segments, largest_pass, pass_cost
 from peagle.train.step import LOSS_ROWS
 from peagle.train.trainer import TrainConfig
 
@@ -90,10 +89,8 @@ def plan(  # noqa: PLR0913 (what decides)
     cost = pass_cost(drafter)
     left = (room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
     segments = segments or choose_segments(elements, documents, cost, left, dense=dense)
-    largest = max(len(part.own) for part in partition(elements, documents, segments))
-    activations = int(pass_bytes(cost, largest, dense=False))
-    of_step["activations"] = activations
-    of_step["attention mask"] = int(pass_bytes(cost, largest, dense=dense)) - activations
+    activations, mask = largest_pass(elements, documents, cost, segments, dense=dense)
+    of_step |= {"activations": int(activations), "attention mask": int(mask)}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
     hours = None if rate is None else tokens / rate / processes / 3600
     return Plan(memory, segments, round(tokens / answered) * states, hours)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from peagle.methods.base import Elements
-from peagle.model.attention import AttentionSpec, attention
+from peagle.model.attention import AttentionSpec
 
 BLOCK = 128  # elements of a block of the BlockMask
 
@@ -84,19 +84,6 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """(how many, which first) blocks that every row has, as BlockMask wants them."""
     order = blocks.int().contiguous().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
-
-
-class DenseAttend:
-    """Attend under a dense mask (CPU: FlexAttention has no backward there)."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask  # (E, E) bool, then what is added to scores
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        if self.mask.dtype != q.dtype:  # once: the kernel would make, and keep, a copy a layer
-            hidden = torch.zeros_like(self.mask, dtype=q.dtype)
-            self.mask = hidden.masked_fill_(~self.mask, float("-inf"))
-        return attention(q, k, v, self.mask, spec)
 
 
 class FlexAttend:

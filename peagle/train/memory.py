@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from peagle.methods.base import Elements
+from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.train.partition import partition
 from peagle.train.step import Sequence, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.5  # of the free memory that activations may take
-MASK_BYTES = 4  # an entry of the dense mask: as bool, inverted, and as what is added to scores
+MASK_BYTES = 6  # an entry of a mask on the CPU: as bool or float32, and as what is added to scores
 MOST = 64  # segments
 
 
@@ -24,13 +25,15 @@ class PassCost(NamedTuple):
 
     fixed: float
     element: float  # added by each
+    parallel: bool  # the method runs all elements in one forward
 
 
 def pass_cost(drafter: Drafter, *, bf16: bool = True) -> PassCost:
     """Measured on two short passes over random features, so that it holds for every drafter."""
     few, many = (_kept_for_backward(drafter, tokens, bf16=bf16) for tokens in PROBE)
     each = (many - few) / (PROBE[1] - PROBE[0])
-    return PassCost(few - each * (PROBE[0] - 1), each)
+    parallel = method_of(drafter.config).parallel
+    return PassCost(few - each * (PROBE[0] - 1), each, parallel)
 
 
 def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
@@ -57,9 +60,22 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
-def pass_bytes(cost: PassCost, elements: int, *, dense: bool) -> float:
-    """Memory of a pass over so many elements; `dense` with the CPU's mask."""
-    return cost.fixed + cost.element * elements + dense * MASK_BYTES * elements**2
+def pass_bytes(
+    cost: PassCost, elements: Elements, documents: Tensor, *, dense: bool
+) -> tuple[float, float]:
+    """Memory of a pass over some elements: (activations, mask). `dense` on the CPU, where a mask is
+    a table: of all pairs, or in a parallel method of each document's elements and its context."""
+    rows = len(elements.anchor)
+    activations = cost.fixed + cost.element * rows
+    if not dense:
+        return activations, 0.0
+    if not cost.parallel:
+        return activations, MASK_BYTES * rows**2
+    owner = documents[elements.anchor].unique(return_inverse=True)[1]
+    each, context = (
+        owner[chosen].bincount() for chosen in (elements.depth >= 0, elements.depth == 0)
+    )
+    return activations, MASK_BYTES * float((each * context).sum())
 
 
 def choose_segments(
@@ -67,7 +83,15 @@ def choose_segments(
 ) -> int:
     """Fewest segments whose largest pass fits into `room` bytes; MOST when none does."""
     for segments in range(1, MOST):
-        largest = max(len(part.own) for part in partition(elements, documents, segments))
-        if pass_bytes(cost, largest, dense=dense) <= room:
+        if sum(largest_pass(elements, documents, cost, segments, dense=dense)) <= room:
             return segments
     return MOST
+
+
+def largest_pass(
+    elements: Elements, documents: Tensor, cost: PassCost, segments: int, *, dense: bool
+) -> tuple[float, float]:
+    """`pass_bytes` of the segment that needs most."""
+    parts = partition(elements, documents, segments)
+    needs = [pass_bytes(cost, part.elements, documents, dense=dense) for part in parts]
+    return max(needs, key=sum)

@@ -18,8 +18,9 @@ from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
+from peagle.train.chain_attention import ChainAttend
 from peagle.train.loss import ChunkedDivergence, LossChunk, LossName, Score
-from peagle.train.mask import DenseAttend, FlexAttend, block_mask, visible
+from peagle.train.mask import FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
 
 LOSS_ROWS = 512  # rows of logits alive at once
@@ -170,7 +171,7 @@ def run_drafter(
 def _attend(elements: Elements, documents: Tensor) -> Attend:
     if elements.anchor.is_cuda:
         return FlexAttend(block_mask(elements, documents), _compiled_flex())
-    return DenseAttend(visible(elements, documents))
+    return ChainAttend(elements, documents)  # FlexAttention has no backward on the CPU
 
 
 @cache

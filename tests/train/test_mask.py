@@ -8,9 +8,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from peagle.methods.base import Elements
 from peagle.methods.eagle3 import StepwiseAttend
-from peagle.model.attention import AttentionSpec
+from peagle.model.attention import AttentionSpec, attention
 from peagle.train.cod import sample_elements
-from peagle.train.mask import BLOCK, DenseAttend, FlexAttend, block_mask, visible
+from peagle.train.mask import BLOCK, FlexAttend, block_mask, visible
 
 CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
 
@@ -109,7 +109,7 @@ def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> Non
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
     with torch.no_grad():
         flex = FlexAttend(block_mask(elements, documents), flex_attention)(0, *qkv, spec)
-    dense = DenseAttend(visible(elements, documents))(0, *qkv, spec)
+    dense = attention(*qkv, visible(elements, documents), spec)
     torch.testing.assert_close(flex, dense)
 
 
@@ -123,7 +123,7 @@ def test_compiled_flex_attention_skips_blocks_rightly() -> None:
     with torch.no_grad():
         kernel = torch.compile(flex_attention)
         flex = FlexAttend(block_mask(elements, documents), kernel)(0, *qkv, spec)
-    dense = DenseAttend(visible(elements, documents))(0, *qkv, spec)
+    dense = attention(*qkv, visible(elements, documents), spec)
     torch.testing.assert_close(flex, dense)
 
 
@@ -132,15 +132,13 @@ def test_flex_attention_gradient() -> None:
     elements, documents = elements_of(150, 6, 4)
     elements, documents = Elements(*(x.cuda() for x in elements)), documents.cuda()
     spec, kernel = AttentionSpec(16**-0.5), torch.compile(flex_attention, dynamic=True)
-    grads = []
-    for attend in (
-        FlexAttend(block_mask(elements, documents), kernel),
-        DenseAttend(visible(elements, documents)),
-    ):
-        qkv = [x.cuda().requires_grad_() for x in random_qkv(len(elements.anchor))]
-        attend(0, *qkv, spec).square().sum().backward()
-        grads.append([x.grad for x in qkv])
-    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-3)
+    flex, dense = (
+        [x.cuda().requires_grad_() for x in random_qkv(len(elements.anchor))] for _ in range(2)
+    )
+    FlexAttend(block_mask(elements, documents), kernel)(0, *flex, spec).square().sum().backward()
+    attention(*dense, visible(elements, documents), spec).square().sum().backward()
+    for one, other in zip(flex, dense, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_depth_by_depth_equals_all_at_once() -> None:
@@ -148,6 +146,6 @@ def test_depth_by_depth_equals_all_at_once() -> None:
     elements, documents = elements_of(40, 5, 3)
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
     mask = visible(elements, documents)
-    together, stepwise = DenseAttend(mask), StepwiseAttend(mask)
+    stepwise = StepwiseAttend(mask)
     parts = [stepwise(1, *(x[elements.at(d)] for x in qkv), spec) for d in range(5)]
-    torch.testing.assert_close(torch.cat(parts), together(1, *qkv, spec))
+    torch.testing.assert_close(torch.cat(parts), attention(*qkv, mask, spec))

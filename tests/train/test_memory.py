@@ -4,8 +4,10 @@ import pytest
 import torch
 from tiny import METHODS, make_drafter, make_target
 
+from peagle.train.chain_attention import ChainAttend
 from peagle.train.cod import sample_elements
 from peagle.train.memory import (
+    MASK_BYTES,
     MOST,
     PassCost,
     _kept_for_backward,
@@ -36,12 +38,26 @@ def test_fewest_segments_that_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
     elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
-    cost = PassCost(1000.0, 50.0)
-    for dense in (False, True):
-        sizes = [max(len(p.own) for p in partition(elements, documents, s)) for s in range(1, 9)]
-        needs = [pass_bytes(cost, size, dense=dense) for size in sizes]
+    for dense, parallel in ((False, True), (True, True), (True, False)):
+        cost = PassCost(1000.0, 50.0, parallel)
+        needs = [
+            max(sum(pass_bytes(cost, p.elements, documents, dense=dense)) for p in parts)
+            for parts in (partition(elements, documents, s) for s in range(1, 9))
+        ]
         assert needs == sorted(needs, reverse=True)
         for segments, need in enumerate(needs, start=1):
             chosen = choose_segments(elements, documents, cost, need, dense=dense)
             assert needs[chosen - 1] <= need and chosen <= segments
-    assert choose_segments(elements, documents, cost, 0, dense=False) == MOST
+        assert choose_segments(elements, documents, cost, 0, dense=dense) == MOST
+
+
+def test_entries_of_the_mask() -> None:
+    """As many as the attention over chains makes, and all pairs in a method that runs by depth."""
+    generator = torch.Generator().manual_seed(0)
+    supervised = torch.ones(200, dtype=torch.bool)
+    documents = (torch.arange(200) > 120).long()
+    elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
+    made = sum(part.mask.numel() for part in ChainAttend(elements, documents).layout.parts)
+    for parallel, entries in ((True, made), (False, len(elements.anchor) ** 2)):
+        _, mask = pass_bytes(PassCost(0.0, 0.0, parallel), elements, documents, dense=True)
+        assert mask == MASK_BYTES * entries

@@ -1,0 +1,77 @@
+"""Attention over chains equals attention under the dense mask, in its output and its gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.methods.base import Elements
+from peagle.methods.p_eagle import _padded
+from peagle.model.attention import AttentionSpec, attention
+from peagle.train.chain_attention import ChainAttend
+from peagle.train.cod import sample_elements
+from peagle.train.mask import visible
+from peagle.train.partition import partition
+
+SPEC = AttentionSpec(16**-0.5)
+CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
+
+
+def elements_of(tokens: int, depths: int, seed: int) -> tuple[Elements, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    supervised = torch.rand(tokens, generator=g) < 0.8
+    documents = (torch.rand(tokens, generator=g) < 0.05).cumsum(0)
+    return sample_elements(supervised, documents, depths, 0.7, 0.1, g), documents
+
+
+def given(rows: int, dtype: torch.dtype) -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(rows, n, 16, generator=g).to(dtype).requires_grad_() for n in (6, 2, 2)]
+
+
+def compare(elements: Elements, documents: Tensor, dtype: torch.dtype, **close: float) -> None:
+    chained, dense = given(len(elements.anchor), dtype), given(len(elements.anchor), dtype)
+    found = ChainAttend(elements, documents)(0, *chained, SPEC)
+    wanted = attention(*dense, visible(elements, documents), SPEC)
+    torch.testing.assert_close(found, wanted, **close)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    grads = torch.autograd.grad((found * weights).sum(), chained)
+    torch.testing.assert_close(grads, torch.autograd.grad((wanted * weights).sum(), dense), **close)
+
+
+@pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
+def test_equals_dense_attention(tokens: int, depths: int, seed: int) -> None:
+    compare(*elements_of(tokens, depths, seed), torch.float64, rtol=1e-9, atol=1e-9)
+
+
+def test_equals_dense_attention_in_bf16() -> None:
+    compare(*elements_of(150, 8, 4), torch.bfloat16, rtol=0.05, atol=0.05)
+
+
+def test_rows_that_fill_a_tile_are_harmless() -> None:
+    elements, documents = elements_of(150, 6, 4)
+    padded, count = _padded(elements), len(elements.anchor)
+    attend = ChainAttend(padded, documents)
+    q, k, v = given(len(padded.anchor), torch.float64)
+    found = attend(0, q, k, v, SPEC)
+    assert found.isfinite().all()
+    wanted = attention(q[:count], k[:count], v[:count], visible(elements, documents), SPEC)
+    torch.testing.assert_close(found[:count], wanted)
+    for grad in torch.autograd.grad(found[:count].sum(), (q, k, v)):
+        torch.testing.assert_close(grad[count:], torch.zeros_like(grad[count:]))
+
+
+def test_segments_of_a_sequence() -> None:
+    """A segment's context may end before its documents do."""
+    elements, documents = elements_of(150, 6, 4)
+    for segment in partition(elements, documents, 3):
+        compare(segment.elements, documents, torch.float64, rtol=1e-9, atol=1e-9)
+
+
+def test_autocast_computes_in_bf16() -> None:
+    elements, documents = elements_of(40, 8, 3)
+    q, k, v = given(len(elements.anchor), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ChainAttend(elements, documents)(0, q, k, v, SPEC)
+    assert found.dtype == torch.bfloat16
+    found.sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32
