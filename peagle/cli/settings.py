@@ -1,4 +1,5 @@
-"""Settings of a command from a YAML file and from name=value: they become its options' defaults."""
+"""Settings of a command from a YAML file, from name=value and of a recipe: they become its options'
+defaults."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -16,6 +17,27 @@ from peagle.errors import InputError, first_line
 NOT_YAML = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 TRUTH = {"true": True, "false": False}
 EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
+
+# Of the P-EAGLE paper; `cli/train.py` adds its feature layers and its length of documents.
+RECIPES: dict[str, dict[str, Any]] = {
+    "paper": {
+        "ratio": 0.8,
+        "floor": 0.0,
+        "embedding": "full",
+        "lr": 1e-4,
+        "warmup": 0.0025,
+        "batch": 8,
+    }
+}
+
+
+def _from_recipe(context: typer.Context, name: str | None) -> str | None:
+    """Whatever else says what a setting is takes precedence, and may have come first."""
+    if name is not None:
+        if name not in RECIPES:
+            raise InputError(f"--recipe {name}: choose {' or '.join(RECIPES)}")
+        context.default_map = RECIPES[name] | dict(context.default_map or {})
+    return name
 
 
 def _from_file(context: typer.Context, path: Path | None) -> None:
@@ -43,6 +65,15 @@ def _from_words(context: typer.Context, words: list[str] | None) -> None:
     _use(context, pairs)
 
 
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings to begin with: paper, those of the P-EAGLE paper; --config and options take "
+        "precedence. Default: each option's own.",
+        callback=_from_recipe,
+        is_eager=True,
+    ),
+]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(

@@ -19,7 +19,7 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, check_at_least, with_flags
-from peagle.cli.settings import ConfigOption, OverridesArgument
+from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
 from peagle.data.captured import Captured, target_hashes
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
@@ -43,6 +43,7 @@ app = App()
 SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
 EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure acceptance on
 MAX_LENGTH = 1024  # tokens of a document, unless told otherwise
+PAPER_LENGTH = 8192  # with --recipe paper
 
 
 @app.command()
@@ -72,6 +73,7 @@ def train(
         "head as it is, joint trains it, too. Default: none.",
     ] = None,
     resume: Annotated[bool, "Continue exactly from the last checkpoint in --output."] = False,
+    recipe: RecipeOption = None,
     config: ConfigOption = None,  # it and the overrides are the other options' defaults by now
     device: DeviceOption = "auto",
     overrides: OverridesArgument = None,
@@ -86,9 +88,7 @@ def train(
     captured = Captured(Path(data)) if Path(data).is_dir() else None
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
-    max_length = _max_length(max_length, captured)
-    if captured is not None and head.feature_layers is None:
-        head = replace(head, feature_layers=captured.origin.feature_layers)
+    max_length = _max_length(max_length, captured, recipe)
     if checkpoints(training.output) and not resume:
         why = "add --resume, or name a new folder"
         raise InputError(f"{training.output} holds a checkpoint: {why}")
@@ -101,6 +101,7 @@ def train(
     model = load_target(target, device="cpu" if training.shard else device)
     assert model.tokenizer is not None
     use_template(model.tokenizer, chat_template)
+    head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length)
     if correction is not None:
         drafter = load_drafter(str(init_from), model).float()
@@ -126,13 +127,28 @@ def _own_device(name: str) -> str:
     return resolve_device(f"cuda:{local}") if device == "cuda" else device
 
 
-def _max_length(asked: int | None, captured: Captured | None) -> int:
+def _tapped(
+    spec: HeadSpec, target: Target, captured: Captured | None, recipe: str | None
+) -> HeadSpec:
+    """The head with the layers it reads, where they are not its default ones."""
+    if spec.feature_layers is not None:
+        return spec
+    if captured is not None:
+        return replace(spec, feature_layers=captured.origin.feature_layers)
+    if recipe == "paper":
+        count = len(target.layers)
+        return replace(spec, feature_layers=(2, count // 2, count - 1))
+    return spec
+
+
+def _max_length(asked: int | None, captured: Captured | None, recipe: str | None) -> int:
     """Longest document, in tokens."""
     if captured is not None and asked not in (None, captured.origin.max_length):
         cut = captured.origin.max_length
         raise InputError(f"max_length {asked}: the captured documents were cut to {cut}")
     check_at_least(4, max_length=asked)
-    return MAX_LENGTH if asked is None else asked
+    default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
+    return default if asked is None else asked
 
 
 def _make_folder(output: Path) -> None:

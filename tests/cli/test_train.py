@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 from peagle.cli import train
 from peagle.cli.main import app
+from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
+from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train import warm_start
 from peagle.train.trainer import TrainConfig
@@ -81,6 +83,47 @@ def test_yaml_overrides_and_options_in_rising_order(
     lines = metrics(tmp_path / "out")
     assert len(lines) == 4
     assert lines[0]["lr"] == 6e-4
+
+
+def test_recipe_of_the_paper_is_overridden_by_all_else(
+    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
+) -> None:
+    read, specs = list[tuple[TrainConfig, int]](), list[HeadSpec]()
+
+    def documents(data: object, model: Target, config: TrainConfig, max_length: int) -> list[Any]:
+        read.append((config, max_length))
+        return []
+
+    def drafter(init_from: object, model: Target, spec: HeadSpec, *rest: object) -> Drafter:
+        specs.append(spec)
+        raise InputError("seen enough")
+
+    monkeypatch.setattr(train, "_drafter", drafter)
+    monkeypatch.setattr(train, "_documents", documents)
+    config = tmp_path / "run.yaml"
+    config.write_text("lr: 2e-4\n")
+    command = ("train", target, "--data", answers, "--output", tmp_path / "out", "--steps", 1)
+    layers = len(load_target(str(target)).layers)
+
+    refused(*command, "--recipe", "paper")
+    training, length = read[-1]
+    assert (training.ratio, training.floor, training.lr) == (0.8, 0.0, 1e-4)
+    assert (training.warmup, training.batch, length) == (0.0025, 8, 8192)
+    assert specs[-1].embedding == "full"
+    assert specs[-1].feature_layers == (2, layers // 2, layers - 1)
+
+    own = ("--batch", 2, "--feature-layers", "1,2,3", "--max-length", 64)
+    recipe, file = ("--recipe", "paper"), ("--config", config)
+    for order in (recipe + file, file + recipe):
+        refused(*command, "ratio=0.6", *order, *own)
+        training, length = read[-1]
+        assert (training.lr, training.ratio, training.batch) == (2e-4, 0.6, 2)
+        assert (training.warmup, length) == (0.0025, 64)
+        assert specs[-1].feature_layers == (1, 2, 3)
+    config.write_text("recipe: paper\n")
+    refused(*command, "--config", config)
+    assert read[-1][0].batch == 8
+    assert "--recipe papers: choose paper" in refused(*command, "--recipe", "papers")
 
 
 def test_settings_of_the_schedule_and_the_start(
