@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Make training data for the heads of smollm2-135m: prompts of many kinds, answered by the target.
+#   heads/data.sh train_prompts.jsonl.gz runs/data answers.jsonl.gz more_answers.jsonl.gz
+# The files behind the output are answers that are there already: no prompt is answered twice, and
+# texts to translate or to sum up come from them. The same command again continues; what
+# heads/answers.jsonl.gz holds is not decoded again. Two thirds of the answers are greedy.
+set -euo pipefail
+prompts=$1 out=$2 here=$(dirname "$0")
+shift 2
+python "$here/prompts.py" smollm2-135m "$prompts" "$@" --output "$out/prompts"
+
+answer() { # part, sampling
+  if [ -f "$here/answers.jsonl.gz" ] && [ ! -f "$out/$1.jsonl" ]; then
+    python "$here/answers.py" unpack "$here/answers.jsonl.gz" "$out/prompts/$1.jsonl" "$out/$1.jsonl"
+  fi
+  peagle data regenerate smollm2-135m --prompts "$out/prompts/$1.jsonl" --output "$out/$1.jsonl" \
+    --max-tokens 384 --batch 32 "${@:2}"
+}
+
+answer greedy
+answer sampled --temperature 0.7 --top-p 0.95
+answer held_out
+peagle data synth smollm2-135m --output "$out/synth.jsonl" --count 2000 --max-tokens 384 --batch 32
