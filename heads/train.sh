@@ -12,7 +12,7 @@ train() { # method, drafter layers, draft tokens trained for
   elif [ -n "$from" ]; then start=(--init-from "$from/$1/head"); fi
   OMP_NUM_THREADS=1 peagle train smollm2-135m --data "$data" --output "$out" --method "$1" \
     --layers "$2" --depths "$3" --draft-vocab 7680 --lr "$lr" --eval-every 250 \
-    "${start[@]}" ratio=0.5
+    "${start[@]}"
 }
 
 train p-eagle 4 8 &

@@ -23,6 +23,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
         "ratio": 0.8,
         "floor": 0.0,
+        "decay": 1.0,
         "embedding": "full",
         "lr": 1e-4,
         "warmup": 0.0025,

@@ -124,7 +124,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse = saved = ctx.saved_tensors
         grads = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
         for part in ctx.layout.parts:
             given = _of_part(q, k, v, part)
@@ -136,7 +136,7 @@ class _Attention(torch.autograd.Function):
             grads[0][:, :, part.rows] = of_q
             grads[1][:, part.context] += of_k.sum(1)
             grads[2][:, part.context] += of_v.sum(1)
-        _add_chains(grads, grad, ctx)
+        _add_chains(grads, grad, saved, ctx.layout.chains, ctx.scale)
         return (*(each.to(q.dtype) for each in grads), None, None)
 
 
@@ -155,16 +155,17 @@ def _scores(q: Tensor, k: Tensor, chains: Chains, scale: float) -> Tensor:
     return scores.masked_fill_(chains.unseen, float("-inf"))
 
 
-def _add_chains(grads: list[Tensor], grad: Tensor, ctx: Any) -> None:
+def _add_chains(
+    grads: list[Tensor], grad: Tensor, saved: tuple[Tensor, ...], chains: Chains, scale: float
+) -> None:
     """Add to the gradients of q, k and v what comes through the chains."""
-    q, k, v, out, lse = ctx.saved_tensors
-    chains: Chains = ctx.layout.chains
+    q, k, v, out, lse = saved
     deeper = slice(chains.first, None)
     to = lse.dtype
     grad, out = grad[:, :, deeper].to(to), out[:, :, deeper].to(to)
-    share = (_scores(q, k, chains, ctx.scale) - lse[:, :, deeper, None]).exp()
+    share = (_scores(q, k, chains, scale) - lse[:, :, deeper, None]).exp()
     of_share = torch.einsum("mgeh,medh->mged", grad, v[:, chains.places].to(to))
-    of_scores = share * (of_share - (grad * out).sum(-1, keepdim=True)) * ctx.scale
+    of_scores = share * (of_share - (grad * out).sum(-1, keepdim=True)) * scale
     keys, queries = k[:, chains.places].to(to), q[:, :, deeper].to(to)
     grads[0][:, :, deeper] += torch.einsum("mged,medh->mgeh", of_scores, keys)
     places = chains.places.flatten()

@@ -23,6 +23,7 @@ class LossChunk(NamedTuple):
     rows: Tensor  # (R,) of the hidden states
     previous_ids: Tensor  # (R,) the token before each predicted one
     target_logits: Tensor  # (R, V)
+    weights: Tensor  # (R,) of the rows in the sum
 
 
 class Divergence(NamedTuple):
@@ -55,8 +56,8 @@ def divergence(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> D
 
 
 class ChunkedDivergence(torch.autograd.Function):
-    """Summed divergence of the logits that `score` gives for `normed`, a chunk of them alive at a
-    time.
+    """Weighted sum of the divergence of the logits that `score` gives for `normed`, a chunk of them
+    alive at a time.
 
     The gradients of a chunk are taken while its logits exist, so that backward only scales them:
     nothing is computed twice, and no logits are kept. Returns (sum, most likely draft ids of the
@@ -77,12 +78,12 @@ class ChunkedDivergence(torch.autograd.Function):
         best = [torch.empty(0, dtype=torch.int64, device=normed.device)]
         for_normed = torch.zeros_like(normed) if ctx.needs_input_grad[3] else None
         for_parameters: list[Tensor | None] = [None] * len(parameters)
-        for rows, previous_ids, target_logits in chunks:
+        for rows, previous_ids, target_logits, weights in chunks:
             part = pad_rows(normed[rows]).requires_grad_(for_normed is not None)
             with torch.enable_grad():
                 logits = score(part, pad_rows(previous_ids))
             found = divergence(logits.detach()[: len(rows)], target_logits, loss)
-            upstream = pad_rows(found.gradient.to(logits.dtype))
+            upstream = pad_rows(found.gradient.mul_(weights[:, None]).to(logits.dtype))
             operands = [part, *parameters] if for_normed is not None else parameters
             gradients = torch.autograd.grad(logits, operands, upstream, allow_unused=True)
             if for_normed is not None:
@@ -92,7 +93,7 @@ class ChunkedDivergence(torch.autograd.Function):
                 if gradient is not None:
                     known = for_parameters[index]
                     for_parameters[index] = gradient if known is None else known.add_(gradient)
-            total += found.each.sum()
+            total += found.each @ weights.to(precise)
             # Several times faster than argmax on a CPU.
             best.append(logits.detach()[: len(rows)].max(-1).indices)
         ctx.gradients = (for_normed, *for_parameters)

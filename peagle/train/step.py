@@ -45,10 +45,10 @@ class Sequence(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Sums over the elements trained; divide by `trained`."""
+    """Sums over the elements trained."""
 
-    loss: Tensor  # scalar, with gradient
-    trained: int
+    loss: Tensor  # scalar, with gradient, each element by its weight; divide by `weight`
+    weight: float
     correct: Tensor  # (depths,) elements whose most likely token is the target's
     supervised: Tensor  # (depths,) elements
 
@@ -57,10 +57,17 @@ class Trainee(nn.Module):
     """Drafter and loss in one forward: what data parallelism wraps."""
 
     def __init__(
-        self, drafter: Drafter, target: Target, loss: LossName, *, bf16: bool = True
+        self,
+        drafter: Drafter,
+        target: Target,
+        loss: LossName,
+        decay: float = 1.0,
+        *,
+        bf16: bool = True,
     ) -> None:
         super().__init__()
-        self.drafter, self.target, self.loss, self.bf16 = drafter, target, loss, bf16
+        self.drafter, self.target, self.bf16 = drafter, target, bf16
+        self.loss, self.decay = loss, decay
 
     def forward(self, sequence: Sequence, said: TargetOutput, segment: Segment) -> StepResult:
         """`said` is `run_target`'s view of the sequence."""
@@ -85,16 +92,18 @@ class Trainee(nn.Module):
         chosen = trained.nonzero()[:, 0]
         chosen = chosen[(anchor + depth)[chosen].argsort(stable=True)]
         at = (anchor + depth + 1)[chosen]
+        weights = depth_weights(depth[chosen], self.decay)
         wanted = list[Tensor]()
 
         def chunks() -> Iterator[LossChunk]:
             wanted[:] = [at.new_empty(0)]
-            for rows, places in zip(chosen.split(LOSS_ROWS), at.split(LOSS_ROWS), strict=True):
+            split = (each.split(LOSS_ROWS) for each in (chosen, at, weights))
+            for rows, places, of_rows in zip(*split, strict=True):
                 unique, index = places.unique_consecutive(return_inverse=True)
                 full = self.target.logits(pad_rows(hidden[unique]))[: len(unique)]
                 wanted.append(full.max(-1).indices[index])
                 target_logits = full[:, drafter.target_ids][index]
-                yield LossChunk(rows, sequence.ids[places], target_logits)
+                yield LossChunk(rows, sequence.ids[places], target_logits, of_rows)
 
         score = partial(method_of(drafter.config).logits, drafter)
         scores: list[Score] = [score]
@@ -113,7 +122,8 @@ class Trainee(nn.Module):
         seen = depth[chosen]
         depths = int(depth.max()) + 1
         correct = torch.bincount(seen[hit], minlength=depths)
-        return StepResult(total, len(chosen), correct, torch.bincount(seen, minlength=depths))
+        weight = float(weights.sum())
+        return StepResult(total, weight, correct, torch.bincount(seen, minlength=depths))
 
 
 class DocumentsAttend:
@@ -151,6 +161,13 @@ def supervised_elements(sequence: Sequence, elements: Elements) -> Tensor:
     inside, predicted = predicted <= last, predicted.clamp(max=last)
     same = sequence.documents[predicted] == sequence.documents[elements.anchor]
     return inside & same & sequence.supervised[predicted]
+
+
+def depth_weights(depth: Tensor, decay: float) -> Tensor:
+    """Weights (E,) of elements at depths (E,) in the loss. A chain ends at its first wrong token,
+    so later ones count less often. D-PACE's weights fall about so, by α + (1 − α) q a depth, where
+    a share q of the drafts is right (α = 0.5)."""
+    return decay ** depth.float()
 
 
 def run_drafter(

@@ -34,7 +34,14 @@ from peagle.train.state import (
     save_checkpoint,
     snapshot,
 )
-from peagle.train.step import Sequence, StepResult, Trainee, compile_layers, run_target
+from peagle.train.step import (
+    Sequence,
+    StepResult,
+    Trainee,
+    compile_layers,
+    depth_weights,
+    run_target,
+)
 from peagle.train.step import supervised_elements as supervised
 
 
@@ -58,6 +65,7 @@ class TrainConfig:
     warmup: Fraction of the steps in which the learning rate rises linearly (0 to below 1).
     ratio: Fraction of the training positions that each further depth keeps (COD r; 0 to 1).
     floor: Least fraction of the training positions that a depth keeps (COD r_min; 0 to 1).
+    decay: Weight of a depth's elements in the loss, for each of the depth before (0 to 1).
     loss: Loss function: kl (divergence from the target's distribution) or cross-entropy.
     seed: Seed of the initial weights, data order and sampling.
     save_every: Steps between checkpoints.
@@ -81,8 +89,9 @@ class TrainConfig:
     max_train_tokens: int | None = None
     lr: float = 6e-4
     warmup: float = 0.01
-    ratio: float = 0.7
+    ratio: float = 0.5
     floor: float = 0.1
+    decay: float = 0.5
     loss: LossName = "kl"
     seed: int = 0
     save_every: int = 200
@@ -102,6 +111,8 @@ class TrainConfig:
                 raise InputError(f"{name} {value}: must be above 0")
         if not 0 < self.ratio <= 1 or not 0 <= self.floor <= 1:
             raise InputError(f"ratio {self.ratio}, floor {self.floor}: must lie between 0 and 1")
+        if not 0 < self.decay <= 1:
+            raise InputError(f"decay {self.decay}: must be above 0 and at most 1")
         if not 0 <= self.warmup < 1:
             raise InputError(f"warmup {self.warmup}: must be at least 0 and below 1")
 
@@ -138,7 +149,7 @@ class Work(NamedTuple):
     number: int  # of the sequence, counted from the start of training
     sequence: Sequence
     segments: list[Segment]
-    trained: int  # supervised elements
+    weight: float  # of its supervised elements
 
 
 class Trainer:
@@ -184,7 +195,7 @@ class Trainer:
         compiled = device.type == "cuda" if config.compile is None else config.compile
         if compiled and method.parallel:
             compile_layers(drafter)
-        self.trainee: Any = Trainee(drafter, target, config.loss)
+        self.trainee: Any = Trainee(drafter, target, config.loss, config.decay)
         if config.shard:
             shard(self.trainee, target, device)
         else:
@@ -236,7 +247,8 @@ class Trainer:
         config, cpu = self.config, self.batches.sequence(number)
         generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
         elements = sample_elements(*cpu[1:], self.depths, config.ratio, config.floor, generator)
-        count = int(supervised(cpu, elements).sum())
+        depths = elements.depth[supervised(cpu, elements)]
+        weight = float(depth_weights(depths, config.decay).sum())
         parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
         parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
         device = self.target.device
@@ -244,24 +256,24 @@ class Trainer:
             Segment(type(p.elements)(*(x.to(device) for x in p.elements)), p.own.to(device))
             for p in parts
         ]
-        return Work(number, Sequence(*(x.to(device) for x in cpu)), moved, count)
+        return Work(number, Sequence(*(x.to(device) for x in cpu)), moved, weight)
 
     def _segments(self, sequence: Sequence, elements: Any) -> int:
         device = self.target.device
         room, dense = SHARE * free_memory(device), device.type == "cpu"
         return choose_segments(elements, sequence.documents, self._cost, room, dense=dense)
 
-    def _agree(self, work: list[Work]) -> int:
-        """Supervised elements of the step over all processes; a signal to one stops all."""
+    def _agree(self, work: list[Work]) -> float:
+        """Weight of the step's elements over all processes; a signal to one stops all."""
         tokens = sum(int(item.sequence.supervised.sum()) for item in work)
-        count = sum(item.trained for item in work)
-        counts = self._sum([count, tokens, float(self._stop)])
+        weight = sum(item.weight for item in work)
+        counts = self._sum([weight, tokens, float(self._stop)])
         self.progress.answer_tokens += int(counts[1])
         self._stop = bool(counts[2])
-        return int(counts[0])
+        return float(counts[0])
 
-    def _forward_backward(self, work: list[Work], count: int) -> StepResult:
-        """Accumulate the gradient of the mean loss over all `count` elements."""
+    def _forward_backward(self, work: list[Work], weight: float) -> StepResult:
+        """Accumulate the gradient of the loss, a mean over elements of `weight` together."""
         depths = self.depths
         loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
         for item in work:
@@ -273,12 +285,12 @@ class Trainer:
                 with wait:
                     result = self.trainee(item.sequence, said, segment)
                     # Gradients are averaged over processes: their number undoes that.
-                    (result.loss * (self.world / count)).backward()
+                    (result.loss * (self.world / weight)).backward()
                 loss += float(result.loss.detach())
                 hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
         total = self._sum([loss, *hits.flatten().tolist()])
         correct, seen = total[1:].to(torch.int64).view(2, depths)
-        return StepResult(total[0], count, correct, seen)
+        return StepResult(total[0], weight, correct, seen)
 
     def _said(self, item: Work) -> TargetOutput:
         """What the target makes of a sequence, or made of it once."""
@@ -312,7 +324,7 @@ class Trainer:
         metrics = {
             "step": progress.step,
             "answer_tokens": progress.answer_tokens,
-            "loss": round(float(result.loss) / result.trained, 4),
+            "loss": round(float(result.loss) / result.weight, 4),
             "accuracy": _shares(result.correct, result.supervised),
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),

@@ -107,8 +107,8 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
 
     refused(*command, "--recipe", "paper")
     training, length = read[-1]
-    assert (training.ratio, training.floor, training.lr) == (0.8, 0.0, 1e-4)
-    assert (training.warmup, training.batch, length) == (0.0025, 8, 8192)
+    assert (training.ratio, training.floor, training.decay) == (0.8, 0.0, 1.0)
+    assert (training.lr, training.warmup, training.batch, length) == (1e-4, 0.0025, 8, 8192)
     assert specs[-1].embedding == "full"
     assert specs[-1].feature_layers == (2, layers // 2, layers - 1)
 

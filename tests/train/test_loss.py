@@ -76,15 +76,17 @@ def test_chunks_equal_the_whole(loss: str, chunk: int) -> None:
     weight = torch.randn(30, 8, generator=g, dtype=torch.float64).requires_grad_()
     target = torch.randn(14, 30, generator=g, dtype=torch.float64)
     rows = torch.randperm(20, generator=g)[:14]
+    weights = torch.rand(14, generator=g)
     logits = normed[rows] @ weight.T * 0.7
     q, p = logits.log_softmax(-1), target.softmax(-1)
     if loss == "kl":
-        whole = (p * (target.log_softmax(-1) - q)).sum()
+        each = (p * (target.log_softmax(-1) - q)).sum(-1)
     else:
-        whole = F.nll_loss(q, target.argmax(-1), reduction="sum")
+        each = F.nll_loss(q, target.argmax(-1), reduction="none")
+    whole = (each * weights).sum()
     expected = torch.autograd.grad(whole * 3, (normed, weight))
-    split = zip(rows.split(chunk), target.split(chunk), strict=True)
-    parts = [LossChunk(some, some, wanted) for some, wanted in split]
+    split = zip(*(x.split(chunk) for x in (rows, target, weights)), strict=True)
+    parts = [LossChunk(some, some, wanted, weigh) for some, wanted, weigh in split]
     total, best = ChunkedDivergence.apply(
         lambda part, previous: part @ weight.T * 0.7, parts, loss, normed, weight
     )

@@ -107,7 +107,7 @@ def test_an_idle_pass_leaves_zero_gradients_everywhere(method: str) -> None:
     said = run_target(target, sequence, drafter.config.feature_layers)
     result = trainee(sequence, said, idle_pass(ids.device))
     result.loss.backward()
-    assert (float(result.loss.detach()), result.trained) == (0, 0)
+    assert (float(result.loss.detach()), result.weight) == (0, 0)
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
 

@@ -169,10 +169,10 @@ def judged(sequence: Sequence, elements: Elements) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("rows", [7, 1024])
+@pytest.mark.parametrize(("rows", "decay"), [(7, 1.0), (1024, 1.0), (7, 0.5)])
 @pytest.mark.parametrize("split", [TOKENS, 11])
 def test_loss_and_counts_by_loops(
-    target: Target, monkeypatch: pytest.MonkeyPatch, rows: int, split: int
+    target: Target, monkeypatch: pytest.MonkeyPatch, rows: int, split: int, decay: float
 ) -> None:
     """Each supervised element is compared with what transformers alone says at a + d + 1, also
     where documents are packed; chunks change nothing."""
@@ -183,7 +183,7 @@ def test_loss_and_counts_by_loops(
     segment = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
     said = run_target(target, sequence, drafter.config.feature_layers)
     normed = torch.randn(len(elements.anchor), 32, generator=torch.Generator().manual_seed(1))
-    trainee = Trainee(drafter, target, "kl", bf16=False)
+    trainee = Trainee(drafter, target, "kl", decay, bf16=False)
     result = trainee.compare(sequence, said.hidden, segment, normed)
     reference = target.copy().model
     reference.set_attn_implementation("eager")
@@ -194,10 +194,11 @@ def test_loss_and_counts_by_loops(
     for a, d in judged(sequence, elements):
         logits, wanted = drafter.logits(states[a, d]), full[a + d + 1]
         p = wanted[drafter.target_ids].softmax(-1)
-        total += float((p * (p.log() - logits.log_softmax(-1))).sum().detach())
+        total += decay**d * float((p * (p.log() - logits.log_softmax(-1))).sum().detach())
         supervised[d] += 1
         correct[d] += int(drafter.target_ids[logits.argmax()] == wanted.argmax())
-    assert result.trained == sum(supervised) > 20
+    weight = sum(decay**d * count for d, count in enumerate(supervised))
+    assert result.weight == pytest.approx(weight) and weight > 20
     assert (result.correct.tolist(), result.supervised.tolist()) == (correct, supervised)
     assert float(result.loss.detach()) == pytest.approx(total, rel=1e-4)
 
@@ -232,7 +233,7 @@ def test_nothing_supervised_gives_zero(target: Target) -> None:
     said = run_target(target, sequence, drafter.config.feature_layers)
     result = trainee(sequence, said, whole(sequence))
     result.loss.backward()
-    assert (result.loss.item(), result.trained) == (0.0, 0)
+    assert (result.loss.item(), result.weight) == (0.0, 0)
 
 
 @pytest.mark.parametrize("method", METHODS)
