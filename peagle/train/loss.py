@@ -104,5 +104,5 @@ class ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [g if g is None else g * upstream for g in ctx.gradients]
+        scaled = [g if g is None else g.mul_(upstream) for g in ctx.gradients]
         return None, None, None, *scaled

@@ -15,7 +15,7 @@ from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.methods.save import save_drafter, with_provenance
-from peagle.model.device import free_memory
+from peagle.model.device import free_memory, keep_freed_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Batches
@@ -213,6 +213,8 @@ class Trainer:
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
         when this returns. Raises FloatingPointError when the loss is not finite."""
+        if self.target.device.type == "cpu":
+            keep_freed_memory()
         if self.accelerator.is_main_process:  # steps that will be done again
             forget_after(self.config.output / METRICS, self.progress.step)
         with _signals(self._ask_to_stop):
