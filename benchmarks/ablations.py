@@ -1,137 +1,158 @@
 """What each choice of the recipe is worth: short trainings that differ in one thing.
 
     peagle data capture smollm2-135m --data answers.jsonl.gz --output capture
-    python benchmarks/ablations.py --data capture [--tokens 100000] [--seeds 0,1]
+    python benchmarks/ablations.py --data capture --heads runs/ablations [--seeds 0,1]
 
-Every cell trains a P-EAGLE head of smollm2-135m on the same documents and decodes the first
-HumanEval prompts with it at K = 5 (greedy, chat template). A cell is written when it is done; a
-second call goes on. Writes a table and a plot.
+Every cell trains a head of smollm2-135m on the same documents, until it has seen so many answer
+tokens, and decodes the first HumanEval prompts with it (greedy, chat template): chains of 3 and 7,
+and a tree of 12 where the method drafts trees. A cell is written when it is done, and a second call
+goes on. "features n−1" needs documents captured at --feature-layers 2,15,29, in --last-layer-data.
 """
 
 import argparse
 import json
-import tempfile
+import shutil
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from common import RESULTS, as_ids, environment, human_eval, load, whole_numbers, write_json
-from torch import Tensor, nn
+from torch import Tensor
 
 from peagle.data.captured import Captured
+from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.methods.load import load_drafter
+from peagle.methods.registry import method_of
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
+from peagle.train import loss as losses
+from peagle.train.loss import Divergence, LossName, divergence
 from peagle.train.trainer import TrainConfig, Trainer
-from peagle.train.warm_start import new_drafter
+from peagle.train.warm_start import new_drafter, with_correction
 
-K = 5
 BASE = HeadSpec(draft_vocab=7680)
+BASE_TRAINING = {"ratio": 0.5, "decay": 1.0}
+EAGLE3 = {"method": "eagle3"}
 CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that differ
     "base": {},
+    "decay 0.5": {"decay": 0.5},
+    "decay 0.7": {"decay": 0.7},
+    "total variation": {"distance": "total variation"},
+    "cross-entropy": {"loss": "cross-entropy"},
+    "r 0.7": {"ratio": 0.7},
+    "r 0.8": {"ratio": 0.8},
+    "decay 0.5, r 0.7": {"decay": 0.5, "ratio": 0.7},
+    "no floor": {"floor": 0.0},
+    "decay 0.5, prompts": {"decay": 0.5, "prompts": True},  # trained on, too
+    "decay 0.5, lr 1e-3": {"decay": 0.5, "lr": 1e-3},
     "1 layer": {"layers": 1},
     "2 layers": {"layers": 2},
-    "hidden state by depth": {},
-    "K trained 5": {"depths": 5},
-    "r 0.5": {"ratio": 0.5},
-    "r 0.8": {"ratio": 0.8},
-    "embedding frozen": {"embedding": "shared"},
+    "lr 3e-4": {"lr": 3e-4},
+    "lr 1e-3": {"lr": 1e-3},
+    "features n-1": {"feature_layers": (2, 15, 29)},
     "embedding trained": {"embedding": "full"},
-    "cross-entropy": {"loss": "cross-entropy"},
     "cold start": {"warm_start": False},
+    "correction": {"correction": "joint"},
+    "correction, base frozen": {"correction": "frozen"},
+    "decay 0.5, correction": {"decay": 0.5, "correction": "joint"},
+    "EAGLE-3": EAGLE3,
+    "EAGLE-3, all elements": EAGLE3 | {"ratio": 1.0},
+    "EAGLE-3, all elements, decay 0.8": EAGLE3 | {"ratio": 1.0, "decay": 0.8},
+    "EAGLE-3, decay 0.5": EAGLE3 | {"decay": 0.5},
+}
+HEAD_FIELDS = ("layers", "method", "feature_layers", "embedding", "warm_start")
+TRAIN_FIELDS = ("ratio", "floor", "decay", "lr", "loss")
+DRAFTS: dict[str, dict[str, Any]] = {
+    "chain of 3": {"k": 3},
+    "chain of 7": {"k": 7},
+    "tree of 12": {"nodes": 12, "lookup": False},
 }
 
 
-class DepthDrafter(Drafter):
-    """A hidden state of its own for every depth: what the paper compares the shared one with."""
-
-    def by_depth(self) -> "DepthDrafter":
-        table = torch.zeros(self.config.depths - 1, *self.mask_hidden.shape)
-        self.mask_hidden = nn.Parameter(table)
-        return self
-
-    @property
-    def mask_features(self) -> Tensor:
-        """(depths − 1, F·E)"""
-        return self.mask_hidden
+def total_variation(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> Divergence:
+    """0.9 · Σ |p − q| + 0.1 · KL, and its gradient by the draft logits."""
+    kl = divergence(draft_logits, target_logits, loss)
+    q, p = draft_logits.float().softmax(-1), target_logits.float().softmax(-1)
+    sign = (q - p).sign()
+    gradient = q * (sign - (q * sign).sum(-1, keepdim=True))
+    distance = (q - p).abs().sum(-1)
+    return Divergence(0.9 * distance + 0.1 * kl.each, 0.9 * gradient + 0.1 * kl.gradient)
 
 
-def train(llm: LLM, name: str, seed: int, args: argparse.Namespace, folder: Path) -> Drafter:
-    """One head."""
-    target = llm.target
-    changes = dict(CELLS[name])
-    ours = {key: changes.pop(key) for key in ("ratio", "loss") if key in changes}
-    captured = Captured(args.data)
-    examples = captured.examples()
-    answers = [[i for i, said in zip(*e, strict=True) if said] for e in examples]
+def build(llm: LLM, changes: dict[str, Any], captured: Captured, seed: int, base: Path) -> Drafter:
+    """The head that a cell trains."""
+    if changes.get("correction") == "frozen":
+        return with_correction(load_drafter(base, llm.target).float(), frozen=True)
+    answers = [[i for i, said in zip(*e, strict=True) if said] for e in captured.examples()]
+    spec = replace(BASE, **{key: changes[key] for key in HEAD_FIELDS if key in changes})
     torch.manual_seed(seed)
-    drafter = new_drafter(target, answers, replace(BASE, **changes))
-    if name == "hidden state by depth":
-        drafter.__class__ = DepthDrafter
-        drafter.by_depth()
+    drafter = new_drafter(llm.target, answers, spec)
+    return with_correction(drafter, frozen=False) if "correction" in changes else drafter
+
+
+def train(llm: LLM, name: str, seed: int, args: argparse.Namespace) -> tuple[Drafter, float]:
+    """(the head, answer tokens a second)."""
+    changes = CELLS[name]
+    captured = Captured(args.last_layer_data if "feature_layers" in changes else args.data)
+    folder = args.heads / f"{name}-{seed}".replace(" ", "-").replace(",", "")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    drafter = build(llm, changes, captured, seed, args.heads / f"base-{seed}" / "head")
+    ours = BASE_TRAINING | {key: changes[key] for key in TRAIN_FIELDS if key in changes}
+    examples, tokens = captured.examples(), args.tokens
+    if "prompts" in changes:  # over the same documents, so with more tokens
+        answers = sum(sum(example.supervised) for example in examples)
+        examples = [Example(e.ids, [True] * len(e.ids)) for e in examples]
+        tokens = tokens * sum(len(e.ids) for e in examples) // answers
     config = TrainConfig(
-        folder, seed=seed, max_train_tokens=args.tokens, save_every=10**9, segments=1, **ours
+        folder, seed=seed, max_train_tokens=tokens, save_every=10**9, segments=1, **ours
     )
-    trainer = Trainer(config, target, drafter, examples, captured=captured)
-    trainer.save_head = lambda name: None  # type: ignore[method-assign]
-    trainer.run()
-    return drafter.to(target.dtype).eval()
+    trainer = Trainer(config, llm.target, drafter, examples, captured=captured)
+    started = time.perf_counter()
+    compared = total_variation if "distance" in changes else divergence
+    with patch.object(losses, "divergence", compared):
+        trainer.run()
+    if not trainer.finished:
+        sys.exit(f"stopped in {name!r}: the same command begins it anew")
+    speed = trainer.progress.answer_tokens / (time.perf_counter() - started)
+    shutil.rmtree(folder / "checkpoints")
+    return drafter.to(llm.target.dtype).eval(), speed
 
 
 def measure(llm: LLM, drafter: Drafter, prompts: list[list[int]]) -> dict[str, Any]:
-    """Acceptance at K."""
-    answers = llm.use(drafter, K).generate(prompts, SamplingParams(max_tokens=96))
-    total = sum((answer.stats for answer in answers), Stats())
-    shares = [round(share, 4) for share in total.accepted_per_position]
-    return {
-        "acceptance_length": round(total.acceptance_length, 4),
-        "accepted_per_position": shares,
-    }
-
-
-def table(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Acceptance lengths by cell, and a printed line each."""
-    cells: dict[str, list[float]] = {}
-    for row in rows:
-        cells.setdefault(row["cell"], []).append(row["acceptance_length"])
-    for name, lengths in cells.items():
-        each = " ".join(f"{length:.3f}" for length in lengths)
-        print(f"{name:32} {sum(lengths) / len(lengths):.3f}   ({each})")
-    return cells
-
-
-def plot(cells: dict[str, list[float]], output: Path) -> None:
-    """A bar a cell, from the base to its mean; a dot a seed."""
-    import matplotlib  # noqa: PLC0415 (needed to draw only)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    base = sum(cells["base"]) / len(cells["base"])
-    axes.axvline(base, color="gray", linewidth=1)
-    for number, lengths in enumerate(cells.values()):
-        mean = sum(lengths) / len(lengths)
-        colour = "tab:blue" if mean >= base else "tab:red"
-        axes.barh(number, mean - base, left=base, color=colour, alpha=0.5)
-        axes.plot(lengths, [number] * len(lengths), "k.")
-    axes.set(yticks=range(len(cells)), yticklabels=list(cells))
-    axes.set_xlabel(f"acceptance length, HumanEval, K = {K}; a bar from the base, a dot a seed")
-    axes.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(output, dpi=150)
+    """Acceptance of each kind of draft: over all prompts, and [accepted, rounds] of each."""
+    found: dict[str, Any] = {"acceptance_length": {}, "accepted_per_position": {}, "by_prompt": {}}
+    for draft, how in DRAFTS.items():
+        if "nodes" in how and not method_of(drafter.config).parallel:
+            continue
+        answers = llm.use(drafter, **how).generate(prompts, SamplingParams(max_tokens=96))
+        total = sum((answer.stats for answer in answers), Stats())
+        found["acceptance_length"][draft] = round(total.acceptance_length, 4)
+        shares = [round(share, 4) for share in total.accepted_per_position]
+        found["accepted_per_position"][draft] = shares
+        each = [[sum(answer.stats.accepted), answer.stats.rounds] for answer in answers]
+        found["by_prompt"][draft] = each
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="captured answers of the target")
-    parser.add_argument("--tokens", type=int, default=100_000, help="answer tokens a cell")
+    parser.add_argument("--last-layer-data", type=Path, help='the same for "features n-1"')
+    parser.add_argument("--heads", type=Path, required=True, help="folder for the heads")
+    parser.add_argument("--tokens", type=int, default=200_000, help="answer tokens a cell")
     parser.add_argument("--seeds", type=whole_numbers, default=[0, 1])
-    parser.add_argument("--cells", type=lambda text: text.split(","), default=list(CELLS))
-    parser.add_argument("--limit", type=int, default=32, help="HumanEval prompts")
+    parser.add_argument(
+        "--cells", type=lambda text: text.split(";"), default=list(CELLS), help="parted by ;"
+    )
+    parser.add_argument("--limit", type=int, default=64, help="HumanEval prompts")
     parser.add_argument("--output", type=Path, default=RESULTS / "ablations.json")
     args = parser.parse_args()
     report = json.loads(args.output.read_text()) if args.output.is_file() else {"rows": []}
@@ -142,11 +163,13 @@ def main() -> None:
             settings = {"cell": name, "seed": seed, "tokens": args.tokens, "prompts": args.limit}
             if any(settings.items() <= row.items() for row in report["rows"]):
                 continue
-            with tempfile.TemporaryDirectory() as folder:
-                drafter = train(llm, name, seed, args, Path(folder))
-            report["rows"].append(settings | measure(llm, drafter, prompts))
-            write_json(args.output, {**environment(), "k": K, "rows": report["rows"]})
-    plot(table(report["rows"]), args.output.with_suffix(".png"))
+            drafter, speed = train(llm, name, seed, args)
+            row = settings | {"tokens_per_second": round(speed, 1)} | measure(llm, drafter, prompts)
+            report["rows"].append(row)
+            write_json(args.output, {**environment(), "rows": report["rows"]})
+            print(
+                f"{name:24} seed {seed}: {row['acceptance_length']}, {speed:.0f} tok/s", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parents[1] / "docs"
 END = "<!-- end of tables -->"
+DRAWS = 2000  # of a bootstrap
 TITLES = {
     "humaneval": "HumanEval",
     "mt-bench": "MT-Bench, both turns",
@@ -212,16 +215,50 @@ def _in_vllm(found: Report | None, prompts: int) -> str:
 
 def ablations(report: Report) -> Lines:
     """What each choice of the recipe is worth."""
-    cells: dict[str, list[float]] = {}
+    cells: dict[str, list[Report]] = {}
     for row in report["rows"]:
-        cells.setdefault(row["cell"], []).append(row["acceptance_length"])
-    base = sum(cells["base"]) / len(cells["base"])
+        cells.setdefault(row["cell"], []).append(row)
+    drafts = list(cells["base"][0]["acceptance_length"])
+    lines: list[list[object]] = []
+    for name, rows in cells.items():
+        seeds = [[row["acceptance_length"].get(draft) for row in rows] for draft in drafts]
+        lengths = ["–" if None in found else f"{sum(found) / len(found):.3f}" for found in seeds]
+        against = "" if name == "base" else _against(rows, cells["base"], drafts[1])
+        each = " ".join(f"{length:.3f}" for length in seeds[1])
+        lines.append([name, *lengths, against, each])
+    head = ["cell", *drafts, f"{drafts[1]}, against base", "seeds"]
+    return [where(report), "", *table(head, lines)]
+
+
+def _against(rows: list[Report], base: list[Report], draft: str) -> str:
+    """A difference of acceptance lengths, over the seeds that both have, and its 95 % interval: a
+    bootstrap over prompts."""
+    mine, theirs = ({row["seed"]: row["by_prompt"][draft] for row in side} for side in (rows, base))
+    seeds = sorted(mine.keys() & theirs.keys())
+    # (2, prompts, 2): ways; accepted and rounds
+    sums = np.array([np.sum([way[seed] for seed in seeds], axis=0) for way in (mine, theirs)])
+    drawn = np.random.default_rng(0).integers(sums.shape[1], size=(DRAWS, sums.shape[1]))
+    accepted, rounds = np.moveaxis(sums[:, drawn].sum(2), -1, 0)
+    lengths = accepted / rounds
+    low, high = np.percentile(lengths[0] - lengths[1], [2.5, 97.5])
+    total = sums.sum(1)
+    mean = total[0, 0] / total[0, 1] - total[1, 0] / total[1, 1]
+    return f"{mean:+.3f} ({low:+.3f} … {high:+.3f})"
+
+
+def kinds(report: Report) -> Lines:
+    """Acceptance by kind, and what draft vocabularies cover."""
+    first = report["rows"][0]
+    drafts = [name for name, value in first.items() if isinstance(value, dict)]
+    sizes = [f"{part['size']:,}" for part in first["covered"]]
     lines: list[list[object]] = [
-        [name, f"{sum(found) / len(found):.3f}", f"{sum(found) / len(found) - base:+.3f}",
-         " ".join(f"{length:.3f}" for length in found)]
-        for name, found in cells.items()
+        [row["kind"], row["turns"], *(f"{row[draft]['acceptance_length']:.2f}" for draft in drafts),
+         *(f"{100 * part['share']:.1f} %" for part in row["covered"])]
+        for row in report["rows"]
     ]  # fmt: skip
-    return [where(report), "", *table(["cell", "AL", "against base", "seeds"], lines)]
+    counted = f"Vocabularies of {report['training_tokens']:,} answer tokens."
+    head = ["kind", "turns", *drafts, *sizes]
+    return [f"{where(report)} {counted}", "", *table(head, lines)]
 
 
 def training_speed(report: Report) -> Lines:
@@ -263,6 +300,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
 TRAINING: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "ablations": ("What each choice of the recipe is worth", ablations),
     "correction": ("What a correction is worth", correction),
+    "kinds": ("Acceptance by kind of text, and what a draft vocabulary covers", kinds),
     "training_speed": ("How fast a head trains", training_speed),
 }
 PAGES = (

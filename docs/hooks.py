@@ -15,7 +15,7 @@ from peagle.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURES = ("curves.png", "ablations.png")
+PICTURES = ("curves.png",)
 INTRODUCTION = """# Command line
 
 Every command with its arguments and options, as `--help` says them. Exit codes: 0 is done, 2 is
