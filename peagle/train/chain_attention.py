@@ -40,34 +40,20 @@ class Chains(NamedTuple):
     unseen: Tensor  # (E′, D) bool
 
 
-class Layout(NamedTuple):
-    """Who sees whom."""
-
-    parts: list[Part]
-    chains: Chains
-
-    def to(self, dtype: torch.dtype) -> "Layout":
-        """The same with masks for queries of this type."""
-        parts = [part._replace(mask=part.mask.to(dtype)) for part in self.parts]
-        return Layout(parts, self.chains)
-
-
 class ChainAttend:
-    """Attend of elements, sorted by depth, then anchor, over documents (N,)."""
+    """Attend of elements, sorted by depth, then anchor, over documents (N,); computes in `dtype`,
+    and what is summed over keys in float32."""
 
-    def __init__(self, elements: Elements, documents: Tensor) -> None:
-        chains = _chains(elements)
-        self.layout = Layout(_parts(elements, documents, chains.first), chains)
+    def __init__(self, elements: Elements, documents: Tensor, dtype: torch.dtype) -> None:
+        self.chains = _chains(elements)
+        self.parts = _parts(elements, documents, self.chains.first, dtype)
+        self.dtype = dtype
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert spec.window is None and spec.softcap is None and spec.sinks is None
-        if torch.is_autocast_enabled("cpu"):
-            q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
-        if self.layout.parts[0].mask.dtype != q.dtype:  # once: all layers have the same
-            self.layout = self.layout.to(q.dtype)
+        q, k, v = (x.to(self.dtype) for x in (q, k, v))
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
-        out: Tensor = _Attention.apply(q, k, v, self.layout, spec.scale)
+        out: Tensor = _Attention.apply(q, k.transpose(0, 1), v.transpose(0, 1), self, spec.scale)
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -80,7 +66,7 @@ def _chains(elements: Elements) -> Chains:
     return Chains(first, places, unseen)
 
 
-def _parts(elements: Elements, documents: Tensor, first: int) -> list[Part]:
+def _parts(elements: Elements, documents: Tensor, first: int, dtype: torch.dtype) -> list[Part]:
     anchor = elements.anchor
     owner = documents[anchor]
     ends = torch.searchsorted(anchor[:first], anchor, right=True)  # of the context that each sees
@@ -89,7 +75,7 @@ def _parts(elements: Elements, documents: Tensor, first: int) -> list[Part]:
     for count in owner[:first].unique_consecutive(return_counts=True)[1].tolist():
         rows = (owner == owner[start]).nonzero()[:, 0]
         places = torch.arange(start, start + count, device=anchor.device)
-        mask = torch.zeros(len(rows), count, device=anchor.device)
+        mask = torch.zeros(len(rows), count, dtype=dtype, device=anchor.device)
         mask.masked_fill_(places >= ends[rows, None], float("-inf"))
         parts.append(Part(rows, slice(start, start + count), mask))
         start += count
@@ -100,14 +86,16 @@ class _Attention(torch.autograd.Function):
     """q (M, G, E, H), k and v (M, E, H) → (M, G, E, H)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, attend: ChainAttend, scale: float
+    ) -> Tensor:
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-        for part in layout.parts:
+        for part in attend.parts:
             given = _of_part(q, k, v, part)
             found = flash(*given, 0.0, False, attn_mask=part.mask, scale=scale)
             out[:, :, part.rows], lse[:, :, part.rows] = found
-        chains = layout.chains
+        chains = attend.chains
         with torch.autocast("cpu", enabled=False):
             deeper = slice(chains.first, None)
             scores = _scores(q, k, chains, scale)
@@ -118,7 +106,7 @@ class _Attention(torch.autograd.Function):
             out[:, :, deeper] = (kept + mixed).to(out.dtype)
             lse[:, :, deeper] = whole
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.attend, ctx.scale = attend, scale
         return out
 
     @staticmethod
@@ -126,7 +114,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = saved = ctx.saved_tensors
         grads = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
-        for part in ctx.layout.parts:
+        for part in ctx.attend.parts:
             given = _of_part(q, k, v, part)
             ours, all_out, all_lse = (x[:, :, part.rows] for x in (grad, out, lse))
             found = flash_backward(
@@ -136,7 +124,7 @@ class _Attention(torch.autograd.Function):
             grads[0][:, :, part.rows] = of_q
             grads[1][:, part.context] += of_k.sum(1)
             grads[2][:, part.context] += of_v.sum(1)
-        _add_chains(grads, grad, saved, ctx.layout.chains, ctx.scale)
+        _add_chains(grads, grad, saved, ctx.attend.chains, ctx.scale)
         return (*(each.to(q.dtype) for each in grads), None, None)
 
 

@@ -16,7 +16,7 @@ from peagle.train.step import Sequence, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.5  # of the free memory that activations may take
-MASK_BYTES = 6  # an entry of a mask on the CPU: as bool or float32, and as what is added to scores
+MASK_BYTES = 4  # an entry of a mask on the CPU: as bool and as what is added to scores, and gaps
 MOST = 64  # segments
 
 

@@ -174,21 +174,24 @@ def run_drafter(
     drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
 ) -> Tensor:
     """Normed hidden states (E, D) of all elements."""
+    features = features.to(drafter.norm.weight.dtype)
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
     given = TrainingPass(
         sequence.ids,
         sequence.positions,
-        features.to(drafter.norm.weight.dtype),
+        features,
         elements,
-        partial(_attend, documents=sequence.documents),
+        partial(_attend, documents=sequence.documents, dtype=dtype),
         partial(visible, documents=sequence.documents),
     )
     return method_of(drafter.config).train_forward(drafter, given)
 
 
-def _attend(elements: Elements, documents: Tensor) -> Attend:
+def _attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Attend:
     if elements.anchor.is_cuda:
         return FlexAttend(block_mask(elements, documents), _compiled_flex())
-    return ChainAttend(elements, documents)  # FlexAttention has no backward on the CPU
+    return ChainAttend(elements, documents, dtype)  # FlexAttention has no backward on the CPU
 
 
 @cache

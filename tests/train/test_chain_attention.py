@@ -30,7 +30,7 @@ def given(rows: int, dtype: torch.dtype) -> list[Tensor]:
 
 def compare(elements: Elements, documents: Tensor, dtype: torch.dtype, **close: float) -> None:
     chained, dense = given(len(elements.anchor), dtype), given(len(elements.anchor), dtype)
-    found = ChainAttend(elements, documents)(0, *chained, SPEC)
+    found = ChainAttend(elements, documents, dtype)(0, *chained, SPEC)
     wanted = attention(*dense, visible(elements, documents), SPEC)
     torch.testing.assert_close(found, wanted, **close)
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -50,7 +50,7 @@ def test_equals_dense_attention_in_bf16() -> None:
 def test_rows_that_fill_a_tile_are_harmless() -> None:
     elements, documents = elements_of(150, 6, 4)
     padded, count = _padded(elements), len(elements.anchor)
-    attend = ChainAttend(padded, documents)
+    attend = ChainAttend(padded, documents, torch.float64)
     q, k, v = given(len(padded.anchor), torch.float64)
     found = attend(0, q, k, v, SPEC)
     assert found.isfinite().all()
@@ -67,11 +67,10 @@ def test_segments_of_a_sequence() -> None:
         compare(segment.elements, documents, torch.float64, rtol=1e-9, atol=1e-9)
 
 
-def test_autocast_computes_in_bf16() -> None:
+def test_gradients_have_the_type_of_what_was_given() -> None:
     elements, documents = elements_of(40, 8, 3)
     q, k, v = given(len(elements.anchor), torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = ChainAttend(elements, documents)(0, q, k, v, SPEC)
+    found = ChainAttend(elements, documents, torch.bfloat16)(0, q, k, v, SPEC)
     assert found.dtype == torch.bfloat16
     found.sum().backward()
     assert q.grad is not None and q.grad.dtype == torch.float32

@@ -57,7 +57,7 @@ def test_entries_of_the_mask() -> None:
     supervised = torch.ones(200, dtype=torch.bool)
     documents = (torch.arange(200) > 120).long()
     elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
-    made = sum(part.mask.numel() for part in ChainAttend(elements, documents).layout.parts)
+    made = sum(part.mask.numel() for part in ChainAttend(elements, documents, torch.float32).parts)
     for parallel, entries in ((True, made), (False, len(elements.anchor) ** 2)):
         _, mask = pass_bytes(PassCost(0.0, 0.0, parallel), elements, documents, dense=True)
         assert mask == MASK_BYTES * entries
