@@ -4,7 +4,7 @@
 
 Each configuration trains smollm2-135m for ten steps, in which kernels are made for most numbers of
 rows and gaps open between what is kept, in a process of its own, whose peak resident memory is
-compared (CPU). The plan's constants for a CPU were chosen by the first six.
+compared (CPU). The plan's constants for a CPU were chosen by them.
 """
 
 import argparse

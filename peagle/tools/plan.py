@@ -27,7 +27,7 @@ ADAMW = 16  # bytes a trained weight: float32 weight, gradient and two moments
 GIB = 2**30
 # On a CPU, as measured (benchmarks/plan_check.py):
 KERNELS = GIB // 10  # bytes: made for every number of rows, and kept
-ALLOCATOR_GAPS = 0.4  # of what a step allocates and frees
+ALLOCATOR_GAPS = 1.2  # of what a step allocates and frees
 
 
 class Plan(NamedTuple):

@@ -15,7 +15,7 @@ from peagle.train.partition import partition
 from peagle.train.step import Sequence, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
-SHARE = 0.5  # of the free memory that activations may take
+SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again
 MASK_BYTES = 4  # an entry of a mask on the CPU: as bool and as what is added to scores, and gaps
 MOST = 64  # segments
 
