@@ -59,8 +59,9 @@ def unpack(packed: Path, prompts: Path, output: Path) -> None:
             raise Missing
         found = [answers[key(ids)] for ids in asked]
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+        # The engine leaves out a character whose last bytes were not said.
         return [
-            Completion(text, ids, "stop", Stats(), [])
+            Completion(text.removesuffix("\N{REPLACEMENT CHARACTER}"), ids, "stop", Stats(), [])
             for text, ids in zip(texts, found, strict=True)
         ]
 
