@@ -23,6 +23,7 @@ import torch
 from common import RESULTS, as_ids, environment, human_eval, load, whole_numbers, write_json
 from torch import Tensor
 
+from peagle.bench.summary import acceptance_row
 from peagle.data.captured import Captured
 from peagle.data.example import Example
 from peagle.engine.llm import LLM
@@ -86,11 +87,13 @@ def total_variation(draft_logits: Tensor, target_logits: Tensor, loss: LossName)
     return Divergence(0.9 * distance + 0.1 * kl.each, 0.9 * gradient + 0.1 * kl.gradient)
 
 
-def build(llm: LLM, changes: dict[str, Any], captured: Captured, seed: int, base: Path) -> Drafter:
+def build(
+    llm: LLM, changes: dict[str, Any], examples: list[Example], seed: int, base: Path
+) -> Drafter:
     """The head that a cell trains."""
     if changes.get("correction") == "frozen":
         return with_correction(load_drafter(base, llm.target).float(), frozen=True)
-    answers = [[i for i, said in zip(*e, strict=True) if said] for e in captured.examples()]
+    answers = [[i for i, said in zip(*e, strict=True) if said] for e in examples]
     spec = replace(BASE, **{key: changes[key] for key in HEAD_FIELDS if key in changes})
     torch.manual_seed(seed)
     drafter = new_drafter(llm.target, answers, spec)
@@ -104,9 +107,9 @@ def train(llm: LLM, name: str, seed: int, args: argparse.Namespace) -> tuple[Dra
     folder = args.heads / f"{name}-{seed}".replace(" ", "-").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    drafter = build(llm, changes, captured, seed, args.heads / f"base-{seed}" / "head")
-    ours = BASE_TRAINING | {key: changes[key] for key in TRAIN_FIELDS if key in changes}
     examples, tokens = captured.examples(), args.tokens
+    drafter = build(llm, changes, examples, seed, args.heads / f"base-{seed}" / "head")
+    ours = BASE_TRAINING | {key: changes[key] for key in TRAIN_FIELDS if key in changes}
     if "prompts" in changes:  # over the same documents, so with more tokens
         answers = sum(sum(example.supervised) for example in examples)
         examples = [Example(e.ids, [True] * len(e.ids)) for e in examples]
@@ -134,9 +137,9 @@ def measure(llm: LLM, drafter: Drafter, prompts: list[list[int]]) -> dict[str, A
             continue
         answers = llm.use(drafter, **how).generate(prompts, SamplingParams(max_tokens=96))
         total = sum((answer.stats for answer in answers), Stats())
-        found["acceptance_length"][draft] = round(total.acceptance_length, 4)
-        shares = [round(share, 4) for share in total.accepted_per_position]
-        found["accepted_per_position"][draft] = shares
+        row = acceptance_row(total)
+        for name in ("acceptance_length", "accepted_per_position"):
+            found[name][draft] = row[name]
         each = [[sum(answer.stats.accepted), answer.stats.rounds] for answer in answers]
         found["by_prompt"][draft] = each
     return found

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from common import environment, fingerprint, heads, load, options, whole_numbers, write_json
 
+from peagle.bench.summary import acceptance_row
 from peagle.data.dataset import read_records
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -61,10 +62,8 @@ def acceptance(llm: LLM, lines: list[dict[str, Any]]) -> dict[str, Any]:
     prompts = [line["prompt_ids"] for line in lines]
     answers = llm.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS))
     total = sum((answer.stats for answer in answers), Stats())
-    return {
-        "acceptance_length": round(total.acceptance_length, 4),
-        "accepted_per_position": [round(share, 4) for share in total.accepted_per_position],
-    }
+    row = acceptance_row(total)
+    return {name: row[name] for name in ("acceptance_length", "accepted_per_position")}
 
 
 def run(args: argparse.Namespace) -> None:

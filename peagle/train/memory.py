@@ -72,10 +72,8 @@ def pass_bytes(
     if not cost.parallel:
         return activations, MASK_BYTES * rows**2
     owner = documents[elements.anchor].unique(return_inverse=True)[1]
-    each, context = (
-        owner[chosen].bincount() for chosen in (elements.depth >= 0, elements.depth == 0)
-    )
-    return activations, MASK_BYTES * float((each * context).sum())
+    context = owner[elements.depth == 0].bincount()
+    return activations, MASK_BYTES * float((owner.bincount() * context).sum())
 
 
 def choose_segments(

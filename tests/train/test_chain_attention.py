@@ -2,25 +2,17 @@
 
 import pytest
 import torch
+from drawn_elements import CASES, elements_of
 from torch import Tensor
 
 from peagle.methods.base import Elements
 from peagle.methods.p_eagle import _padded
 from peagle.model.attention import AttentionSpec, attention
 from peagle.train.chain_attention import ChainAttend
-from peagle.train.cod import sample_elements
 from peagle.train.mask import visible
 from peagle.train.partition import partition
 
 SPEC = AttentionSpec(16**-0.5)
-CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
-
-
-def elements_of(tokens: int, depths: int, seed: int) -> tuple[Elements, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    supervised = torch.rand(tokens, generator=g) < 0.8
-    documents = (torch.rand(tokens, generator=g) < 0.05).cumsum(0)
-    return sample_elements(supervised, documents, depths, 0.7, 0.1, g), documents
 
 
 def given(rows: int, dtype: torch.dtype) -> list[Tensor]:

@@ -3,23 +3,14 @@
 import pytest
 import torch
 import torch._inductor.config as inductor
+from drawn_elements import CASES, elements_of
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from peagle.methods.base import Elements
 from peagle.methods.eagle3 import StepwiseAttend
 from peagle.model.attention import AttentionSpec, attention
-from peagle.train.cod import sample_elements
 from peagle.train.mask import BLOCK, FlexAttend, block_mask, visible
-
-CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]
-
-
-def elements_of(tokens: int, depths: int, seed: int) -> tuple[Elements, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    supervised = torch.rand(tokens, generator=g) < 0.8
-    documents = (torch.rand(tokens, generator=g) < 0.05).cumsum(0)
-    return sample_elements(supervised, documents, depths, 0.7, 0.1, g), documents
 
 
 def brute_force(elements: Elements, documents: Tensor) -> Tensor:
