@@ -34,7 +34,7 @@ from peagle.methods.registry import method_of
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.train import loss as losses
-from peagle.train.loss import Divergence, LossName, divergence
+from peagle.train.loss import Divergence, Wanted, divergence
 from peagle.train.trainer import TrainConfig, Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
@@ -77,13 +77,13 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-def total_variation(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> Divergence:
+def total_variation(draft_logits: Tensor, wanted: Wanted) -> Divergence:
     """0.9 · Σ |p − q| + 0.1 · KL, and its gradient by the draft logits."""
-    kl = divergence(draft_logits, target_logits, loss)
-    q, p = draft_logits.float().softmax(-1), target_logits.float().softmax(-1)
-    sign = (q - p).sign()
+    kl = divergence(draft_logits, wanted)
+    q = draft_logits.float().softmax(-1)
+    sign = (q - wanted.p).sign()
     gradient = q * (sign - (q * sign).sum(-1, keepdim=True))
-    distance = (q - p).abs().sum(-1)
+    distance = (q - wanted.p).abs().sum(-1)
     return Divergence(0.9 * distance + 0.1 * kl.each, 0.9 * gradient + 0.1 * kl.gradient)
 
 

@@ -12,18 +12,28 @@ from torch.autograd.function import once_differentiable
 
 from peagle.model.padding import pad_rows
 
+BLOCK = 64  # rows that are compared together on a CPU: their float32 logits stay in its cache
+
 LossName = Literal["kl", "cross-entropy"]
-# Draft logits (R, V) of hidden states (R, D), given the token ids (R,) before what they predict.
-Score = Callable[[Tensor, Tensor], Tensor]
+# Draft logits, each (R, V), of hidden states (R, D), given the token ids (R,) before what they
+# predict: a head with a correction has them with it and without.
+Score = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class LossChunk(NamedTuple):
-    """A few rows and what the target says there."""
+    """A few rows and the target's logits there."""
 
     rows: Tensor  # (R,) of the hidden states
     previous_ids: Tensor  # (R,) the token before each predicted one
     target_logits: Tensor  # (R, V)
     weights: Tensor  # (R,) of the rows in the sum
+
+
+class Wanted(NamedTuple):
+    """What draft logits are compared with, in float32 at least."""
+
+    p: Tensor  # (R, V) probabilities
+    entropy: Tensor  # (R,) Σ p log p, which is the negative entropy
 
 
 class Divergence(NamedTuple):
@@ -33,35 +43,52 @@ class Divergence(NamedTuple):
     gradient: Tensor  # (R, V) of the sum, by the draft logits
 
 
-def divergence(draft_logits: Tensor, target_logits: Tensor, loss: LossName) -> Divergence:
-    """Of draft logits (R, V) from target logits (R, V).
-
-    "kl" is KL(target ‖ draft), the target renormalised over the draft vocabulary; "cross-entropy"
-    takes the target's most likely draft token as a hard label. Written out with its gradient,
-    softmax(draft) − target's distribution: autograd reads and writes (R, V) twice as often.
-    """
-    precise = torch.promote_types(draft_logits.dtype, torch.float32)
-    draft, target = draft_logits.to(precise), target_logits
-    normaliser = draft.logsumexp(-1, keepdim=True)
-    gradient = (draft - normaliser).exp_()
+def wanted(target_logits: Tensor, loss: LossName) -> Wanted:
+    """What the target's logits (R, V) of the draft vocabulary ask for: "kl" all of the
+    distribution, renormalised over the draft vocabulary; "cross-entropy" its likeliest token."""
+    target = _precise(target_logits)
     if loss == "cross-entropy":
         best = target.max(-1, keepdim=True).indices
-        gradient.scatter_add_(-1, best, gradient.new_full(best.shape, -1))
-        return Divergence((normaliser - draft.gather(-1, best))[:, 0], gradient)
-    # Σ p (log p − log q) = p·t − lse(t) − p·z + lse(z)
-    target = target.to(precise)
+        return Wanted(torch.zeros_like(target).scatter_(-1, best, 1), target.new_zeros(len(target)))
     p = target.softmax(-1)
-    each = torch.linalg.vecdot(p, target) - torch.linalg.vecdot(p, draft)
-    return Divergence(each - target.logsumexp(-1) + normaliser[:, 0], gradient.sub_(p))
+    return Wanted(p, torch.linalg.vecdot(p, target) - _logsumexp(target, p))
+
+
+def divergence(draft_logits: Tensor, wanted: Wanted) -> Divergence:
+    """KL(wanted ‖ draft) of draft logits (R, V).
+
+    Written out with its gradient, softmax(draft) − p: autograd reads and writes (R, V) twice as
+    often.
+    """
+    draft = _precise(draft_logits)
+    q = draft.softmax(-1)
+    # Σ p (log p − log q) = Σ p log p − p·z + lse(z)
+    each = wanted.entropy - torch.linalg.vecdot(wanted.p, draft) + _logsumexp(draft, q)
+    return Divergence(each, q.sub_(wanted.p))
+
+
+def _blocks(rows: Tensor) -> list[slice]:
+    """Rows (R,) that are compared together: on a GPU all of a chunk."""
+    size = BLOCK if rows.device.type == "cpu" else len(rows)
+    return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _logsumexp(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Of logits (R, V) whose softmax is known: torch's own takes as long as all else together."""
+    return logits.amax(-1) - probabilities.amax(-1).log()
 
 
 class ChunkedDivergence(torch.autograd.Function):
     """Weighted sum of the divergence of the logits that `score` gives for `normed`, a chunk of them
-    alive at a time.
+    alive at a time. Where it gives several, their mean counts.
 
     The gradients of a chunk are taken while its logits exist, so that backward only scales them:
     nothing is computed twice, and no logits are kept. Returns (sum, most likely draft ids of the
-    chunks' rows in their order).
+    chunks' rows in their order, by the first logits).
     """
 
     @staticmethod
@@ -81,11 +108,17 @@ class ChunkedDivergence(torch.autograd.Function):
         for rows, previous_ids, target_logits, weights in chunks:
             part = pad_rows(normed[rows]).requires_grad_(for_normed is not None)
             with torch.enable_grad():
-                logits = score(part, pad_rows(previous_ids))
-            found = divergence(logits.detach()[: len(rows)], target_logits, loss)
-            upstream = pad_rows(found.gradient.mul_(weights[:, None]).to(logits.dtype))
+                scored = score(part, pad_rows(previous_ids))
+            upstream = [torch.zeros_like(logits) for logits in scored]
+            share = weights.to(precise) / len(scored)
+            for block in _blocks(rows):
+                label = wanted(target_logits[block].to(precise), loss)
+                for logits, gradient in zip(scored, upstream, strict=True):
+                    found = divergence(logits.detach()[block], label)
+                    total += found.each @ share[block]
+                    gradient[block] = found.gradient.mul_(share[block, None])
             operands = [part, *parameters] if for_normed is not None else parameters
-            gradients = torch.autograd.grad(logits, operands, upstream, allow_unused=True)
+            gradients = torch.autograd.grad(scored, operands, upstream, allow_unused=True)
             if for_normed is not None:
                 for_normed[rows] = gradients[0][: len(rows)]
                 gradients = gradients[1:]
@@ -93,9 +126,8 @@ class ChunkedDivergence(torch.autograd.Function):
                 if gradient is not None:
                     known = for_parameters[index]
                     for_parameters[index] = gradient if known is None else known.add_(gradient)
-            total += found.each @ weights.to(precise)
             # Several times faster than argmax on a CPU.
-            best.append(logits.detach()[: len(rows)].max(-1).indices)
+            best.append(scored[0].detach()[: len(rows)].max(-1).indices)
         ctx.gradients = (for_normed, *for_parameters)
         ids = torch.cat(best)
         ctx.mark_non_differentiable(ids)

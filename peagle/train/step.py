@@ -19,7 +19,7 @@ from peagle.model.layers import FirstLayer
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
 from peagle.train.chain_attention import ChainAttend
-from peagle.train.loss import ChunkedDivergence, LossChunk, LossName, Score
+from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
 from peagle.train.mask import FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
 
@@ -49,7 +49,7 @@ class StepResult(NamedTuple):
 
     loss: Tensor  # scalar, with gradient, each element by its weight; divide by `weight`
     weight: float
-    correct: Tensor  # (depths,) elements whose most likely token is the target's
+    correct: Tensor  # (depths,) elements whose most likely token is the document's
     supervised: Tensor  # (depths,) elements
 
 
@@ -68,6 +68,8 @@ class Trainee(nn.Module):
         super().__init__()
         self.drafter, self.target, self.bf16 = drafter, target, bf16
         self.loss, self.decay = loss, decay
+        # Made when the weights are where they stay: a target that is sharded moves.
+        self.target_logits: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, sequence: Sequence, said: TargetOutput, segment: Segment) -> StepResult:
         """`said` is `run_target`'s view of the sequence."""
@@ -82,48 +84,48 @@ class Trainee(nn.Module):
         states (N, E_target) and the drafter's (E, D).
 
         Element (a, d) is compared with the target's distribution at a + d + 1. Elements are taken
-        in the order of that position, so that the target's logits over the whole vocabulary exist
-        once a position, and only for a chunk. A head that is trained together with its correction
-        is also compared without it, for half of the loss: so it stays good alone.
+        in the order of that position, so that the target's logits over the draft vocabulary are
+        computed once a position, and exist only for a chunk.
         """
         drafter = self.drafter
+        if self.target_logits is None:
+            self.target_logits = self.target.logits_of(drafter.target_ids)
+        target_logits = self.target_logits
         anchor, depth = segment.elements
         trained = segment.own & supervised_elements(sequence, segment.elements)
         chosen = trained.nonzero()[:, 0]
         chosen = chosen[(anchor + depth)[chosen].argsort(stable=True)]
         at = (anchor + depth + 1)[chosen]
         weights = depth_weights(depth[chosen], self.decay)
-        wanted = list[Tensor]()
 
         def chunks() -> Iterator[LossChunk]:
-            wanted[:] = [at.new_empty(0)]
             split = (each.split(LOSS_ROWS) for each in (chosen, at, weights))
             for rows, places, of_rows in zip(*split, strict=True):
                 unique, index = places.unique_consecutive(return_inverse=True)
-                full = self.target.logits(pad_rows(hidden[unique]))[: len(unique)]
-                wanted.append(full.max(-1).indices[index])
-                target_logits = full[:, drafter.target_ids][index]
-                yield LossChunk(rows, sequence.ids[places], target_logits, of_rows)
+                logits = target_logits(pad_rows(hidden[unique]))
+                yield LossChunk(rows, sequence.ids[places], logits[index], of_rows)
 
-        score = partial(method_of(drafter.config).logits, drafter)
-        scores: list[Score] = [score]
-        if drafter.correction is not None and normed.requires_grad:
-            scores.append(lambda normed, _: score(normed, None))
         # Layers have made `normed`; when they are sharded, their parts are elsewhere by now.
         named = drafter.named_parameters()
         parameters = [p for name, p in named if p.requires_grad and not name.startswith("layers.")]
-        found = [
-            ChunkedDivergence.apply(each, chunks(), self.loss, normed, *parameters)
-            for each in scores
-        ]
-        total = torch.stack([loss for loss, _ in found]).mean()
-        best = found[0][1]
-        hit = drafter.target_ids[best] == torch.cat(wanted)
+        score = partial(self.score, alone=normed.requires_grad)
+        total, best = ChunkedDivergence.apply(score, chunks(), self.loss, normed, *parameters)
+        hit = drafter.target_ids[best] == sequence.ids[at + 1]
         seen = depth[chosen]
         depths = int(depth.max()) + 1
         correct = torch.bincount(seen[hit], minlength=depths)
         weight = float(weights.sum())
         return StepResult(total, weight, correct, torch.bincount(seen, minlength=depths))
+
+    def score(self, normed: Tensor, previous_ids: Tensor, *, alone: bool) -> list[Tensor]:
+        """Draft logits (R, V) of hidden states (R, D). A head that is trained together with its
+        correction is also compared without it (`alone`), so that it stays good by itself."""
+        drafter = self.drafter
+        if drafter.correction is None or not alone:
+            return [method_of(drafter.config).logits(drafter, normed, previous_ids)]
+        plain = drafter.logits(normed)
+        before = drafter.embed(previous_ids)
+        return [drafter.correction.apply_to(plain, normed, before), plain]
 
 
 class DocumentsAttend:

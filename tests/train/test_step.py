@@ -175,7 +175,8 @@ def test_loss_and_counts_by_loops(
     target: Target, monkeypatch: pytest.MonkeyPatch, rows: int, split: int, decay: float
 ) -> None:
     """Each supervised element is compared with what transformers alone says at a + d + 1, also
-    where documents are packed; chunks change nothing."""
+    where documents are packed, and is correct where it predicts the document's token at a + d + 2;
+    chunks change nothing."""
     monkeypatch.setattr(step_module, "LOSS_ROWS", rows)
     drafter = make_drafter(target, "p-eagle", draft_vocab=50)
     sequence = packed((torch.arange(TOKENS) >= split).long(), torch.arange(TOKENS) >= 8)
@@ -183,6 +184,11 @@ def test_loss_and_counts_by_loops(
     segment = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
     said = run_target(target, sequence, drafter.config.feature_layers)
     normed = torch.randn(len(elements.anchor), 32, generator=torch.Generator().manual_seed(1))
+    known = {token: row for row, token in enumerate(drafter.target_ids.tolist())}
+    for a, d in judged(sequence, elements):  # some are correct
+        if a % 2 and (row := known.get(int(sequence.ids[a + d + 2]))) is not None:
+            at = ((elements.anchor == a) & (elements.depth == d)).nonzero()[0]
+            normed[at] = 30 * drafter.lm_head.weight[row].detach()
     trainee = Trainee(drafter, target, "kl", decay, bf16=False)
     result = trainee.compare(sequence, said.hidden, segment, normed)
     reference = target.copy().model
@@ -196,10 +202,11 @@ def test_loss_and_counts_by_loops(
         p = wanted[drafter.target_ids].softmax(-1)
         total += decay**d * float((p * (p.log() - logits.log_softmax(-1))).sum().detach())
         supervised[d] += 1
-        correct[d] += int(drafter.target_ids[logits.argmax()] == wanted.argmax())
+        correct[d] += int(drafter.target_ids[logits.argmax()] == sequence.ids[a + d + 2])
     weight = sum(decay**d * count for d, count in enumerate(supervised))
     assert result.weight == pytest.approx(weight) and weight > 20
     assert (result.correct.tolist(), result.supervised.tolist()) == (correct, supervised)
+    assert sum(correct) > 0
     assert float(result.loss.detach()) == pytest.approx(total, rel=1e-4)
 
 
