@@ -5,7 +5,7 @@ A target never changes once it is made, so any number of engines may use one at 
 Shapes: T rows (of one or more requests), E target hidden, F feature layers, R rows, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
@@ -148,30 +148,6 @@ class Target:
         logits: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0]
 
-    def logits_of(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """A function (R, E) → (R, len(ids)): `logits` of the tokens `ids` (int64), for which no
-        others are computed. It holds a copy of their rows of the output layer.
-
-        Raises InputError for a model whose output layer is inside of another module.
-        """
-        output = cast(nn.Linear, self.model.get_output_embeddings())
-        rows = nn.Linear(output.in_features, len(ids), bias=False, device="meta")
-        rows.weight = nn.Parameter(output.weight[ids], requires_grad=False)
-        if output.bias is not None:
-            rows.bias = nn.Parameter(output.bias[ids], requires_grad=False)
-        head = _like(self.head)
-        names = [name for name, child in head._modules.items() if child is output]
-        if not names:
-            raise InputError(f"target {self.name}: {type(self.model).__name__} has no output layer")
-        head._modules[names[0]] = rows
-
-        @torch.no_grad()
-        def logits(hidden: Tensor) -> Tensor:
-            found: Tensor = head(inputs_embeds=hidden[None], use_cache=False).logits
-            return found[0]
-
-        return logits
-
     def _probe(self) -> list[HeadShape]:
         """The shape of every layer's keys and values, by one token through the model and its head.
         Raises InputError when a layer did not ask us to attend."""
@@ -227,16 +203,10 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 def _head_only(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
     """A view of `model` without its decoder (or the multimodal model around it): it shares every
     weight and keeps forward's code."""
-    head = _like(model)
-    for name, child in model._modules.items():
-        if child and decoder in child.modules():
-            head._modules[name] = _Passthrough()
+    head = model.__class__.__new__(model.__class__)
+    head.__dict__.update(model.__dict__)
+    head._modules = {
+        name: _Passthrough() if child and decoder in child.modules() else child
+        for name, child in model._modules.items()
+    }
     return head
-
-
-def _like(model: nn.Module) -> nn.Module:
-    """Another module of the same code and weights, whose own children can be replaced."""
-    view: nn.Module = model.__class__.__new__(model.__class__)
-    view.__dict__.update(model.__dict__)
-    view._modules = dict(model._modules)
-    return view

@@ -4,6 +4,7 @@ Shapes: N tokens, E elements, D drafter hidden, F·E_target features.
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cache, partial
 from typing import NamedTuple, cast
 
@@ -89,7 +90,7 @@ class Trainee(nn.Module):
         """
         drafter = self.drafter
         if self.target_logits is None:
-            self.target_logits = self.target.logits_of(drafter.target_ids)
+            self.target_logits = logits_of(self.target, drafter.target_ids)
         target_logits = self.target_logits
         anchor, depth = segment.elements
         trained = segment.own & supervised_elements(sequence, segment.elements)
@@ -145,6 +146,26 @@ class DocumentsAttend:
             q, k, v = map(pad_rows, part)
             outputs.append(attend(layer, q, k, v, spec)[:length])
         return pad_rows(torch.cat(outputs))
+
+
+def logits_of(target: Target, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function (R, E_target) → (R, V): the target's logits of the tokens `ids` (V,) only, by its
+    own head with a copy of their rows of the output layer."""
+    output = target.model.get_output_embeddings()
+    rows = nn.Linear(output.weight.shape[1], len(ids), bias=False, device="meta")
+    rows.weight = nn.Parameter(output.weight[ids], requires_grad=False)
+    if output.bias is not None:
+        rows.bias = nn.Parameter(output.bias[ids], requires_grad=False)
+    [name] = [name for name, child in target.model.named_children() if child is output]
+    head = copy(target.head)
+    head._modules = head._modules | {name: rows}
+
+    @torch.no_grad()
+    def logits(hidden: Tensor) -> Tensor:
+        found: Tensor = head(inputs_embeds=hidden[None], use_cache=False).logits
+        return found[0]
+
+    return logits
 
 
 def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:

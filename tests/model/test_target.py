@@ -16,7 +16,6 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     OPTConfig,
-    PhiConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3NextConfig,
@@ -173,29 +172,6 @@ def test_template_hash(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_context_and_embedding_of_every_family(family: str) -> None:
     target = Target(build(FAMILIES[family]()), None, family)
     assert target.embedding.shape == (67, 32) and target.max_context >= 64
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_some_tokens_are_columns_of_all(family: str) -> None:
-    """Caps and scales of the model's own head included; the target stays as it is."""
-    target = Target(build(FAMILIES[family]()), None, family)
-    output = target.model.get_output_embeddings()
-    ids = torch.tensor([5, 3, 66, 20])
-    hidden = torch.randn(6, 32)
-    all_of_them = target.logits(hidden)
-    some = target.logits_of(ids)(hidden)
-    torch.testing.assert_close(some, all_of_them[:, ids])
-    assert some.std() > 0.1 and not some.requires_grad
-    assert target.model.get_output_embeddings() is output
-    assert torch.equal(target.logits(hidden), all_of_them)
-
-
-def test_logits_of_some_tokens_include_the_bias() -> None:
-    model = build(PhiConfig(**PLAIN))
-    target, ids = Target(model, None, "phi"), torch.tensor([7, 2])
-    assert model.get_output_embeddings().bias is not None
-    hidden = torch.randn(3, 32)
-    torch.testing.assert_close(target.logits_of(ids)(hidden), target.logits(hidden)[:, ids])
 
 
 def test_a_decoder_that_does_more_behind_its_norm_has_no_last_norm() -> None:

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, PLAIN, build
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor, nn
+from transformers import PhiConfig
 
 from peagle.backends.batch import BLOCK, slots_of
+from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.backends.torch import TorchBackend
 from peagle.engine.draft import Proposer
@@ -22,7 +25,7 @@ from peagle.model.target import Target
 from peagle.train import step as step_module
 from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment
-from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.step import Sequence, Trainee, logits_of, run_drafter, run_target
 
 TOKENS, DEPTHS = 26, 5
 
@@ -213,6 +216,37 @@ def test_loss_and_counts_by_loops(
 def _plain(model: nn.Module, ids: Tensor) -> Tensor:
     """Logits by transformers alone."""
     return model(ids[None]).logits[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_some_tokens_are_columns_of_all(family: str) -> None:
+    """Caps and scales of the model's own head included; the target stays as it is."""
+    target = Target(build(FAMILIES[family]()), None, family)
+    output = target.model.get_output_embeddings()
+    ids = torch.tensor([5, 3, 66, 20])
+    hidden = torch.randn(6, 32)
+    all_of_them = target.logits(hidden)
+    some = logits_of(target, ids)(hidden)
+    torch.testing.assert_close(some, all_of_them[:, ids])
+    assert some.std() > 0.1 and not some.requires_grad
+    assert target.model.get_output_embeddings() is output
+    assert torch.equal(target.logits(hidden), all_of_them)
+
+
+def test_logits_of_some_tokens_include_the_bias() -> None:
+    model = build(PhiConfig(**PLAIN))
+    target, ids = Target(model, None, "phi"), torch.tensor([7, 2])
+    assert model.get_output_embeddings().bias is not None
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(logits_of(target, ids)(hidden), target.logits(hidden)[:, ids])
+
+
+def test_logits_of_some_tokens_of_a_target_that_is_fast_on_a_cpu() -> None:
+    """An engine that owns its target replaces the output layer of its head."""
+    target, ids, hidden = make_target(), torch.tensor([5, 3, 66]), torch.randn(6, 32)
+    before = target.logits(hidden)[:, ids]
+    CpuBackend().target(target, own=True)
+    torch.testing.assert_close(logits_of(target, ids)(hidden), before)
 
 
 def whole(sequence: Sequence, ratio: float = 1.0) -> Segment:
