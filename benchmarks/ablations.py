@@ -50,7 +50,7 @@ CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that 
     "r 0.7": {"ratio": 0.7},
     "r 0.8": {"ratio": 0.8},
     "decay 0.5, r 0.7": {"decay": 0.5, "ratio": 0.7},
-    "no floor": {"floor": 0.0},
+    "decay 0.5, no floor": {"decay": 0.5, "floor": 0.0},
     "decay 0.5, prompts": {"decay": 0.5, "prompts": True},  # trained on, too
     "decay 0.5, lr 1e-3": {"decay": 0.5, "lr": 1e-3},
     "1 layer": {"layers": 1},

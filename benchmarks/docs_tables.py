@@ -14,6 +14,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parents[1] / "docs"
 END = "<!-- end of tables -->"
 DRAWS = 2000  # of a bootstrap
+COMPARED = ("base", "EAGLE-3")  # cells of the ablations that the others are compared with
 TITLES = {
     "humaneval": "HumanEval",
     "mt-bench": "MT-Bench, both turns",
@@ -223,10 +224,12 @@ def ablations(report: Report) -> Lines:
     for name, rows in cells.items():
         seeds = [[row["acceptance_length"].get(draft) for row in rows] for draft in drafts]
         lengths = ["–" if None in found else f"{sum(found) / len(found):.3f}" for found in seeds]
-        against = "" if name == "base" else _against(rows, cells["base"], drafts[1])
+        against = [
+            "" if name == other else _against(rows, cells[other], drafts[1]) for other in COMPARED
+        ]
         each = " ".join(f"{length:.3f}" for length in seeds[1])
-        lines.append([name, *lengths, against, each])
-    head = ["cell", *drafts, f"{drafts[1]}, against base", "seeds"]
+        lines.append([name, *lengths, each, *against])
+    head = ["cell", *drafts, f"{drafts[1]} by seed", *(f"− {other}" for other in COMPARED)]
     return [where(report), "", *table(head, lines)]
 
 

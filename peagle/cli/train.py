@@ -69,8 +69,8 @@ def train(
     ] = None,
     correction: Annotated[
         str | None,
-        "Train a correction of the drafts of --init-from by the token before: frozen leaves the "
-        "head as it is, joint trains it, too. Default: none.",
+        "Train a correction of the drafts by the token before: frozen leaves the head of "
+        "--init-from as it is, joint trains the head, too. Default: none.",
     ] = None,
     resume: Annotated[bool, "Continue exactly from the last checkpoint in --output."] = False,
     recipe: RecipeOption = None,
@@ -83,8 +83,8 @@ def train(
         raise InputError("--data is missing: name a JSONL file of answers")
     if correction not in (None, "frozen", "joint"):
         raise InputError(f"--correction {correction}: choose frozen or joint")
-    if correction is not None and init_from is None:
-        raise InputError(f"--correction {correction}: name the head with --init-from")
+    if correction == "frozen" and init_from is None:
+        raise InputError("--correction frozen: name the head with --init-from")
     captured = Captured(Path(data)) if Path(data).is_dir() else None
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
@@ -103,11 +103,12 @@ def train(
     use_template(model.tokenizer, chat_template)
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length)
-    if correction is not None:
-        drafter = load_drafter(str(init_from), model).float()
-        drafter = with_correction(drafter, frozen=correction == "frozen")
+    if correction is not None and init_from is not None:
+        drafter = load_drafter(init_from, model).float()
     else:
         drafter = _drafter(init_from, model, head, examples, training.seed)
+    if correction is not None:
+        drafter = with_correction(drafter, frozen=correction == "frozen")
     kept = hold_out(examples, EVAL_PROMPTS)
     if not kept.prompts:
         screen.print("too few documents to keep some from training: acceptance is not measured")

@@ -3,11 +3,10 @@
 `capture.json` records what the shards (data/shard.py) were made from, and lists the complete ones.
 """
 
-import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from operator import index
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from peagle.data.example import Example
+from peagle.data.example import Example, fingerprint
 from peagle.data.shard import DTYPE, OpenShard, Shard
 from peagle.errors import InputError, first_line
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
@@ -53,14 +52,6 @@ class Manifest(NamedTuple):
 
     origin: Origin
     shards: tuple[Shard, ...]  # those that are whole, in the order of their documents
-
-
-def fingerprint(examples: Iterable[Example]) -> str:
-    """sha256 of documents."""
-    digest = hashlib.sha256()
-    for ids, supervised in examples:
-        digest.update(torch.tensor([len(ids), *ids]).numpy().tobytes() + bytes(supervised))
-    return digest.hexdigest()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

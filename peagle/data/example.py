@@ -1,6 +1,10 @@
 """One document to train on."""
 
+import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
+
+import torch
 
 
 class Example(NamedTuple):
@@ -8,3 +12,11 @@ class Example(NamedTuple):
 
     ids: list[int]
     supervised: list[bool]  # the target wrote this token itself
+
+
+def fingerprint(examples: Iterable[Example]) -> str:
+    """sha256 of documents."""
+    digest = hashlib.sha256()
+    for ids, supervised in examples:
+        digest.update(torch.tensor([len(ids), *ids]).numpy().tobytes() + bytes(supervised))
+    return digest.hexdigest()

@@ -21,12 +21,11 @@ from peagle.data.captured import (
     Manifest,
     Origin,
     difference,
-    fingerprint,
     read_manifest,
     target_hashes,
     write_manifest,
 )
-from peagle.data.example import Example
+from peagle.data.example import Example, fingerprint
 from peagle.data.shard import Shard, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers

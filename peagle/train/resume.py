@@ -23,6 +23,7 @@ from peagle.train.state import (
     METRICS,
     MOMENTS,
     PROGRESS,
+    SETTINGS,
     STATE,
     UNREADABLE,
     Progress,
@@ -36,8 +37,25 @@ def resume(trainer: Trainer) -> None:
     """Continue from the newest checkpoint of the trainer's output. Raises InputError, with nothing
     changed on disk, when there is none and when what the run saved is damaged."""
     output = trainer.config.output
+    check_settings(output / SETTINGS, trainer.settings)
     trainer.progress = load_checkpoint(output, trainer.drafter, trainer.optimizer)
     read_metrics(output / METRICS, trainer.progress.step)
+
+
+def check_settings(file: Path, now: dict[str, object]) -> None:
+    """Raises InputError that names the first setting in which the run in `file` differs from the
+    one that is to continue it. A run without that file is not compared."""
+    if not file.exists():
+        return
+    try:
+        there = dict(json.loads(file.read_text()))
+    except (*UNREADABLE, TypeError) as error:
+        why = f"cannot be read ({first_line(error)}): delete it to resume without comparing"
+        raise InputError(f"{file}: {why}") from error
+    for name, value in now.items():
+        if there.get(name) != value:
+            why = f"{name} was {there.get(name)!r:.40} when the run began, and is {value!r:.40} now"
+            raise InputError(f"{file}: {why}: resume as it began, or train into another folder")
 
 
 class Saved(NamedTuple):

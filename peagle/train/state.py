@@ -24,6 +24,7 @@ from peagle.train.sharding import whole
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 METRICS = "metrics.jsonl"
+SETTINGS = "settings.json"  # that a run is continued with
 UNREADABLE = (OSError, ValueError, RecursionError)  # files and JSON (which may be nested too deep)
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
 UNFINISHED = ".making-"  # begins the name of one that is being written
@@ -83,6 +84,14 @@ def save_checkpoint(
         shutil.rmtree(made, ignore_errors=True)
     for old in checkpoints(output)[:-keep]:
         shutil.rmtree(old)
+
+
+def write_settings(file: Path, settings: dict[str, object]) -> None:
+    """Replace the settings of a run in one go."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = file.with_name(f".{file.name}")
+    whole.write_text(json.dumps(settings, indent=1) + "\n")
+    os.replace(whole, file)
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from peagle.data.example import Example
+from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.methods.save import save_drafter, with_provenance
@@ -27,12 +27,14 @@ from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sharding import even, shard, whole_copy
 from peagle.train.state import (
     METRICS,
+    SETTINGS,
     Progress,
     append_line,
     checkpoints,
     forget_after,
     save_checkpoint,
     snapshot,
+    write_settings,
 )
 from peagle.train.step import (
     Sequence,
@@ -43,6 +45,9 @@ from peagle.train.step import (
     run_target,
 )
 from peagle.train.step import supervised_elements as supervised
+
+# Settings that a run is continued with; the others may change on the way.
+LASTING = ("batch", "pack", "ratio", "floor", "decay", "loss", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,9 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
+        lasting = {name: getattr(config, name) for name in LASTING}
+        self.settings = {**lasting, "trained tensors": len(trained), "data": fingerprint(data)[:16]}
+        self.earlier = drafter.config.provenance.data  # of a run before this one
         self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
         self.progress = Progress()
         self.total_steps = self._total_steps(data)
@@ -217,6 +225,7 @@ class Trainer:
             keep_freed_memory()
         if self.accelerator.is_main_process:  # steps that will be done again
             forget_after(self.config.output / METRICS, self.progress.step)
+            write_settings(self.config.output / SETTINGS, self.settings)
         with _signals(self._ask_to_stop):
             while not self.finished and not self._stop:
                 started = time.perf_counter()
@@ -365,9 +374,10 @@ class Trainer:
     def save_head(self, name: str) -> None:
         """Write the servable head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
-        if self.drafter.correction is not None:  # a second run of the head
+        frozen = not self.drafter.norm.weight.requires_grad
+        if frozen or (self.drafter.correction is not None and self.earlier):
             own = {f"correction_{name}": count for name, count in done.items()}
-            done = self.drafter.config.provenance.data | own
+            done = self.earlier | own
         with_provenance(self.drafter, data=done)
         drafter = whole_copy(self.drafter, torch.bfloat16)
         if self.accelerator.is_main_process:

@@ -247,6 +247,16 @@ def test_a_correction_is_trained_measured_and_used(
     assert (again / "head" / "correction").is_dir()
 
 
+def test_a_new_head_is_trained_with_its_correction(
+    target: Path, answers: Path, tmp_path: Path
+) -> None:
+    start = ("train", target, "--data", answers, "--layers", 1, "--depths", 3, "--steps", 4)
+    invoke(*start, "--correction", "joint", "--output", tmp_path)
+    assert (tmp_path / "head" / "correction").is_dir()
+    record = json.loads((tmp_path / "head" / "config.json").read_text())["peagle"]["provenance"]
+    assert record["data"]["steps"] == 4 and record["data"]["answer_tokens"] > 0
+
+
 def test_what_a_correction_needs(
     target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path, refused
 ) -> None:

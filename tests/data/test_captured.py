@@ -13,11 +13,10 @@ from peagle.data.captured import (
     Manifest,
     Origin,
     difference,
-    fingerprint,
     read_manifest,
     write_manifest,
 )
-from peagle.data.example import Example
+from peagle.data.example import Example, fingerprint
 from peagle.data.shard import OpenShard, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.target import TargetOutput

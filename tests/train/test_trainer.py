@@ -152,6 +152,52 @@ def test_a_run_that_starts_over_keeps_no_lines_of_the_one_before(
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"decay": 0.7}, "decay was 0.5 when the run began, and is 0.7 now"),
+        ({"batch": 2}, "batch was 1 when the run began, and is 2 now"),
+        ({"loss": "cross-entropy"}, "loss was 'kl' when"),
+        ({"seed": 3}, "seed was 0 when"),
+    ],
+)
+def test_a_run_is_not_continued_with_other_settings(
+    tmp_path: Path, target: Target, data: list[Example], change: dict[str, Any], named: str
+) -> None:
+    make_trainer(tmp_path, target, data, "p-eagle").run(stop_at(2))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=named) as caught:
+        resume(make_trainer(tmp_path, target, data, "p-eagle", **change))
+    assert str(caught.value).startswith(f"{tmp_path / 'settings.json'}: ")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    resume(make_trainer(tmp_path, target, data, "p-eagle", lr=1e-5, keep=9, save_every=3))
+
+
+def test_a_run_is_not_continued_with_other_data_or_another_part_frozen(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    make_trainer(tmp_path, target, data, "p-eagle").run(stop_at(2))
+    with pytest.raises(InputError, match="data was .[0-9a-f]{16}. when the run began"):
+        resume(make_trainer(tmp_path, target, data[:-1], "p-eagle"))
+    trainer = make_trainer(tmp_path, target, data, "p-eagle")
+    trainer.settings["trained tensors"] = 3
+    with pytest.raises(InputError, match="trained tensors was [0-9]+ when .* and is 3 now"):
+        resume(trainer)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "null", '{"seed": 0'])
+def test_settings_that_cannot_be_read(
+    tmp_path: Path, target: Target, data: list[Example], text: str
+) -> None:
+    make_trainer(tmp_path, target, data, "p-eagle").run(stop_at(2))
+    file = tmp_path / "settings.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match="settings.json: cannot be read .* delete it to resume"):
+        resume(make_trainer(tmp_path, target, data, "p-eagle"))
+    file.unlink()
+    resume(make_trainer(tmp_path, target, data, "p-eagle"))
+
+
 def test_not_a_number_keeps_the_last_checkpoint(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
