@@ -1,11 +1,14 @@
 """Keep answers without their prompts, and put both together again.
 
-    python heads/answers.py pack greedy.jsonl sampled.jsonl heads/answers.jsonl.gz
+    python heads/answers.py pack greedy.jsonl sampled.jsonl synth.jsonl heads/answers.jsonl.gz
     python heads/answers.py unpack heads/answers.jsonl.gz prompts/greedy.jsonl greedy.jsonl
+    python heads/answers.py unpack heads/answers.jsonl.gz synth.jsonl
 
-A packed line is an answer's tokens and a hash of the tokens that it answers. Unpacking answers a
-file of prompts as `peagle data regenerate` does, with packed answers in the place of the target: it
-writes what the target would write, up to the first prompt without an answer.
+A packed line is an answer's tokens and a hash of the tokens that it answers; a prompt that the
+target wrote itself is kept, too. Unpacking answers a file of prompts as `peagle data regenerate`
+does, with packed answers in the place of the target: it writes what the target would write, up to
+the first prompt without an answer. Without a file of prompts it writes what `peagle data synth`
+wrote.
 """
 
 import argparse
@@ -15,15 +18,18 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from peagle.data.conversation import Conversation, PendingRecord
 from peagle.data.dataset import read_conversations, read_records
-from peagle.data.regenerate import Engine, regenerate
+from peagle.data.jsonl import append, open_to_append
+from peagle.data.regenerate import Engine, answer_turn, regenerate
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
 from peagle.model.loader import load_target
 
 TARGET = "smollm2-135m"
-LONGEST = 384  # tokens of an answer
+PARAMS = SamplingParams(max_tokens=384)
 GROUP = 16  # records written together
 
 
@@ -38,37 +44,62 @@ def key(prompt_ids: list[int]) -> str:
 
 def pack(files: Sequence[Path], output: Path) -> None:
     """All answers of some data files."""
-    lines = [
-        json.dumps({"prompt": key(line["prompt_ids"]), "answer_ids": line["answer_ids"]}) + "\n"
-        for file in files
-        for line in read_records(file)
-    ]
-    output.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
-    print(f"{output}: {len(lines)} answers")
+    packed = [packed_line(line) for file in files for line in read_records(file)]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in packed)
+    output.write_bytes(gzip.compress(text.encode(), mtime=0))
+    print(f"{output}: {len(packed)} answers")
 
 
-def unpack(packed: Path, prompts: Path, output: Path) -> None:
-    """A data file of the prompts, with their answers."""
+def packed_line(line: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a line of a data file."""
+    kept = {"prompt": key(line["prompt_ids"]), "answer_ids": line["answer_ids"]}
+    if "draw" in line:  # the target wrote the prompt
+        asked = line["messages"][-2]["content"]
+        kept |= {"kind": line["kind"], "draw": line["draw"], "user": asked}
+    return kept
+
+
+def packed_engine(lines: list[dict[str, Any]]) -> Engine:
+    """An engine that answers from packed lines. `generate` raises Missing where they have none."""
     target = load_target(TARGET)
     tokenizer = target.tokenizer
     assert tokenizer is not None
-    answers = {line["prompt"]: line["answer_ids"] for line in read_records(packed)}
+    answers = {line["prompt"]: line["answer_ids"] for line in lines}
 
     def generate(asked: list[list[int]], params: SamplingParams) -> Sequence[Completion]:
         if any(key(ids) not in answers for ids in asked):
             raise Missing
         found = [answers[key(ids)] for ids in asked]
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
-        # The engine leaves out a character whose last bytes were not said.
+        # The engine leaves out a character whose last bytes were not emitted.
         return [
             Completion(text.removesuffix("\N{REPLACEMENT CHARACTER}"), ids, "stop", Stats(), [])
             for text, ids in zip(texts, found, strict=True)
         ]
 
-    engine = Engine(tokenizer, target.max_context, GROUP, generate)
-    params = SamplingParams(max_tokens=LONGEST)
+    return Engine(tokenizer, target.max_context, GROUP, generate)
+
+
+def unpack(packed: Path, prompts: Path, output: Path) -> None:
+    """A data file of the prompts, with their answers."""
+    engine = packed_engine(read_records(packed))
     with suppress(Missing):
-        regenerate(engine, read_conversations(prompts), output, params)
+        regenerate(engine, read_conversations(prompts), output, PARAMS)
+
+
+def unpack_synth(packed: Path, output: Path) -> None:
+    """A data file of the prompts that the target wrote itself, with their answers."""
+    lines = [line for line in read_records(packed) if "draw" in line]
+    engine = packed_engine(lines)
+    asked = [Conversation([[{"role": "user", "content": line["user"]}]]) for line in lines]
+    records = [PendingRecord(number, conversation) for number, conversation in enumerate(asked)]
+    answer_turn(engine, records, PARAMS)
+    made = [
+        record.lines[0] | {"kind": line["kind"], "draw": line["draw"]}
+        for record, line in zip(records, lines, strict=True)
+    ]
+    with open_to_append(output) as file:
+        append(file, made)
 
 
 def main() -> None:
@@ -79,6 +110,8 @@ def main() -> None:
     *files, output = args.files
     if args.command == "pack":
         pack(files, output)
+    elif len(files) == 1:
+        unpack_synth(files[0], output)
     else:
         packed, prompts = files
         unpack(packed, prompts, output)

@@ -20,4 +20,7 @@ answer() { # part, sampling
 answer greedy
 answer sampled --temperature 0.7 --top-p 0.95
 answer held_out
+if [ -f "$here/answers.jsonl.gz" ] && [ ! -f "$out/synth.jsonl" ]; then
+  python "$here/answers.py" unpack "$here/answers.jsonl.gz" "$out/synth.jsonl"
+fi
 peagle data synth smollm2-135m --output "$out/synth.jsonl" --count 2000 --max-tokens 384 --batch 32
