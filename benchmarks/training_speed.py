@@ -3,10 +3,11 @@
     python benchmarks/training_speed.py --data answers.jsonl.gz [--device cuda] [--threads N]
 
 Each row trains smollm2-135m's head for some steps in one way: online or from captured features,
-documents one by one or packed, in segments, recomputed, EAGLE-3, and on CUDA also without
-torch.compile. Rows take turns, so that noise hits all alike; medians of steps. FLOPs are those that
-torch counts in the same step (products and attention, forward and backward, the target's included);
-the peak is a bf16 product of 4,096 × 4,096 matrices, measured in the same process.
+together with a correction, documents one by one or packed, in segments, recomputed, EAGLE-3, and on
+CUDA also without torch.compile. Rows take turns, so that noise hits all alike; medians of steps.
+FLOPs are those that torch counts in the same step (products and attention, forward and backward,
+the target's included); the peak is a bf16 product of 4,096 × 4,096 matrices, measured in the same
+process.
 """
 
 import argparse
@@ -25,15 +26,17 @@ from peagle.data.captured import Captured
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
 from peagle.methods.spec import HeadSpec
+from peagle.model.device import keep_freed_memory
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.trainer import TrainConfig, Trainer
-from peagle.train.warm_start import new_drafter
+from peagle.train.warm_start import new_drafter, with_correction
 
 LENGTH, DOCUMENTS = 2048, 32
 ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that differ
     "p-eagle": {},
     "p-eagle, captured": {"captured": True},
+    "p-eagle, captured, correction": {"captured": True, "correction": True},  # trained jointly
     "p-eagle, packed": {"pack": LENGTH},
     "p-eagle, packed, captured": {"pack": LENGTH, "captured": True},
     "p-eagle, packed, 4 segments": {"pack": LENGTH, "segments": 4},
@@ -97,6 +100,8 @@ def make(target: Target, examples: list[Example], states: Captured, row: dict[st
     answers = [[i for i, said in zip(*e, strict=True) if said] for e in examples]
     torch.manual_seed(0)
     drafter = new_drafter(target, answers, spec)
+    if changes.pop("correction", False):
+        drafter = with_correction(drafter, frozen=False)
     settings = {"segments": 1, **changes}
     config = TrainConfig(Path(), save_every=10**9, epochs=100, **settings)
     return Row(Trainer(config, target, drafter, examples, captured=states if stored else None))
@@ -108,6 +113,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.threads:
         torch.set_num_threads(args.threads)
     target = load_target(TARGET, dtype="bfloat16", device=args.device)
+    if device.type == "cpu":
+        keep_freed_memory()  # as a run does
     examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
         states = captured(Path(folder), target, examples, LENGTH)
