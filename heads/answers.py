@@ -15,6 +15,7 @@ import argparse
 import gzip
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -59,17 +60,25 @@ def packed_line(line: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def next_of(answers: list[list[int]]) -> list[int]:
+    """The first answer; the last one stays."""
+    return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
 def packed_engine(lines: list[dict[str, Any]]) -> Engine:
     """An engine that answers from packed lines. `generate` raises Missing where they have none."""
     target = load_target(TARGET)
     tokenizer = target.tokenizer
     assert tokenizer is not None
-    answers = {line["prompt"]: line["answer_ids"] for line in lines}
+    answers: dict[str, list[list[int]]] = defaultdict(list)  # a prompt may be asked again
+    for line in lines:
+        answers[line["prompt"]].append(line["answer_ids"])
 
     def generate(asked: list[list[int]], params: SamplingParams) -> Sequence[Completion]:
-        if any(key(ids) not in answers for ids in asked):
+        keys = [key(ids) for ids in asked]
+        if any(each not in answers for each in keys):
             raise Missing
-        found = [answers[key(ids)] for ids in asked]
+        found = [next_of(answers[each]) for each in keys]
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
         # The engine leaves out a character whose last bytes were not emitted.
         return [

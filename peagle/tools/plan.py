@@ -19,6 +19,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
 from peagle.train.cod import Elements, sample_elements
+from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
 from peagle.train.step import LOSS_ROWS
 from peagle.train.trainer import TrainConfig
@@ -84,7 +85,7 @@ def plan(  # noqa: PLR0913 (what decides)
     }
     of_step = {
         "target states": context * states,
-        "loss": _loss_bytes(target, spec, len(elements.anchor)),
+        "loss": _loss_bytes(target, spec, len(elements.anchor), BLOCK if dense else LOSS_ROWS),
     }
     cost = pass_cost(drafter)
     left = (room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
@@ -126,15 +127,15 @@ def measured_rate(run: Path) -> float:
     return answered / max(last["seconds"] - first["seconds"], 1e-9)
 
 
-def _loss_bytes(target: Target, spec: HeadSpec, elements: int) -> int:
-    """Bytes of the gradients at the last hidden states and at the draft head, and of a chunk's
-    logits: the target's over its whole vocabulary, the drafter's in float32 and what the loss
-    computes from them."""
+def _loss_bytes(target: Target, spec: HeadSpec, elements: int, compared: int) -> int:
+    """Bytes of the gradients at the last hidden states and at the draft head, of the target's head
+    over the draft vocabulary, and of a chunk's logits: the target's, the drafter's and their
+    gradient, and what the loss makes of `compared` rows of them in float32."""
     vocab, hidden = target.embedding.shape
     draft_vocab = min(spec.draft_vocab, vocab)
     gradients = elements * hidden * 4 + 2 * draft_vocab * hidden * 4
-    chunk = LOSS_ROWS * (vocab * target.dtype.itemsize + draft_vocab * 4 * 6)
-    return gradients + chunk
+    head = draft_vocab * hidden * target.dtype.itemsize
+    return gradients + head + draft_vocab * (LOSS_ROWS * 4 * 2 + compared * 4 * 4)
 
 
 def _runtime() -> int:
