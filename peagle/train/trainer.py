@@ -211,7 +211,8 @@ class Trainer:
             trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
         lasting = {name: getattr(config, name) for name in LASTING}
-        self.settings = {**lasting, "trained tensors": len(trained), "data": fingerprint(data)[:16]}
+        self.frozen = not drafter.norm.weight.requires_grad  # but for its correction
+        self.settings = {**lasting, "frozen head": self.frozen, "data": fingerprint(data)[:16]}
         self.earlier = drafter.config.provenance.data  # of a run before this one
         self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
         self.progress = Progress()
@@ -374,8 +375,7 @@ class Trainer:
     def save_head(self, name: str) -> None:
         """Write the servable head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
-        frozen = not self.drafter.norm.weight.requires_grad
-        if frozen or (self.drafter.correction is not None and self.earlier):
+        if self.frozen or (self.drafter.correction is not None and self.earlier):
             own = {f"correction_{name}": count for name, count in done.items()}
             done = self.earlier | own
         with_provenance(self.drafter, data=done)

@@ -180,8 +180,8 @@ def test_a_run_is_not_continued_with_other_data_or_another_part_frozen(
     with pytest.raises(InputError, match="data was .[0-9a-f]{16}. when the run began"):
         resume(make_trainer(tmp_path, target, data[:-1], "p-eagle"))
     trainer = make_trainer(tmp_path, target, data, "p-eagle")
-    trainer.settings["trained tensors"] = 3
-    with pytest.raises(InputError, match="trained tensors was [0-9]+ when .* and is 3 now"):
+    trainer.settings["frozen head"] = True
+    with pytest.raises(InputError, match="frozen head was False when .* and is True now"):
         resume(trainer)
 
 
