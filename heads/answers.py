@@ -4,11 +4,11 @@
     python heads/answers.py unpack heads/answers.jsonl.gz prompts/greedy.jsonl greedy.jsonl
     python heads/answers.py unpack heads/answers.jsonl.gz synth.jsonl
 
-A packed line is an answer's tokens and a hash of the tokens that it answers; a prompt that the
-target wrote itself is kept, too. Unpacking answers a file of prompts as `peagle data regenerate`
-does, with packed answers in the place of the target: it writes what the target would write, up to
-the first prompt without an answer. Without a file of prompts it writes what `peagle data synth`
-wrote.
+A packed line is an answer's tokens, a hash of the tokens that it answers, and the name of its file,
+which is unpacked by that name; a prompt that the target wrote itself is kept, too. Unpacking answers
+a file of prompts as `peagle data regenerate` does, with packed answers in the place of the target:
+it writes what the target would write, up to the first prompt without an answer. Without a file of
+prompts it writes what `peagle data synth` wrote.
 """
 
 import argparse
@@ -45,19 +45,25 @@ def key(prompt_ids: list[int]) -> str:
 
 def pack(files: Sequence[Path], output: Path) -> None:
     """All answers of some data files."""
-    packed = [packed_line(line) for file in files for line in read_records(file)]
+    packed = [packed_line(line, file) for file in files for line in read_records(file)]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in packed)
     output.write_bytes(gzip.compress(text.encode(), mtime=0))
     print(f"{output}: {len(packed)} answers")
 
 
-def packed_line(line: dict[str, Any]) -> dict[str, Any]:
+def packed_line(line: dict[str, Any], file: Path) -> dict[str, Any]:
     """What is kept of a line of a data file."""
-    kept = {"prompt": key(line["prompt_ids"]), "answer_ids": line["answer_ids"]}
+    asked = key(line["prompt_ids"])
+    kept = {"file": file.name, "prompt": asked, "answer_ids": line["answer_ids"]}
     if "draw" in line:  # the target wrote the prompt
-        asked = line["messages"][-2]["content"]
-        kept |= {"kind": line["kind"], "draw": line["draw"], "user": asked}
+        kept |= {name: line[name] for name in ("kind", "draw")}
+        kept["user"] = line["messages"][-2]["content"]
     return kept
+
+
+def lines_of(packed: Path, file: Path) -> list[dict[str, Any]]:
+    """Packed lines of a data file, by its name."""
+    return [line for line in read_records(packed) if line["file"] == file.name]
 
 
 def next_of(answers: list[list[int]]) -> list[int]:
@@ -91,14 +97,14 @@ def packed_engine(lines: list[dict[str, Any]]) -> Engine:
 
 def unpack(packed: Path, prompts: Path, output: Path) -> None:
     """A data file of the prompts, with their answers."""
-    engine = packed_engine(read_records(packed))
+    engine = packed_engine(lines_of(packed, output))
     with suppress(Missing):
         regenerate(engine, read_conversations(prompts), output, PARAMS)
 
 
 def unpack_synth(packed: Path, output: Path) -> None:
     """A data file of the prompts that the target wrote itself, with their answers."""
-    lines = [line for line in read_records(packed) if "draw" in line]
+    lines = lines_of(packed, output)
     engine = packed_engine(lines)
     asked = [Conversation([[{"role": "user", "content": line["user"]}]]) for line in lines]
     records = [PendingRecord(number, conversation) for number, conversation in enumerate(asked)]
