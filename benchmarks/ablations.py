@@ -39,7 +39,7 @@ from peagle.train.trainer import TrainConfig, Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
 BASE = HeadSpec(draft_vocab=7680)
-BASE_TRAINING = {"ratio": 0.5, "decay": 1.0}
+BASE_TRAINING = {"ratio": 0.5, "floor": 0.1, "decay": 1.0}
 EAGLE3 = {"method": "eagle3"}
 CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that differ
     "base": {},
@@ -63,6 +63,7 @@ CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that 
     "correction": {"correction": "joint"},
     "correction, base frozen": {"correction": "frozen"},
     "decay 0.5, correction": {"decay": 0.5, "correction": "joint"},
+    "decay 0.5, no floor, correction": {"decay": 0.5, "floor": 0.0, "correction": "joint"},
     "EAGLE-3": EAGLE3,
     "EAGLE-3, all elements": EAGLE3 | {"ratio": 1.0},
     "EAGLE-3, all elements, decay 0.8": EAGLE3 | {"ratio": 1.0, "decay": 0.8},
