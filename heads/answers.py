@@ -5,10 +5,10 @@
     python heads/answers.py unpack heads/answers.jsonl.gz synth.jsonl
 
 A packed line is an answer's tokens, a hash of the tokens that it answers, and its file's name, by
-which it is unpacked; a prompt that the target wrote itself is kept, too. Unpacking answers a file of
-prompts as `peagle data regenerate` does, with packed answers in the place of the target: it writes
-what the target would write, up to the first prompt without an answer. Without a file of prompts it
-writes what `peagle data synth` wrote.
+which it is unpacked; a prompt that the target wrote itself is kept, too. Unpacking answers a file
+of prompts as `peagle data regenerate` does, with packed answers in the place of the target: it
+writes what the target would write, up to the first prompt without an answer. Without a file of
+prompts it writes what `peagle data synth` wrote.
 """
 
 import argparse
