@@ -22,7 +22,6 @@ EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
         "ratio": 0.8,
-        "floor": 0.0,
         "decay": 1.0,
         "embedding": "full",
         "lr": 1e-4,

@@ -95,7 +95,7 @@ class TrainConfig:
     lr: float = 6e-4
     warmup: float = 0.01
     ratio: float = 0.5
-    floor: float = 0.1
+    floor: float = 0.0
     decay: float = 0.5
     loss: LossName = "kl"
     seed: int = 0
