@@ -89,8 +89,13 @@ def save_checkpoint(
 def write_settings(file: Path, settings: dict[str, object]) -> None:
     """Replace the settings of a run in one go."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    _replace(file, (json.dumps(settings, indent=1) + "\n").encode())
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Give a file new content, all of it or none."""
     whole = file.with_name(f".{file.name}")
-    whole.write_text(json.dumps(settings, indent=1) + "\n")
+    whole.write_bytes(content)
     os.replace(whole, file)
 
 
@@ -109,9 +114,7 @@ def forget_after(file: Path, step: int) -> None:
     kept = read_metrics(file, step)
     if not file.is_file():
         return
-    whole = file.with_name(f".{file.name}")
-    whole.write_bytes(b"".join(kept))
-    os.replace(whole, file)
+    _replace(file, b"".join(kept))
 
 
 def read_metrics(file: Path, step: int) -> list[bytes]:
