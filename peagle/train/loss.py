@@ -137,4 +137,5 @@ class ChunkedDivergence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [g if g is None else g.mul_(upstream) for g in ctx.gradients]
+        ctx.gradients = None  # or autograd would copy what it could keep
         return None, None, None, *scaled

@@ -11,12 +11,13 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
+from peagle.train.block_attention import mask_entries
 from peagle.train.partition import partition
 from peagle.train.step import Sequence, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again
-MASK_BYTES = 4  # an entry of a mask on the CPU: as bool and as what is added to scores, and gaps
+MASK_BYTES = 4  # an entry of a mask on the CPU: float32, or as bool and as bf16, and gaps
 MOST = 64  # segments
 
 
@@ -64,16 +65,14 @@ def pass_bytes(
     cost: PassCost, elements: Elements, documents: Tensor, *, dense: bool
 ) -> tuple[float, float]:
     """Memory of a pass over some elements: (activations, mask). `dense` on the CPU, where a mask is
-    a table: of all pairs, or in a parallel method of each document's elements and its context."""
+    a table: of all pairs, or in a parallel method of each block of elements and its keys."""
     rows = len(elements.anchor)
     activations = cost.fixed + cost.element * rows
     if not dense:
         return activations, 0.0
     if not cost.parallel:
         return activations, MASK_BYTES * rows**2
-    owner = documents[elements.anchor].unique(return_inverse=True)[1]
-    context = owner[elements.depth == 0].bincount()
-    return activations, MASK_BYTES * float((owner.bincount() * context).sum())
+    return activations, MASK_BYTES * mask_entries(elements, documents)
 
 
 def choose_segments(

@@ -19,7 +19,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
-from peagle.train.chain_attention import ChainAttend
+from peagle.train.block_attention import BlockAttend
 from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
 from peagle.train.mask import FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
@@ -214,7 +214,7 @@ def run_drafter(
 def _attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Attend:
     if elements.anchor.is_cuda:
         return FlexAttend(block_mask(elements, documents), _compiled_flex())
-    return ChainAttend(elements, documents, dtype)  # FlexAttention has no backward on the CPU
+    return BlockAttend(elements, documents, dtype)  # FlexAttention has no backward on the CPU
 
 
 @cache

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.train.chain_attention import ChainAttend
+from peagle.train.block_attention import BlockAttend
 from peagle.train.cod import sample_elements
 from peagle.train.memory import (
     MASK_BYTES,
@@ -52,12 +52,15 @@ def test_fewest_segments_that_fit() -> None:
 
 
 def test_entries_of_the_mask() -> None:
-    """As many as the attention over chains makes, and all pairs in a method that runs by depth."""
+    """Somewhat more than the blocks of elements have, and all pairs in a method that runs by
+    depth."""
     generator = torch.Generator().manual_seed(0)
-    supervised = torch.ones(200, dtype=torch.bool)
-    documents = (torch.arange(200) > 120).long()
+    supervised = torch.ones(400, dtype=torch.bool)
+    documents = (torch.arange(400) > 120).long()
     elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
-    made = sum(part.mask.numel() for part in ChainAttend(elements, documents, torch.float32).parts)
-    for parallel, entries in ((True, made), (False, len(elements.anchor) ** 2)):
-        _, mask = pass_bytes(PassCost(0.0, 0.0, parallel), elements, documents, dense=True)
-        assert mask == MASK_BYTES * entries
+    blocks = BlockAttend(elements, documents, torch.bfloat16).blocks
+    made = sum(block.mask.nbytes for block in blocks)
+    _, planned = pass_bytes(PassCost(0.0, 0.0, parallel=True), elements, documents, dense=True)
+    assert made <= planned < 1.3 * made
+    _, planned = pass_bytes(PassCost(0.0, 0.0, parallel=False), elements, documents, dense=True)
+    assert planned == MASK_BYTES * len(elements.anchor) ** 2
