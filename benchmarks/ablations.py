@@ -34,8 +34,9 @@ from peagle.methods.registry import method_of
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.train import loss as losses
+from peagle.train.config import TrainConfig
 from peagle.train.loss import Divergence, Wanted, divergence
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
 BASE = HeadSpec(draft_vocab=7680)

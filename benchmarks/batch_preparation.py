@@ -30,9 +30,9 @@ from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
+from peagle.train.config import TrainConfig
 from peagle.train.mask import block_mask, visible
 from peagle.train.partition import partition
-from peagle.train.trainer import TrainConfig
 
 TOKENS, DEPTHS, DOCUMENTS = 2048, 8, 64
 PARTS = ("read", "elements", "segments", "mask")

@@ -30,7 +30,8 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.device import keep_freed_memory
 from peagle.model.loader import load_target
 from peagle.model.target import Target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.config import TrainConfig
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
 LENGTH, DOCUMENTS = 2048, 32

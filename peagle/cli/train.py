@@ -33,10 +33,11 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 from peagle.model.template import use_template
+from peagle.train.config import TrainConfig
 from peagle.train.evaluate import hold_out, measure_on
 from peagle.train.resume import resume as continue_run
 from peagle.train.state import checkpoints
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
 app = App()

@@ -19,10 +19,10 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
 from peagle.train.cod import Elements, sample_elements
+from peagle.train.config import TrainConfig
 from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
 from peagle.train.step import LOSS_ROWS
-from peagle.train.trainer import TrainConfig
 
 ADAMW = 16  # bytes a trained weight: float32 weight, gradient and two moments
 GIB = 2**30

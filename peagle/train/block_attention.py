@@ -45,10 +45,9 @@ class BlockAttend:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert spec.window is None and spec.softcap is None and spec.sinks is None
-        q, k, v = (x.to(self.dtype) for x in (q, k, v))
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
-        blocks, scale = self.blocks, spec.scale
-        out: Tensor = _Attention.apply(q, k.transpose(0, 1), v.transpose(0, 1), blocks, scale)
+        q, k, v = (x.to(self.dtype) for x in (q, k.transpose(0, 1), v.transpose(0, 1)))
+        out: Tensor = _Attention.apply(q, k, v, self.blocks, spec.scale)
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 

@@ -20,8 +20,9 @@ from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
+from peagle.train.config import TrainConfig
 from peagle.train.resume import resume
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
 FUZZED = 2000 if os.environ.get("PEAGLE_ATTACKS") == "long" else 200

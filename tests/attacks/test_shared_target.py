@@ -24,7 +24,8 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.config import TrainConfig
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
 PROMPTS = random_prompts(4, 4, seed=9)

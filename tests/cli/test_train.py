@@ -23,7 +23,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train import warm_start
-from peagle.train.trainer import TrainConfig
+from peagle.train.config import TrainConfig
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,7 +6,8 @@ from peagle.data.example import Example
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.config import TrainConfig
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
 

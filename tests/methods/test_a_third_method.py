@@ -26,10 +26,11 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
 from peagle.train.cod import sample_elements
+from peagle.train.config import TrainConfig
 from peagle.train.evaluate import measure_on
 from peagle.train.partition import Segment
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
 DEPTHS = 4

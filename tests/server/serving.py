@@ -18,7 +18,8 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.config import TrainConfig
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
 MODEL = "tiny"

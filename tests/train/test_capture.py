@@ -21,9 +21,10 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
+from peagle.train.config import TrainConfig
 from peagle.train.evaluate import hold_out, measure_on
 from peagle.train.step import run_target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
 LAYERS = (1, 2, 3)

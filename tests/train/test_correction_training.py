@@ -17,10 +17,11 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.cod import sample_elements
+from peagle.train.config import TrainConfig
 from peagle.train.partition import Segment
 from peagle.train.resume import resume
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
 DEPTHS = 4

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.methods.load import load_drafter
+from peagle.train.config import TrainConfig
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.step import Sequence, Trainee, run_target
-from peagle.train.trainer import TrainConfig, Trainer
+from peagle.train.trainer import Trainer
 
 RUN = Path(__file__).with_name("run_training.py")
 COMMON = {"steps": 4, "batch": 4, "pack": 60, "segments": 2, "bf16": False, "uneven": True}

@@ -17,9 +17,10 @@ from peagle.methods.load import load_drafter
 from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
 from peagle.train import state as state_module
+from peagle.train.config import TrainConfig
 from peagle.train.evaluate import measure_on
 from peagle.train.resume import resume
-from peagle.train.trainer import TrainConfig, Trainer, learning_rate
+from peagle.train.trainer import Trainer, learning_rate
 from peagle.train.warm_start import new_drafter
 
 SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
