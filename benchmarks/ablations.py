@@ -45,10 +45,8 @@ EAGLE3 = {"method": "eagle3"}
 CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that differ
     "base": {},
     "decay 0.5": {"decay": 0.5},
-    "decay 0.7": {"decay": 0.7},
     "total variation": {"distance": "total variation"},
     "cross-entropy": {"loss": "cross-entropy"},
-    "r 0.7": {"ratio": 0.7},
     "r 0.8": {"ratio": 0.8},
     "decay 0.5, r 0.7": {"decay": 0.5, "ratio": 0.7},
     "decay 0.5, no floor": {"decay": 0.5, "floor": 0.0},
@@ -57,7 +55,6 @@ CELLS: dict[str, dict[str, Any]] = {  # fields of HeadSpec and TrainConfig that 
     "1 layer": {"layers": 1},
     "2 layers": {"layers": 2},
     "lr 3e-4": {"lr": 3e-4},
-    "lr 1e-3": {"lr": 1e-3},
     "features n-1": {"feature_layers": (2, 15, 29)},
     "embedding trained": {"embedding": "full"},
     "cold start": {"warm_start": False},
