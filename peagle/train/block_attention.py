@@ -43,6 +43,7 @@ class BlockAttend:
         self.blocks = list(_blocks(elements, documents, _precise(dtype)))
         self.dtype = dtype
 
+    @torch.compiler.disable  # as many blocks as elements ask for: a graph for each number
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert spec.window is None and spec.softcap is None and spec.sinks is None
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
@@ -53,22 +54,15 @@ class BlockAttend:
 
 def mask_entries(elements: Elements, documents: Tensor) -> int:
     """Most entries that the masks of all blocks have together."""
-    ranges = _ranges(elements, documents)
-    keys = (ranges.last - ranges.first) + (ranges.end - ranges.begin)
+    _, first, last, begin, end = _ranges(elements, documents)
+    keys = (last - first) + (end - begin)
     return sum(ROWS * (count + missing_rows(count)) for count in keys.tolist())
 
 
-class _Ranges(NamedTuple):
-    """Of B blocks."""
-
-    order: Tensor  # (E,) elements by anchor, then depth
-    first: Tensor  # (B,) depth-0 elements that a block reads: from this one,
-    last: Tensor  # (B,) to before this one
-    begin: Tensor  # (B,) all elements of a block's anchors: from this place of `order`,
-    end: Tensor  # (B,) to before this one
-
-
-def _ranges(elements: Elements, documents: Tensor) -> _Ranges:
+def _ranges(elements: Elements, documents: Tensor) -> tuple[Tensor, ...]:
+    """The elements (E,) by anchor, then depth, and of B blocks, each (B,): first and last of the
+    depth-0 elements that it reads, first and last place, in that order, of all elements of its
+    anchors. A last one is the one after."""
     anchor, depth = elements
     order = anchor.argsort(stable=True)
     ordered, head = anchor[order], anchor[depth == 0]
@@ -77,7 +71,7 @@ def _ranges(elements: Elements, documents: Tensor) -> _Ranges:
     first = torch.searchsorted(documents[head], documents[low])
     last = torch.searchsorted(head, high, right=True)
     begin, end = torch.searchsorted(ordered, low), torch.searchsorted(ordered, high, right=True)
-    return _Ranges(order, first, last, begin, end)
+    return order, first, last, begin, end
 
 
 def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterator[Block]:
