@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
 from peagle.model.padding import missing_rows, pad_rows
+from peagle.train.mask import sees
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
 
@@ -82,10 +83,8 @@ def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterat
     for rows, (first, last, begin, end) in zip(order.split(ROWS), bounds, strict=True):
         near = order[begin:end]
         keys = torch.cat([torch.arange(first, last, device=order.device), near[depth[near] > 0]])
-        of_context = (depth[keys] == 0) & (anchor[keys] <= anchor[rows, None])
-        of_context &= owner[keys] == owner[rows, None]
-        of_chain = (anchor[keys] == anchor[rows, None]) & (depth[keys] <= depth[rows, None])
-        unseen = F.pad(~(of_context | of_chain), (0, missing_rows(len(keys))), value=True)
+        seen = sees(elements, owner, rows[:, None], keys)
+        unseen = F.pad(~seen, (0, missing_rows(len(keys))), value=True)
         mask = torch.zeros(unseen.shape, dtype=dtype, device=order.device)
         yield Block(rows, pad_rows(keys), mask.masked_fill_(unseen, float("-inf")))
 
@@ -99,10 +98,9 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         out = torch.empty_like(q)
         with torch.autocast(q.device.type, enabled=False), _exact_products(q.dtype):
-            for block in blocks:
-                rows, keys, _ = block
-                shares = _shares(_queries(q, rows), k[:, keys], block, scale)
-                out[:, :, rows] = _by_group(shares.to(v.dtype) @ v[:, keys], block)
+            for rows, keys, mask in blocks:
+                shares = _shares(_queries(q, rows), k[:, keys], mask, scale)
+                out[:, :, rows] = _by_group(shares.to(v.dtype) @ v[:, keys], rows)
         ctx.save_for_backward(q, k, v)
         ctx.blocks, ctx.scale = blocks, scale
         return out
@@ -114,23 +112,22 @@ class _Attention(torch.autograd.Function):
         of_q = torch.empty_like(q)
         of_k, of_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
         with _exact_products(q.dtype):
-            for block in ctx.blocks:
-                rows, keys, _ = block
+            for rows, keys, mask in ctx.blocks:
                 asked, ours, known = _queries(q, rows), _queries(grad, rows), k[:, keys]
-                shares = _shares(asked, known, block, ctx.scale)
+                shares = _shares(asked, known, mask, ctx.scale)
                 of_shares = _product(ours, v[:, keys].mT)
                 of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
                 of_scores = of_scores.mul_(ctx.scale).to(q.dtype)
-                of_q[:, :, rows] = _by_group(of_scores @ known, block)
+                of_q[:, :, rows] = _by_group(of_scores @ known, rows)
                 of_k.index_add_(1, keys, (of_scores.mT @ asked).to(of_k.dtype))
                 of_v.index_add_(1, keys, (shares.to(v.dtype).mT @ ours).to(of_v.dtype))
         return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None, None
 
 
-def _shares(asked: Tensor, known: Tensor, block: Block, scale: float) -> Tensor:
+def _shares(asked: Tensor, known: Tensor, mask: Tensor, scale: float) -> Tensor:
     """What each of the queries (M, G·R, H) takes of each of the keys (M, C, H): (M, G·R, C)."""
-    scores = _by_group(_product(asked, known.mT), block)
-    return scores.mul_(scale).add_(block.mask).softmax(-1).flatten(1, 2)
+    scores = _by_group(_product(asked, known.mT), mask)
+    return scores.mul_(scale).add_(mask).softmax(-1).flatten(1, 2)
 
 
 def _queries(x: Tensor, rows: Tensor) -> Tensor:
@@ -138,9 +135,9 @@ def _queries(x: Tensor, rows: Tensor) -> Tensor:
     return x[:, :, rows].flatten(1, 2)
 
 
-def _by_group(x: Tensor, block: Block) -> Tensor:
-    """(M, G·R, …) → (M, G, R, …)."""
-    return x.unflatten(1, (-1, len(block.rows)))
+def _by_group(x: Tensor, rows: Tensor) -> Tensor:
+    """(M, G·R, …) → (M, G, R, …), as many as `rows` (R, …)."""
+    return x.unflatten(1, (-1, len(rows)))
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

@@ -38,6 +38,14 @@ def visible(elements: Elements, documents: Tensor) -> Tensor:
     return mask
 
 
+def sees(elements: Elements, owner: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Whether elements q see elements k, indices that are broadcast; `owner` (E,) is the document
+    of every element."""
+    anchor, depth = elements
+    context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
+    return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
+
+
 def chains(elements: Elements) -> tuple[Tensor, Tensor]:
     """(row, column) of every element (a, d) and each (a, d′), 0 < d′ ≤ d: its own chain."""
     anchor, depth = elements
@@ -55,8 +63,7 @@ def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
     owner = documents[anchor]
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
-        return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
+        return sees(elements, owner, q, k)
 
     (low, first, shallow), (high, last, deep) = _block_ranges(torch.stack([anchor, owner, depth]))
     near = (low[None] <= high[:, None]) & (first[None] <= last[:, None])
