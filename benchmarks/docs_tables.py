@@ -14,7 +14,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parents[1] / "docs"
 END = "<!-- end of tables -->"
 DRAWS = 2000  # of a bootstrap
-COMPARED = ("base", "EAGLE-3, decay 0.5")  # cells that the others of the ablations go against
+COMPARED = ("base", "EAGLE-3, decay 0.5")  # what all cells of the ablations are compared with
 TITLES = {
     "humaneval": "HumanEval",
     "mt-bench": "MT-Bench, both turns",

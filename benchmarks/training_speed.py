@@ -70,12 +70,9 @@ class Row:
         trainer = self.trainer
         before, started = trainer.progress.answer_tokens, time.perf_counter()
         work = trainer._sample()
-        if count:
-            counter = FlopCounterMode(display=False)
-            counter.mod_tracker = Everything()
-            with counter:
-                result = trainer._forward_backward(work, trainer._agree(work))
-        else:
+        counter = FlopCounterMode(display=False)
+        counter.mod_tracker = Everything()
+        with counter if count else nullcontext():
             result = trainer._forward_backward(work, trainer._agree(work))
         trainer._update(result)
         trainer.progress.step += 1
