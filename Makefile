@@ -27,13 +27,13 @@ endef
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wheel bench bench-short test test-attacks test-vllm test-browser chromium bubblewrap emulator lint docs clean
+.PHONY: help demo wheel bench bench-short test test-attacks test-vllm test-browser chromium emulator lint docs clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
 	@echo 'make wheel      build the packages peagle and peagle-demo-heads into dist/'
 	@echo 'make test       set up, lint, run the tests'
-	@echo 'make test-attacks  try to break the server, the sandbox and training; PEAGLE_ATTACKS=long tries more'
+	@echo 'make test-attacks  try to break the server and training; PEAGLE_ATTACKS=long tries more'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
 	@echo 'make test-browser  drive the console in Chromium'
 	@echo 'make bench      every benchmark, which takes long; MT_BENCH=FILE includes MT-Bench'
@@ -50,10 +50,10 @@ wheel:
 	$(call logged,dist/build.log,$(PYTHON) -m pip wheel --no-deps --wheel-dir dist . ./packages/demo-heads)
 	@ls dist/*.whl
 
-test: lint bubblewrap emulator
+test: lint emulator
 	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' --ignore tests/attacks tests
 
-test-attacks: .venv/.installed bubblewrap
+test-attacks: .venv/.installed
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/attacks
 
 test-vllm: .venv/.installed .venv-vllm/.installed chromium
@@ -73,9 +73,6 @@ endef
 
 chromium:
 	$(call install,chromium,chromium)
-
-bubblewrap:
-	$(call install,bwrap,bubblewrap)
 
 emulator:
 	$(call install,qemu-aarch64,qemu-user g++-aarch64-linux-gnu)

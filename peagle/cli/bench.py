@@ -107,16 +107,16 @@ def run(
     acceptance: Annotated[
         str, "Acceptance length of each method at K = 7, with --random-weights."
     ] = "p-eagle=3.94,eagle3=3.03",
-    pass_at_1: Annotated[bool, "Run HumanEval's tests on the answers, in a sandbox."] = False,
     model: Annotated[ModelOptions, MODEL],
     output: Annotated[Path, "JSON file to write the results to."] = Path("results/bench.json"),
 ) -> None:
     """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
     rows with 95 % intervals as JSON, and a page with plots beside it."""
+    from peagle.bench import report as pages
     from peagle.bench.workload import random_ids, read_workload
 
     check_at_least(1, repeats=repeats, limit=limit, prompt_tokens=prompt_tokens)
-    _check_tools(dataset, pass_at_1=pass_at_1, random_weights=random_weights)
+    pages.check()  # before hours of measuring
     chosen = "native"
     if url is None and not random_weights:
         native_only = _native_only(k, nodes, methods, model)
@@ -148,7 +148,7 @@ def run(
         answers = answering.vllm(asked, vllm_python)
     else:
         answers = answering.native(asked)
-    _measure(answers, cells, workload.conversations, about, output, pass_at_1)
+    _measure(answers, cells, workload.conversations, about, output)
 
 
 def _measure(
@@ -157,10 +157,8 @@ def _measure(
     conversations: list[list[str]],
     settings: dict[str, Any],
     output: Path,
-    pass_at_1: bool,
 ) -> None:
     """Play every cell, write what was measured after each, and print it in the end."""
-    from peagle.bench import sandbox
     from peagle.bench.run import Stopped, environment, report, write_json
     from peagle.bench.run import run as play
 
@@ -179,12 +177,7 @@ def _measure(
         except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped
-    found = report(results, about, True)
-    if pass_at_1:
-        with screen.status("running the answers"):
-            sandbox.judge(results, found["rows"])
-        write_json(output, found)
-    _show(found, output)
+    _show(report(results, about, True), output)
 
 
 @app.command()
@@ -203,16 +196,6 @@ def compare(
     print_table(table)
     if any(change.slower for change in changes):
         raise typer.Exit(1)
-
-
-def _check_tools(dataset: str, *, pass_at_1: bool, random_weights: bool) -> None:
-    """Raises InputError, before hours of measuring, for what the report or the tests of the data
-    set lack on this machine."""
-    from peagle.bench import report, sandbox
-
-    report.check()
-    if pass_at_1:
-        sandbox.check("random ids" if random_weights else dataset)
 
 
 def _native_only(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
@@ -321,8 +304,7 @@ def _table(report: dict[str, Any]) -> Table:
     title = f"{report['settings']['target']}, {report['settings']['dataset']}, {report['device']}"
     columns = ("method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT",
                "same")  # fmt: skip
-    solved = any("pass_at_1" in row for row in report["rows"])
-    table = Table(*columns, *(["pass@1"] if solved else []), title=title,
+    table = Table(*columns, title=title,
                   caption="nodes: draft tokens a round; TTFT and TPOT: medians in ms")  # fmt: skip
     for row in report["rows"]:
         length, speed_up, edges = (
@@ -341,7 +323,6 @@ def _table(report: dict[str, Any]) -> Table:
             f"{row['ttft_ms_p50'] or 0:.0f}",
             f"{row['tpot_ms_p50'] or 0:.1f}",
             f"{row['same']}/{row['compared']}" if "same" in row else _chance(row),
-            *([f"{row['pass_at_1']:.1%}"] if solved else []),
         )
     return table
 

@@ -11,6 +11,7 @@ from peagle.errors import InputError
 from peagle.methods.checkpoint import read_config
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.save import save_drafter
+from peagle.tools.card import write_card
 
 app = App()
 
@@ -47,4 +48,5 @@ def export(
     use_template(model.tokenizer, chat_template)
     drafter = load_drafter(head, model, force=force)
     save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
+    write_card(output)
     screen.print(f"wrote {output} ({to})")

@@ -32,13 +32,12 @@ COMMANDS = {
     "doctor": ("peagle.cli.doctor", "Check that a head fits its target; name what differs."),
     "catalog": ("peagle.cli.catalog", "List the models known by name, and their heads."),
     "deploy": ("peagle.cli.deploy", "Serve a model here, on Kubernetes or on SageMaker."),
-    "push": ("peagle.cli.push", "Upload a head to the Hugging Face hub."),
 }
 PANELS = {  # how `peagle --help` groups them
     "Run": ("demo", "generate", "chat", "serve", "catalog"),
     "Measure": ("eval", "bench", "doctor"),
     "Train": ("train", "data", "plan"),
-    "Deploy": ("deploy", "export", "push"),
+    "Deploy": ("deploy", "export"),
 }
 FIRST = {  # what `peagle` alone shows: the commands that most people need first
     "demo": "See the speed-up: one model alone, with EAGLE-3 and with P-EAGLE.",

@@ -52,8 +52,8 @@ def _named(head: str, asked: Drafting, entry: Entry, remote: bool) -> Drafting:
     folder = Path(head).expanduser()
     if folder.is_dir():
         if remote:
-            why = "a folder is read on this machine only: `peagle push` it and give its hub id"
-            raise InputError(f"head {head}: {why}")
+            how = "upload it with `hf upload` and give its hub id"
+            raise InputError(f"head {head}: a folder is read on this machine only: {how}")
         return replace(asked, head=str(folder.resolve()))
     if not is_hub_id(head):
         raise InputError(f"head {head}: no such folder, and no hub id (owner/name[@revision])")
@@ -87,7 +87,7 @@ def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Draft
             _warn(f"nothing will draft: {missing}")
         return asked
     if remote and head.hub is None:
-        how = "upload it with `peagle push` and name it with `hub:` in the catalog"
+        how = "upload it with `hf upload` and name it with `hub:` in the catalog"
         raise InputError(f"the head of {name} is the folder {head.folder}: {how}")
     if head.place is None:
         raise InputError(f"the head of {name} is not here: no folder {head.folder}")

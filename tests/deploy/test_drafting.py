@@ -68,7 +68,7 @@ def test_the_method_of_an_unknown_head_is_guessed_and_said(head: str, method: st
 def test_a_folder_is_for_this_machine(tmp_path: Path) -> None:
     found = chosen(entry(), str(tmp_path), remote=False)
     assert (found.head, found.k) == (str(tmp_path), None)
-    with pytest.raises(InputError, match=r"a folder is read on this machine only: `peagle push`"):
+    with pytest.raises(InputError, match="a folder is read on this machine only: upload it"):
         chosen(entry(), str(tmp_path))
     for remote in (True, False):
         with pytest.raises(InputError, match="head runs/a/head: no such folder, and no hub id"):
@@ -81,7 +81,7 @@ def test_the_demo_targets_heads() -> None:
     assert chosen(demo) == chosen(demo, remote=False) == Drafting(None, "p-eagle", None)
     found = chosen(demo, method="eagle3", remote=False)
     assert str(found.head).endswith("smollm2-135m-eagle3")
-    with pytest.raises(InputError, match="upload it with `peagle push`"):
+    with pytest.raises(InputError, match="upload it with `hf upload`"):
         chosen(demo, method="eagle3")
 
 

@@ -135,7 +135,7 @@ def test_several_gpus_are_vllms() -> None:
 
 def test_a_head_in_a_folder_goes_nowhere_else(tmp_path: Path) -> None:
     mine = entry(heads={"p-eagle": Head(k=3, folder=tmp_path / "head")})
-    with pytest.raises(InputError, match="upload it with `peagle push`"):
+    with pytest.raises(InputError, match="upload it with `hf upload`"):
         make_spec("mine", mine, None, remote=True)
     with pytest.raises(InputError, match=f"is not here: no folder {tmp_path / 'head'}"):
         make_spec("mine", mine, None, remote=False)
