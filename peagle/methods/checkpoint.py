@@ -3,7 +3,8 @@
 Ours is the vLLM/AWS dialect, where a head that trained only the mask token's embedding stores that
 one row as `mask_embedding` (vLLM wants the whole table: `peagle export` makes it), plus a
 `peagle` block in config.json with what the head was trained against. A correction lies in a folder
-of its own (`correction.py`).
+of its own (`correction.py`). Ours may hold matrices as int8 rows `NAME` (O, I) with a scale each,
+`NAME_scale` (O,), and then has "dtype" int8; they are read as float32 (`model/int8.py`).
 """
 
 import json
@@ -22,6 +23,7 @@ from peagle.methods.correction import FOLDER, PREFIX, parse_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, SPECULATORS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
+from peagle.model.int8 import SCALE, restore_int8
 
 REMEDY = "download or export the head again, config.json and tensors together"
 
@@ -176,7 +178,28 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
                 tensors.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
         except SafetensorError as error:
             raise InputError(f"{file}: corrupt safetensors file ({error})") from error
+    rows = {name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)}
+    rows |= {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
+    for name in sorted(rows):
+        tensors[name] = _weight(folder, name, tensors.get(name), tensors.pop(name + SCALE, None))
     return tensors
+
+
+def _weight(folder: Path, name: str, q: Tensor | None, scale: Tensor | None) -> Tensor:
+    """A matrix of int8 rows. Raises InputError for rows or scales that do not fit."""
+    if q is not None and scale is not None:
+        fit = q.dtype == torch.int8 and q.ndim == 2 and scale.shape == q.shape[:1]
+        if fit and scale.is_floating_point() and scale.float().isfinite().all():
+            return restore_int8(q, scale)
+    found = f"{name} is {_form(q)}, {name}{SCALE} {_form(scale)}"
+    expected = "expected int8 rows and a finite scale for each"
+    raise InputError(f"head {folder}: {found}: {expected}; {REMEDY}")
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
 
 def _our_name(name: str) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.model.config import DrafterConfig
 from peagle.model.correction import CorrectionConfig
+from peagle.model.int8 import SCALE, restore_int8
 
 FOLDER = "correction"
 PREFIX = "correction."  # of its tensors' names in a drafter
@@ -50,9 +51,12 @@ def parse_correction(raw: Mapping[str, Any]) -> CorrectionConfig | None:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of the tensors of a head, as they are on disk."""
+    """Of the tensors of a head, as they are read: int8 rows as their products with the scales."""
     found = hashlib.sha256()
     for name in DIGESTED:
         if name in tensors:
-            found.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+            tensor = tensors[name]
+            if name + SCALE in tensors:
+                tensor = restore_int8(tensor, tensors[name + SCALE])
+            found.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]

@@ -18,6 +18,7 @@ from peagle.methods.keys import FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
+from peagle.model.int8 import SCALE, round_int8
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
@@ -31,11 +32,13 @@ def save_drafter(
 ) -> None:
     """Write a head: to a temporary folder first, then renamed over `folder`.
 
-    `vllm` and `speculators` need the embedding table: share the target's before exporting.
+    `vllm` and `speculators` need the embedding table: share the target's before exporting. Their
+    tools do not read `torch.int8`: matrices as int8 rows with scales, all else in bfloat16.
     """
     config, folder = drafter.config, Path(folder)
     dtype = dtype or drafter.norm.weight.dtype
-    tensors = _tensors_to_write(drafter, dialect, dtype)
+    assert dialect == "native" or dtype != torch.int8, "int8 is for the native dialect only"
+    tensors = _as_stored(_tensors_to_write(drafter, dialect), dtype)
     raw = config_to_json(config, dialect, str(dtype).removeprefix("torch."))
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
@@ -64,12 +67,9 @@ def replace_folder(made: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _tensors_to_write(drafter: Drafter, dialect: Dialect, dtype: torch.dtype) -> dict[str, Tensor]:
+def _tensors_to_write(drafter: Drafter, dialect: Dialect) -> dict[str, Tensor]:
     config = drafter.config
-    tensors = {
-        name: t.detach().to("cpu", dtype) if t.is_floating_point() else t.detach().cpu()
-        for name, t in drafter.state_dict().items()
-    }
+    tensors = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
     t2d = torch.zeros(config.transformer.vocab_size, dtype=torch.bool)
     t2d[drafter.target_ids.cpu()] = True
     tensors["t2d"] = t2d
@@ -82,6 +82,16 @@ def _tensors_to_write(drafter: Drafter, dialect: Dialect, dtype: torch.dtype) ->
         table[config.mask_token_id] = row
         tensors["embed_tokens.weight"] = table
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _as_stored(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    stored = dict(tensors)
+    for name, tensor in tensors.items():
+        if dtype == torch.int8 and tensor.is_floating_point() and tensor.ndim == 2:
+            stored[name], stored[name + SCALE] = round_int8(tensor, torch.bfloat16)
+        elif tensor.is_floating_point():
+            stored[name] = tensor.to(torch.bfloat16 if dtype == torch.int8 else dtype)
+    return stored
 
 
 def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:

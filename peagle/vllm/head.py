@@ -87,12 +87,12 @@ def _check_sizes(name: str, head: DrafterConfig, target: PretrainedConfig) -> No
 
 
 def is_readable(folder: Path) -> bool:
-    """Whether vLLM reads a head as it is. It reads both dialects, but not the single row that is
-    all some native heads hold of the embedding, and it drops fc_norm of speculators' peagle."""
-    config = read_config(folder)
-    speculators = SPECULATORS in read_json(folder)
-    drops_norm = speculators and config.fc_norm and method_of(config).parallel
-    return config.embedding != "mask-row" and not drops_norm
+    """Whether vLLM reads a head as it is. It reads both dialects, but not int8 rows, nor the single
+    row that is all some native heads hold of the embedding, and it drops fc_norm of speculators'
+    peagle."""
+    config, raw = read_config(folder), read_json(folder)
+    drops_norm = SPECULATORS in raw and config.fc_norm and method_of(config).parallel
+    return config.embedding != "mask-row" and raw.get("dtype") != "int8" and not drops_norm
 
 
 def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:

@@ -4,9 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from runner import invoke, printed
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tiny import METHODS
+
+from peagle.methods.load import load_drafter
+from peagle.methods.save import save_drafter
+from peagle.model.loader import load_target
 
 ASK = ("--prompt", "the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
 
@@ -25,6 +31,19 @@ def test_exported_head_drafts_the_same(
     with safe_open(out / "model.safetensors", "pt") as tensors:
         assert ("embed_tokens.weight" in tensors.keys()) == (method == "p-eagle")  # noqa: SIM118
     results = [printed("generate", target, *ASK, head, "--k", 4) for head in (heads[method], out)]
+    for result in results:
+        del result["tokens_per_second"]
+    assert results[0] == results[1]
+
+
+def test_int8_rows_become_weights(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
+    head, out = tmp_path / "head", tmp_path / "out"
+    loaded = load_drafter(heads["eagle3"], load_target(str(target), device="cpu"))
+    save_drafter(loaded, head, dtype=torch.int8)
+    invoke("export", head, out, "--to", "vllm")
+    kept = {name: t.dtype for name, t in load_file(out / "model.safetensors").items()}
+    assert kept == {name: t.dtype for name, t in loaded.state_dict().items()} | {"t2d": torch.bool}
+    results = [printed("generate", target, *ASK, folder, "--k", 4) for folder in (head, out)]
     for result in results:
         del result["tokens_per_second"]
     assert results[0] == results[1]

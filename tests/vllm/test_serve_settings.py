@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import METHODS, make_drafter, make_target
 from transformers import LlamaConfig
 
@@ -302,6 +303,11 @@ def test_what_speculators_peagle_loses(heads: dict[str, Path], tmp_path: Path) -
     raw = json.loads((tmp_path / "head" / "config.json").read_text())
     (tmp_path / "head" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
     assert not is_readable(tmp_path / "head")
+
+
+def test_int8_heads_are_exported(heads: dict[str, Path], tmp_path: Path) -> None:
+    save_drafter(make_drafter(make_target(), "eagle3"), tmp_path / "head", dtype=torch.int8)
+    assert is_readable(heads["eagle3"]) and not is_readable(tmp_path / "head")
 
 
 def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch) -> None:
