@@ -72,7 +72,6 @@ def prepare(
         sequence.documents,
         loader.depths,
         config.ratio,
-        config.floor,
         generator,
     )
     at.append(time.process_time())

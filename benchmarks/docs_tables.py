@@ -14,7 +14,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parents[1] / "docs"
 END = "<!-- end of tables -->"
 DRAWS = 2000  # of a bootstrap
-COMPARED = ("base", "EAGLE-3, decay 0.5")  # what all cells of the ablations are compared with
+WALKED = ("chain of 3", "chain of 7", "tree of 12")  # drafts that ablations are measured with
 TITLES = {
     "humaneval": "HumanEval",
     "mt-bench": "MT-Bench, both turns",
@@ -215,30 +215,46 @@ def _in_vllm(found: Report | None, prompts: int) -> str:
 
 
 def ablations(report: Report) -> Lines:
-    """What each choice of the recipe is worth."""
+    """What each choice of the recipe is worth, by the walk over held-out answers."""
     cells: dict[str, list[Report]] = {}
     for row in report["rows"]:
         cells.setdefault(row["cell"], []).append(row)
-    drafts = list(cells["base"][0]["acceptance_length"])
     lines: list[list[object]] = []
     for name, rows in cells.items():
-        seeds = [[row["acceptance_length"].get(draft) for row in rows] for draft in drafts]
-        lengths = ["–" if None in found else f"{sum(found) / len(found):.3f}" for found in seeds]
-        against = [
-            "" if name == other else _against(rows, cells[other], drafts[1]) for other in COMPARED
-        ]
-        each = " ".join(f"{length:.3f}" for length in seeds[1])
-        lines.append([name, *lengths, each, *against])
-    head = ["cell", *drafts, f"{drafts[1]} by seed", *(f"− {other}" for other in COMPARED)]
+        base = cells[_base_of(name)]
+        parts = [_mean(rows, draft, "acceptance_length") for draft in WALKED]
+        parts += [_mean(rows, WALKED[1], place) for place in ("in_copies", "elsewhere")]
+        against = ["" if rows is base else _against(rows, base, draft) for draft in WALKED]
+        seeds = " ".join(str(row["seed"]) for row in rows)
+        tokens = f"{rows[0]['tokens'] // 1000}k"
+        lines.append([name.replace("E ", "EAGLE-3: ", 1), tokens, seeds, *parts, *against])
+    head = ["cell", "tokens", "seeds", *WALKED, "in copies", "elsewhere"]
+    head += [f"− base, {draft}" for draft in WALKED]
     return [where(report), "", *table(head, lines)]
+
+
+def _base_of(name: str) -> str:
+    """The cell that a cell is compared with: of its method, and of its start."""
+    method = "E " if name.startswith("E ") else ""
+    return method + ("on" if name.removeprefix("E ").startswith("on") else "base")
+
+
+def _mean(rows: list[Report], draft: str, name: str) -> str:
+    """Mean over seeds; a dash where the method does not draft so."""
+    found = [row[draft][name] for row in rows if draft in row]
+    return f"{sum(found) / len(found):.3f}" if found else "–"
 
 
 def _against(rows: list[Report], base: list[Report], draft: str) -> str:
     """A difference of acceptance lengths, over the seeds that both have, and its 95 % interval: a
-    bootstrap over prompts."""
-    mine, theirs = ({row["seed"]: row["by_prompt"][draft] for row in side} for side in (rows, base))
+    bootstrap over documents."""
+    if draft not in rows[0]:
+        return "–"
+    mine, theirs = (
+        {row["seed"]: row[draft]["by_document"] for row in side} for side in (rows, base)
+    )
     seeds = sorted(mine.keys() & theirs.keys())
-    # (2, prompts, 2): ways; accepted and rounds
+    # (2, documents, 2): ways; accepted and rounds
     sums = np.array([np.sum([way[seed] for seed in seeds], axis=0) for way in (mine, theirs)])
     drawn = np.random.default_rng(0).integers(sums.shape[1], size=(DRAWS, sums.shape[1]))
     accepted, rounds = np.moveaxis(sums[:, drawn].sum(2), -1, 0)

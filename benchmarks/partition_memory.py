@@ -46,7 +46,7 @@ def make(device: torch.device) -> tuple[Trainee, int]:
     )  # fmt: skip
     drafter = Drafter(config).to(device)
     drafter.share_embedding(target.embedding)
-    return Trainee(drafter, target, "kl"), hidden
+    return Trainee(drafter, target), hidden
 
 
 def step(length: int, segments: int, device: torch.device) -> dict[str, float]:
@@ -55,7 +55,7 @@ def step(length: int, segments: int, device: torch.device) -> dict[str, float]:
     ids = torch.zeros(length, dtype=torch.int64)
     supervised = torch.arange(length) >= length // 8
     generator = torch.Generator().manual_seed(0)
-    elements = sample_elements(supervised, ids, DEPTHS, RATIO, 0.1, generator)
+    elements = sample_elements(supervised, ids, DEPTHS, RATIO, generator)
     moved = [x.to(device) for x in (ids, supervised, ids)]
     sequence, on_device = Sequence(*moved), type(elements)(*(x.to(device) for x in elements))
     said = TargetOutput(

@@ -44,6 +44,7 @@ ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that d
     "p-eagle, packed, 4 segments": {"pack": LENGTH, "segments": 4},
     "p-eagle, packed, recomputed": {"pack": LENGTH, "recompute": True},
     "p-eagle, packed, not compiled": {"pack": LENGTH, "compile": False},
+    "p-eagle, captured, compiled": {"captured": True, "compile": True},
     "eagle3": {"method": "eagle3"},
     "eagle3, captured": {"method": "eagle3", "captured": True},
 }
@@ -112,7 +113,7 @@ def make(target: Target, examples: list[Example], states: Captured, row: dict[st
         drafter = with_correction(drafter, frozen=False)
     settings = {"segments": 1, **changes}
     config = TrainConfig(Path(), save_every=10**9, epochs=100, **settings)
-    return Row(Trainer(config, target, drafter, examples, captured=states if stored else None))
+    return Row(Trainer(config, target, drafter, examples, states=states.output if stored else None))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -126,7 +127,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
         states = captured(Path(folder), target, examples, LENGTH)
-        wanted = {n: r for n, r in ROWS.items() if device.type == "cuda" or "compile" not in r}
+        wanted = {
+            n: r for n, r in ROWS.items() if device.type == "cuda" or r.get("compile") is not False
+        }
         rows = {name: make(target, examples, states, row) for name, row in wanted.items()}
         for row in rows.values():
             for _ in range(3):  # kernels and graphs are made

@@ -166,7 +166,7 @@ def drawn() -> tuple[Elements, torch.Tensor, torch.Tensor]:
     """Elements, documents and answer tokens of the sequence in the next three pictures."""
     answer, documents = torch.arange(TOKENS) >= PROMPT, torch.zeros(TOKENS, dtype=torch.int64)
     draws = torch.Generator().manual_seed(3)
-    return sample_elements(answer, documents, DEPTHS, RATIO, 0.1, draws), documents, answer
+    return sample_elements(answer, documents, DEPTHS, RATIO, draws), documents, answer
 
 
 def elements(look: Look) -> Figure:

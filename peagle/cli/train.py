@@ -2,8 +2,9 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -20,7 +21,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.options import App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
-from peagle.data.captured import Captured, target_hashes
+from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
 from peagle.data.synth import SynthConfig, synthesize
@@ -33,16 +34,16 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 from peagle.model.template import use_template
+from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
-from peagle.train.evaluate import hold_out, measure_on
 from peagle.train.resume import resume as continue_run
 from peagle.train.state import checkpoints
-from peagle.train.trainer import Trainer
-from peagle.train.warm_start import new_drafter, with_correction
+from peagle.train.trainer import Measure, States, Trainer
+from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
+from peagle.train.warm_start import new_drafter, with_correction, with_norms
 
 app = App()
 SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
-EVAL_PROMPTS = 8  # documents whose prompts are kept from training, to measure acceptance on
 MAX_LENGTH = 1024  # tokens of a document, unless told otherwise
 PAPER_LENGTH = 8192  # with --recipe paper
 
@@ -53,14 +54,20 @@ def train(
     *,
     data: Annotated[
         str | None,
-        "Training data: a JSONL file (plain or .gz), a captured folder, or synth, which has the "
-        "target write it. Required here or in --config.",
+        "Training data: a JSONL file (plain or .gz), captured folders separated by commas, or "
+        "synth, which has the target write it. Required here or in --config.",
     ] = None,
     training: TrainConfig,
     head: HeadSpec,
     max_length: Annotated[
         int | None,
         f"Maximum length of a document in tokens; the rest is cut. Default: {MAX_LENGTH}.",
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        "JSONL file of the target's answers to measure the acceptance length on. Default: "
+        f"{HELD_OUT} documents of the training data, at most a tenth, which are then not trained "
+        "on.",
     ] = None,
     chat_template: ChatTemplateOption = None,
     init_from: Annotated[
@@ -86,9 +93,10 @@ def train(
         raise InputError(f"--correction {correction}: choose frozen or joint")
     if correction == "frozen" and init_from is None:
         raise InputError("--correction frozen: name the head with --init-from")
-    captured = Captured(Path(data)) if Path(data).is_dir() else None
+    captured = _captures(data)
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
+    measured_on = None if held_out is None else existing_file(held_out, "--held-out")
     max_length = _max_length(max_length, captured, recipe)
     if checkpoints(training.output) and not resume:
         why = "add --resume, or name a new folder"
@@ -104,22 +112,67 @@ def train(
     use_template(model.tokenizer, chat_template)
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length)
-    if correction is not None and init_from is not None:
+    if correction == "frozen" and init_from is not None:
         drafter = load_drafter(init_from, model).float()
     else:
         drafter = _drafter(init_from, model, head, examples, training.seed)
     if correction is not None:
         drafter = with_correction(drafter, frozen=correction == "frozen")
-    kept = hold_out(examples, EVAL_PROMPTS)
-    if not kept.prompts:
-        screen.print("too few documents to keep some from training: acceptance is not measured")
+    if captured is not None:
+        captured.check(model, drafter.config.feature_layers)
     _make_folder(training.output)
     where = torch.device(device)
-    measure = measure_on(model, kept.prompts)
-    trainer = Trainer(training, model, drafter, kept.train, measure, captured, where)
+    examples, states, walk = _split(examples, captured, model, measured_on)
+    trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
     if resume:
         continue_run(trainer)
     _train(trainer)
+
+
+def _captures(data: str) -> Captures | None:
+    """The captured folders that `--data` names; None when it names something else."""
+    folders = [Path(part) for part in data.split(",")]
+    if not any(folder.is_dir() for folder in folders):
+        return None
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"--data {folder}: no captured folder (several are all folders)")
+    return Captures(folders)
+
+
+class _Split(NamedTuple):
+    """Documents to train on, what was captured of them, and documents to measure on."""
+
+    examples: list[Example]
+    states: States | None
+    walk: Walk
+
+
+def _split(
+    examples: list[Example], captured: Captures | None, target: Target, measured_on: Path | None
+) -> _Split:
+    """All of the data to train on where a file to measure on is named, else most of it."""
+    if measured_on is not None:
+        assert target.tokenizer is not None
+        read = read_examples(measured_on, target.tokenizer, target.max_context)
+        states = None if captured is None else captured.output
+        return _Split(examples, states, Walk(target, read))
+    train, measured = hold_out(examples)
+    documents = [examples[number] for number in measured]
+    if captured is None:
+        states, walk = None, Walk(target, documents)
+    else:
+        states = captured.only(train).output
+        walk = Walk(target, documents, captured.only(measured).output)
+    return _Split([examples[number] for number in train], states, walk)
+
+
+def _measure(walk: Walk) -> Measure | None:
+    """The acceptance length over held-out documents; None without any."""
+    if walk.documents:
+        return partial(acceptance, walk)
+    screen.print("too few documents to keep some from training: acceptance is not measured")
+    return None
 
 
 def _own_device(name: str) -> str:
@@ -130,24 +183,25 @@ def _own_device(name: str) -> str:
 
 
 def _tapped(
-    spec: HeadSpec, target: Target, captured: Captured | None, recipe: str | None
+    spec: HeadSpec, target: Target, captured: Captures | None, recipe: str | None
 ) -> HeadSpec:
     """The head with the layers it reads, where they are not its default ones."""
     if spec.feature_layers is not None:
         return spec
     if captured is not None:
-        return replace(spec, feature_layers=captured.origin.feature_layers)
+        return replace(spec, feature_layers=captured.parts[0].origin.feature_layers)
     if recipe == "paper":
         count = len(target.layers)
         return replace(spec, feature_layers=(2, count // 2, count - 1))
     return spec
 
 
-def _max_length(asked: int | None, captured: Captured | None, recipe: str | None) -> int:
+def _max_length(asked: int | None, captured: Captures | None, recipe: str | None) -> int:
     """Longest document, in tokens."""
-    if captured is not None and asked not in (None, captured.origin.max_length):
-        cut = captured.origin.max_length
-        raise InputError(f"max_length {asked}: the captured documents were cut to {cut}")
+    cuts = [] if captured is None else [part.origin.max_length for part in captured.parts]
+    for cut in cuts:
+        if asked not in (None, cut):
+            raise InputError(f"max_length {asked}: the captured documents were cut to {cut}")
     check_at_least(4, max_length=asked)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
     return default if asked is None else asked
@@ -161,7 +215,7 @@ def _make_folder(output: Path) -> None:
 
 
 def _documents(
-    data: Captured | str, target: Target, config: TrainConfig, max_length: int
+    data: Captures | str, target: Target, config: TrainConfig, max_length: int
 ) -> list[Example]:
     """What is trained on: captured, made by the target here, or read from a file."""
     if not isinstance(data, str):
@@ -190,9 +244,10 @@ def _drafter(
     init_from: str | None, target: Target, spec: HeadSpec, examples: list[Example], seed: int
 ) -> Drafter:
     """The head to train: a new one, or a saved one as one that is trained for this target."""
+    answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
     if init_from:
-        return _adopt(load_drafter(init_from, target, force=True), target, spec)
-    answers = ([i for i, said in zip(*e, strict=True) if said] for e in examples)
+        drafter = _adopt(load_drafter(init_from, target, force=True), target, spec)
+        return with_norms(drafter, target, answers, spec)
     torch.manual_seed(seed)
     return new_drafter(target, answers, spec)
 
@@ -219,6 +274,10 @@ def _train(trainer: Trainer) -> None:
             why = "what was saved before is whole: make room, then --resume"
             screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
             raise typer.Exit(1) from error
+    if trainer.accelerator.is_main_process:
+        for folder in (output / "head", output / "best"):
+            if folder.is_dir():
+                write_card(folder)
     if not trainer.finished:
         screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
         raise typer.Exit(1)
@@ -231,12 +290,15 @@ def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
     if method != spec.method:
         raise InputError(f"--method {spec.method}: the head of --init-from is {method}, name that")
     drafter.config = replace(drafter.config, depths=spec.depths)
+    now = target_hashes(target)
+    known = drafter.config.provenance
+    same = all(getattr(known, name) == value for name, value in now.items())
     with_provenance(
         drafter,
         target=target.name,
-        **target_hashes(target),
+        **now,
         feature_layers=list(drafter.config.feature_layers),
-        data={},
+        data=known.data if same else {},  # tokens of another target do not count
         acceptance={},
     )
     return drafter.float()

@@ -7,6 +7,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from operator import index
@@ -190,3 +191,44 @@ class Captured:
             self._open[index] = shard
         first = self._ends[index] - self.shards[index].documents
         return self._open[index].output(number - first)
+
+
+class Captures:
+    """Documents of several captures of one target, one capture after another. Capturing more text
+    adds a folder; the ones before stay as they are."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Raises InputError as `Captured` does, and for a folder that is named twice."""
+        if len({folder.resolve() for folder in folders}) < len(folders):
+            raise InputError("data: a captured folder is named twice: name each once")
+        self.parts = [Captured(folder) for folder in folders]
+        self.documents = [
+            (part, number) for part in self.parts for number in range(part.origin.documents)
+        ]
+
+    def only(self, documents: Sequence[int]) -> "Captures":
+        """Some of the documents, in that order."""
+        chosen = copy(self)
+        chosen.documents = [self.documents[number] for number in documents]
+        return chosen
+
+    def check(self, target: Target, feature_layers: Sequence[int]) -> None:
+        """Raises InputError that names the first folder that is of another target, or has other
+        features than the head reads."""
+        for part in self.parts:
+            part.check(target, feature_layers)
+
+    def check_target(self, target: Target) -> None:
+        """Raises InputError that names the first folder that is of another target."""
+        for part in self.parts:
+            part.check_target(target)
+
+    def examples(self) -> list[Example]:
+        """Return the documents of all folders, as `Captured.examples` does."""
+        return [example for part in self.parts for example in part.examples()]
+
+    def output(self, documents: Sequence[int], target: Target) -> TargetOutput:
+        """Return the output of `target` for documents, concatenated, in its dtype and device."""
+        found = [self.documents[number] for number in documents]
+        outputs = [part.output([number], target) for part, number in found]
+        return TargetOutput(*(torch.cat(each) for each in zip(*outputs, strict=True)))

@@ -34,6 +34,10 @@ class HeadSpec:
     embedding: Input embedding of the head: full (its own table), mask-row (the target's, with a
         trained row for the mask token) or shared (the target's). Default: mask-row, or shared for
         eagle3.
+    fc_norm: Normalise the features of each target layer before the head reads them. Default: in
+        eagle3 only; with `init_from` as in that head.
+    norm_output: Feed back the hidden state after the final norm, in eagle3. Default: yes; with
+        `init_from` as in that head.
     warm_start: Start from the target's own layers, norm and output head, not from random weights.
     """
 
@@ -43,6 +47,8 @@ class HeadSpec:
     draft_vocab: int = 8192
     feature_layers: tuple[int, ...] | None = None
     embedding: Embedding | None = None
+    fc_norm: bool | None = None
+    norm_output: bool | None = None
     warm_start: bool = True
 
     def __post_init__(self) -> None:
@@ -68,6 +74,8 @@ def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) ->
         mask_token_id=mask_token_id if method.parallel else None,
         depths=spec.depths,
         embedding=spec.embedding or ("mask-row" if method.parallel else "shared"),
+        fc_norm=not method.parallel if spec.fc_norm is None else spec.fc_norm,
+        norm_output=not method.parallel and spec.norm_output is not False,
     )
 
 

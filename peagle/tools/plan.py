@@ -24,7 +24,7 @@ from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
 from peagle.train.step import LOSS_ROWS
 
-ADAMW = 16  # bytes a trained weight: float32 weight, gradient and two moments
+ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
 GIB = 2**30
 # On a CPU, as measured (benchmarks/plan_check.py):
 KERNELS = GIB // 10  # bytes: made for every number of rows, and kept
@@ -110,7 +110,7 @@ def _elements(spec: HeadSpec, documents: Tensor, answered: float) -> Elements:
     train = TrainConfig(Path())
     answer = torch.arange(len(documents)) >= (1 - answered) * len(documents)
     generator = torch.Generator().manual_seed(0)
-    return sample_elements(answer, documents, spec.depths, train.ratio, train.floor, generator)
+    return sample_elements(answer, documents, spec.depths, train.ratio, generator)
 
 
 def measured_rate(run: Path) -> float:

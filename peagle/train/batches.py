@@ -29,6 +29,10 @@ class Batches:
         lengths = torch.tensor([len(d.ids) for d in documents])
         return Sequence(ids, supervised, torch.arange(len(documents)).repeat_interleave(lengths))
 
+    def answer_tokens(self, number: int) -> int:
+        """Supervised tokens of a sequence."""
+        return sum(sum(self.data[i].supervised) for i in self.documents(number))
+
     def documents(self, number: int) -> list[int]:
         """Which documents of the data are packed into a sequence."""
         epoch = self._epoch_of(number)

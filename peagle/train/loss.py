@@ -1,10 +1,10 @@
-"""How far the drafter's distribution is from the target's, over the draft vocabulary.
+"""KL divergence of the drafter's distribution from the target's, over the draft vocabulary.
 
 Shapes: R rows, D drafter hidden, V draft vocabulary.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +14,13 @@ from peagle.model.padding import pad_rows
 
 BLOCK = 64  # rows that are compared together on a CPU: their float32 logits stay in its cache
 
-LossName = Literal["kl", "cross-entropy"]
 # Draft logits, each (R, V), of hidden states (R, D), given the token ids (R,) before what they
 # predict: a head with a correction has them with it and without.
 Score = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class LossChunk(NamedTuple):
-    """A few rows and the target's logits there."""
+    """A few rows, and the target's logits there."""
 
     rows: Tensor  # (R,) of the hidden states
     previous_ids: Tensor  # (R,) the token before each predicted one
@@ -29,33 +28,29 @@ class LossChunk(NamedTuple):
     weights: Tensor  # (R,) of the rows in the sum
 
 
-class Wanted(NamedTuple):
-    """What draft logits are compared with, in float32 at least."""
+class Labels(NamedTuple):
+    """The target's distribution over the draft vocabulary, in float32 at least."""
 
     p: Tensor  # (R, V) probabilities
     entropy: Tensor  # (R,) Σ p log p, which is the negative entropy
 
 
 class Divergence(NamedTuple):
-    """Of R rows, in float32 at least."""
+    """KL divergence of R rows, in float32 at least."""
 
     each: Tensor  # (R,)
     gradient: Tensor  # (R, V) of the sum, by the draft logits
 
 
-def wanted(target_logits: Tensor, loss: LossName) -> Wanted:
-    """What the target's logits (R, V) of the draft vocabulary ask for: "kl" all of the
-    distribution, renormalised over the draft vocabulary; "cross-entropy" its likeliest token."""
+def labels_of(target_logits: Tensor) -> Labels:
+    """The target's distribution, renormalised over the draft vocabulary, by its logits (R, V)."""
     target = _precise(target_logits)
-    if loss == "cross-entropy":
-        best = target.max(-1, keepdim=True).indices
-        return Wanted(torch.zeros_like(target).scatter_(-1, best, 1), target.new_zeros(len(target)))
     p = target.softmax(-1)
-    return Wanted(p, torch.linalg.vecdot(p, target) - _logsumexp(target, p))
+    return Labels(p, torch.linalg.vecdot(p, target) - _logsumexp(target, p))
 
 
-def divergence(draft_logits: Tensor, wanted: Wanted) -> Divergence:
-    """KL(wanted ‖ draft) of draft logits (R, V).
+def divergence(draft_logits: Tensor, labels: Labels) -> Divergence:
+    """KL(labels ‖ draft) of draft logits (R, V).
 
     Written out with its gradient, softmax(draft) − p: autograd reads and writes (R, V) twice as
     often.
@@ -63,8 +58,8 @@ def divergence(draft_logits: Tensor, wanted: Wanted) -> Divergence:
     draft = _precise(draft_logits)
     q = draft.softmax(-1)
     # Σ p (log p − log q) = Σ p log p − p·z + lse(z)
-    each = wanted.entropy - torch.linalg.vecdot(wanted.p, draft) + _logsumexp(draft, q)
-    return Divergence(each, q.sub_(wanted.p))
+    each = labels.entropy - torch.linalg.vecdot(labels.p, draft) + _logsumexp(draft, q)
+    return Divergence(each, q.sub_(labels.p))
 
 
 def _blocks(rows: Tensor) -> list[slice]:
@@ -96,14 +91,13 @@ class ChunkedDivergence(torch.autograd.Function):
         ctx: Any,
         score: Score,
         chunks: Iterable[LossChunk],
-        loss: LossName,
         normed: Tensor,  # (E, D)
         *parameters: Tensor,  # that are trained, and that `score` may read
     ) -> tuple[Tensor, Tensor]:
         precise = torch.promote_types(normed.dtype, torch.float32)
         total = torch.zeros((), dtype=precise, device=normed.device)
         best = [torch.empty(0, dtype=torch.int64, device=normed.device)]
-        for_normed = torch.zeros_like(normed) if ctx.needs_input_grad[3] else None
+        for_normed = torch.zeros_like(normed) if ctx.needs_input_grad[2] else None
         for_parameters: list[Tensor | None] = [None] * len(parameters)
         for rows, previous_ids, target_logits, weights in chunks:
             part = pad_rows(normed[rows]).requires_grad_(for_normed is not None)
@@ -112,9 +106,9 @@ class ChunkedDivergence(torch.autograd.Function):
             upstream = [torch.zeros_like(logits) for logits in scored]
             share = weights.to(precise) / len(scored)
             for block in _blocks(rows):
-                label = wanted(target_logits[block].to(precise), loss)
+                labels = labels_of(target_logits[block].to(precise))
                 for logits, gradient in zip(scored, upstream, strict=True):
-                    found = divergence(logits.detach()[block], label)
+                    found = divergence(logits.detach()[block], labels)
                     total += found.each @ share[block]
                     gradient[block] = found.gradient.mul_(share[block, None])
             operands = [part, *parameters] if for_normed is not None else parameters
@@ -138,4 +132,4 @@ class ChunkedDivergence(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [g if g is None else g.mul_(upstream) for g in ctx.gradients]
         ctx.gradients = None  # or autograd would copy what it could keep
-        return None, None, None, *scaled
+        return None, None, *scaled

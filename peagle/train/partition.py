@@ -3,9 +3,9 @@
 Shapes: N tokens, E elements.
 
 A pass runs the elements it owns, and for context every depth-0 element before them. Example:
-N = 6, S = 2, three depths, so positions 0 … 2 and 3 … 5. Segment 0 owns (0,0) (1,0) (2,0) and the
-chains whose depth 1 stands at 0 … 2: anchors 0 and 1. Segment 1 owns (3,0) (4,0) and the chains of
-anchors 2 … 4, and reads (0,0) (1,0) (2,0) beside them. No chain is ever split.
+N = 6, S = 2, three depths, so anchors 0 … 2 and 3 … 5. Segment 0 owns the chains of anchors 0, 1
+and 2, such as (2,0) (2,1) (2,2). Segment 1 owns those of 3 and 4, and reads (0,0) (1,0) (2,0), too.
+No chain is ever split, so its weights in the loss are found within a pass.
 """
 
 from typing import NamedTuple
@@ -23,16 +23,15 @@ class Segment(NamedTuple):
 
 
 def partition(elements: Elements, documents: Tensor, segments: int) -> list[Segment]:
-    """Assign every element to one of S segments (P-EAGLE paper, Algorithm 1); `documents` is (N,).
+    """Assign every chain to one of S segments; `documents` is (N,).
 
-    Depths 0 and 1 go by position, with boundaries at multiples of N / S; deeper elements follow
-    their parent. Context never leaves the documents a segment owns something of. Segments that own
-    nothing are left out.
+    Chains go by anchor, with boundaries at multiples of N / S. (The P-EAGLE paper's Algorithm 1
+    parts depth 0 from the rest of a chain at a boundary; the gradients add up to the same.) Context
+    never leaves the documents a segment owns something of. Segments that own nothing are left out.
     """
     assert segments >= 1
     anchor, depth = elements
-    position = anchor + depth.clamp(max=1)
-    segment = position * segments // len(documents)
+    segment = anchor * segments // len(documents)
     owner = documents[anchor]
     parts = []
     for number in range(segments):

@@ -1,7 +1,7 @@
 """Going on with a training run: reading what it saved, and refusing what is damaged.
 
-Every error names the file and what is wrong with it. Nothing here writes, and nothing is taken over
-from a checkpoint before all of it has been checked.
+Every error names the file and what is wrong with it. Nothing is taken over from a checkpoint, or
+written, before all of it has been checked.
 """
 
 import json
@@ -16,10 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
+from peagle.train.average import Average
 from peagle.train.sharding import part_of
 from peagle.train.state import (
+    AVERAGE,
     METRICS,
     MOMENTS,
     PROGRESS,
@@ -28,7 +31,7 @@ from peagle.train.state import (
     UNREADABLE,
     Progress,
     checkpoints,
-    read_metrics,
+    replace_file,
 )
 from peagle.train.trainer import Trainer
 
@@ -37,18 +40,23 @@ def resume(trainer: Trainer) -> None:
     """Continue from the newest checkpoint of the trainer's output. Raises InputError, with nothing
     changed on disk, when there is none and when what the run saved is damaged."""
     output = trainer.config.output
-    check_settings(output / SETTINGS, trainer.settings)
-    trainer.progress = load_checkpoint(output, trainer.drafter, trainer.optimizer)
+    check_settings(output / SETTINGS, trainer.settings, trainer.data)
+    state = trainer.drafter, trainer.optimizer, trainer.average
+    trainer.progress = load_checkpoint(output, *state)
     read_metrics(output / METRICS, trainer.progress.step)
+    if trainer.accelerator.is_main_process:
+        forget_after(output / METRICS, trainer.progress.step)
 
 
-def check_settings(file: Path, now: dict[str, object]) -> None:
+def check_settings(file: Path, now: dict[str, object], data: list[Example]) -> None:
     """Raises InputError that names the first setting in which the run in `file` differs from the
-    one that is to continue it. A run without that file is not compared."""
+    one that is to continue it. Documents may have been added after those that the run began with. A
+    run without that file is not compared."""
     if not file.exists():
         return
     try:
         there = dict(json.loads(file.read_text()))
+        now = {**now, "data": fingerprint(data[: there.get("documents")])[:16]}
     except (*UNREADABLE, TypeError) as error:
         why = f"cannot be read ({first_line(error)}): delete it to resume without comparing"
         raise InputError(f"{file}: {why}") from error
@@ -107,7 +115,7 @@ def _damage(tensors: dict[str, Tensor], drafter: Drafter, step: int) -> str:
     wanted = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
     if step:
         trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
-        wanted |= {f"{kind}/{name}": p for kind in MOMENTS for name, p in trained}
+        wanted |= {f"{kind}/{name}": p for kind in (*MOMENTS, AVERAGE) for name, p in trained}
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in tensors:
             return f"{name} is missing"
@@ -164,8 +172,10 @@ def _wrong_progress(record: Any, step: int) -> str:
     return ""
 
 
-def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Progress:
-    """Restore drafter and optimizer in place from the newest checkpoint; nothing is written.
+def load_checkpoint(
+    output: Path, drafter: Drafter, optimizer: Optimizer, averaged: Average
+) -> Progress:
+    """Restore drafter, optimizer and average in place from the newest checkpoint.
 
     Raises InputError when there is none or it is damaged, naming the newest one that is not.
     """
@@ -181,6 +191,9 @@ def load_checkpoint(output: Path, drafter: Drafter, optimizer: Optimizer) -> Pro
             moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
             step = torch.tensor(float(progress.step), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **moments}
+    for name, average in averaged.weights.items():
+        if f"{AVERAGE}/{name}" in tensors:
+            average.copy_(part_of(tensors[f"{AVERAGE}/{name}"], average))
     return progress
 
 
@@ -211,3 +224,39 @@ def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
     if other:
         return "made with other settings: give the settings it was started with"
     return f"no other checkpoint is good: delete {found[-1].parent} and start without `resume`"
+
+
+def forget_after(file: Path, step: int) -> None:
+    """Drop lines of steps after `step`, and a half-written last line: they will be done again.
+    Raises InputError, and leaves the file as it is, when another line is damaged."""
+    kept = read_metrics(file, step)
+    if not file.is_file():
+        return
+    replace_file(file, b"".join(kept))
+
+
+def read_metrics(file: Path, step: int) -> list[bytes]:
+    """Whole lines of `metrics.jsonl` up to `step`. A last line that a kill cut short is left out.
+
+    Raises InputError for any other line that is no record of a step.
+    """
+    if not file.exists():
+        return []
+    try:
+        *lines, _ = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
+    steps = [_step_of(file, number, line) for number, line in enumerate(lines, start=1)]
+    return [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
+
+
+def _step_of(file: Path, number: int, line: bytes) -> int:
+    try:
+        record = json.loads(line)
+    except UNREADABLE:
+        record = None
+    step = record.get("step") if isinstance(record, dict) else None
+    if type(step) is not int:
+        why = f"not a record of a step: remove line {number}, or the whole file"
+        raise InputError(f"{file}:{number}: {why}")
+    return step

@@ -74,10 +74,11 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def whole_copy(drafter: Drafter, dtype: torch.dtype) -> Drafter:
-    """A drafter of its own with the same weights, whole and in `dtype`, as the engine runs it."""
+def whole_copy(drafter: Drafter, dtype: torch.dtype, state: dict[str, Tensor]) -> Drafter:
+    """A drafter like the given one with the weights `state`, whole and in `dtype`, as the engine
+    runs it."""
     copied = method_of(drafter.config).build(drafter.config)
-    copied.load_state_dict({name: whole(t) for name, t in drafter.state_dict().items()})
+    copied.load_state_dict({name: whole(t) for name, t in state.items()})
     copied = copied.to(drafter.norm.weight.device, dtype).eval()
     if drafter.shared_embedding is not None:
         copied.share_embedding(drafter.shared_embedding)

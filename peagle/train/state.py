@@ -19,9 +19,11 @@ from torch.optim import Optimizer
 
 from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
+from peagle.train.average import Average
 from peagle.train.sharding import whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+AVERAGE = "average"
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 METRICS = "metrics.jsonl"
 SETTINGS = "settings.json"  # that a run is continued with
@@ -53,12 +55,13 @@ def checkpoints(output: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def snapshot(drafter: Drafter, optimizer: Optimizer) -> dict[str, Tensor]:
-    """What a checkpoint holds, whole: how many processes train does not show in it."""
+def snapshot(drafter: Drafter, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
+    """Tensors of a checkpoint, whole: they do not depend on the number of processes."""
     tensors = {f"weights/{name}": whole(t).contiguous() for name, t in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
         tensors |= {f"{kind}/{name}": whole(moments[kind]) for kind in MOMENTS if kind in moments}
+    tensors |= {f"{AVERAGE}/{name}": whole(t) for name, t in average.weights.items()}
     return tensors
 
 
@@ -89,10 +92,10 @@ def save_checkpoint(
 def write_settings(file: Path, settings: dict[str, object]) -> None:
     """Replace the settings of a run in one go."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    _replace(file, (json.dumps(settings, indent=1) + "\n").encode())
+    replace_file(file, (json.dumps(settings, indent=1) + "\n").encode())
 
 
-def _replace(file: Path, content: bytes) -> None:
+def replace_file(file: Path, content: bytes) -> None:
     """Give a file new content, all of it or none."""
     whole = file.with_name(f".{file.name}")
     whole.write_bytes(content)
@@ -106,39 +109,3 @@ def append_line(file: Path, record: dict[str, object]) -> None:
         out.write(json.dumps(record) + "\n")
         out.flush()
         os.fsync(out.fileno())
-
-
-def forget_after(file: Path, step: int) -> None:
-    """Drop lines of steps after `step`, and a half-written last line: they will be done again.
-    Raises InputError, and leaves the file as it is, when another line is damaged."""
-    kept = read_metrics(file, step)
-    if not file.is_file():
-        return
-    _replace(file, b"".join(kept))
-
-
-def read_metrics(file: Path, step: int) -> list[bytes]:
-    """Whole lines of `metrics.jsonl` up to `step`. A last line that a kill cut short is left out.
-
-    Raises InputError for any other line that is no record of a step.
-    """
-    if not file.exists():
-        return []
-    try:
-        *lines, _ = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
-    steps = [_step_of(file, number, line) for number, line in enumerate(lines, start=1)]
-    return [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
-
-
-def _step_of(file: Path, number: int, line: bytes) -> int:
-    try:
-        record = json.loads(line)
-    except UNREADABLE:
-        record = None
-    step = record.get("step") if isinstance(record, dict) else None
-    if type(step) is not int:
-        why = f"not a record of a step: remove line {number}, or the whole file"
-        raise InputError(f"{file}:{number}: {why}")
-    return step

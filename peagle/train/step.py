@@ -20,7 +20,7 @@ from peagle.model.layers import FirstLayer
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
 from peagle.train.block_attention import BlockAttend
-from peagle.train.loss import ChunkedDivergence, LossChunk, LossName
+from peagle.train.loss import ChunkedDivergence, LossChunk
 from peagle.train.mask import FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
 
@@ -48,8 +48,7 @@ class Sequence(NamedTuple):
 class StepResult(NamedTuple):
     """Sums over the elements trained."""
 
-    loss: Tensor  # scalar, with gradient, each element by its weight; divide by `weight`
-    weight: float
+    loss: Tensor  # scalar, with gradient, each element by its weight; divide by the chains
     correct: Tensor  # (depths,) elements whose most likely token is the document's
     supervised: Tensor  # (depths,) elements
 
@@ -61,14 +60,13 @@ class Trainee(nn.Module):
         self,
         drafter: Drafter,
         target: Target,
-        loss: LossName,
         decay: float = 1.0,
         *,
         bf16: bool = True,
     ) -> None:
         super().__init__()
         self.drafter, self.target, self.bf16 = drafter, target, bf16
-        self.loss, self.decay = loss, decay
+        self.decay = decay
         # Made when the weights are where they stay: a target that is sharded moves.
         self.target_logits: Callable[[Tensor], Tensor] | None = None
 
@@ -97,26 +95,26 @@ class Trainee(nn.Module):
         chosen = trained.nonzero()[:, 0]
         chosen = chosen[(anchor + depth)[chosen].argsort(stable=True)]
         at = (anchor + depth + 1)[chosen]
-        weights = depth_weights(depth[chosen], self.decay)
+        # A chain ends at its first wrong token, so later ones count less often.
+        weights = self.decay ** depth[chosen].float()
 
         def chunks() -> Iterator[LossChunk]:
             split = (each.split(LOSS_ROWS) for each in (chosen, at, weights))
-            for rows, places, of_rows in zip(*split, strict=True):
-                unique, index = places.unique_consecutive(return_inverse=True)
+            for rows, positions, of_rows in zip(*split, strict=True):
+                unique, index = positions.unique_consecutive(return_inverse=True)
                 logits = target_logits(pad_rows(hidden[unique]))
-                yield LossChunk(rows, sequence.ids[places], logits[index], of_rows)
+                yield LossChunk(rows, sequence.ids[positions], logits[index], of_rows)
 
         # Layers have made `normed`; when they are sharded, their parts are elsewhere by now.
         named = drafter.named_parameters()
         parameters = [p for name, p in named if p.requires_grad and not name.startswith("layers.")]
         score = partial(self.score, alone=normed.requires_grad)
-        total, best = ChunkedDivergence.apply(score, chunks(), self.loss, normed, *parameters)
+        total, best = ChunkedDivergence.apply(score, chunks(), normed, *parameters)
         hit = drafter.target_ids[best] == sequence.ids[at + 1]
         seen = depth[chosen]
         depths = int(depth.max()) + 1
         correct = torch.bincount(seen[hit], minlength=depths)
-        weight = float(weights.sum())
-        return StepResult(total, weight, correct, torch.bincount(seen, minlength=depths))
+        return StepResult(total, correct, torch.bincount(seen, minlength=depths))
 
     def score(self, normed: Tensor, previous_ids: Tensor, *, alone: bool) -> list[Tensor]:
         """Draft logits (R, V) of hidden states (R, D). A head that is trained together with its
@@ -184,13 +182,6 @@ def supervised_elements(sequence: Sequence, elements: Elements) -> Tensor:
     inside, predicted = predicted <= last, predicted.clamp(max=last)
     same = sequence.documents[predicted] == sequence.documents[elements.anchor]
     return inside & same & sequence.supervised[predicted]
-
-
-def depth_weights(depth: Tensor, decay: float) -> Tensor:
-    """Weights (E,) of elements at depths (E,) in the loss. A chain ends at its first wrong token,
-    so later ones count less often. D-PACE's weights fall about so, by α + (1 − α) q a depth, where
-    a share q of the drafts is right (α = 0.5)."""
-    return decay ** depth.float()
 
 
 def run_drafter(

@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from peagle.methods.save import save_drafter, with_provenance
 from peagle.model.device import free_memory, keep_freed_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
+from peagle.train.average import Average
 from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
 from peagle.train.config import LASTING, TrainConfig
 from peagle.train.memory import SHARE, choose_segments, pass_cost
+from peagle.train.optimizer import make_optimizer, rate
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sharding import even, shard, whole_copy
@@ -29,7 +31,6 @@ from peagle.train.state import (
     Progress,
     append_line,
     checkpoints,
-    forget_after,
     save_checkpoint,
     snapshot,
     write_settings,
@@ -39,36 +40,18 @@ from peagle.train.step import (
     StepResult,
     Trainee,
     compile_layers,
-    depth_weights,
     run_target,
 )
 from peagle.train.step import supervised_elements as supervised
 
-
-class Acceptance(Protocol):
-    """How far the target follows a head's drafts."""
-
-    @property
-    def acceptance_length(self) -> float: ...
-
-    @property
-    def accepted_per_position(self) -> list[float]: ...
+if TYPE_CHECKING:
+    from peagle.engine.request import Stats
 
 
-# Decodes with the drafter as it is; all processes call it together (train/evaluate.py).
-Measure = Callable[[Drafter], Acceptance]
-
-
-class CapturedStates(Protocol):
-    """What the target made of the data once, and wrote to shards (data/captured.py)."""
-
-    def check(self, target: Target, feature_layers: tuple[int, ...]) -> None:
-        """Raises InputError when they are of another target or of other layers."""
-        ...
-
-    def output(self, documents: list[int], target: Target) -> TargetOutput:
-        """What `target` made of some documents, one after another."""
-        ...
+# Returns the target's output for documents, by their numbers, one after another.
+States = Callable[[list[int], Target], TargetOutput]
+# Measures a drafter in the target's dtype; all processes call it together (train/walk.py).
+Measure = Callable[[Drafter], "Stats"]
 
 
 class Work(NamedTuple):
@@ -77,7 +60,7 @@ class Work(NamedTuple):
     number: int  # of the sequence, counted from the start of training
     sequence: Sequence
     segments: list[Segment]
-    weight: float  # of its supervised elements
+    chains: int  # supervised elements at depth 0, one for each chain
 
 
 class Trainer:
@@ -94,15 +77,13 @@ class Trainer:
         drafter: Drafter,
         data: list[Example],
         measure: Measure | None = None,  # None: no acceptance length while it trains
-        captured: CapturedStates | None = None,  # of `data`; then the target is not run over it
+        states: States | None = None,  # of `data`, captured; None: the target runs over it
         device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
         self.measure = measure
-        self.captured = captured
+        self.states = states
         target.check_layers(drafter.config.feature_layers)
-        if captured is not None:
-            captured.check(target, drafter.config.feature_layers)
         device = device or target.device
         self.accelerator = make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
@@ -123,19 +104,19 @@ class Trainer:
         compiled = device.type == "cuda" if config.compile is None else config.compile
         if compiled and method.parallel:
             compile_layers(drafter)
-        self.trainee: Any = Trainee(drafter, target, config.loss, config.decay)
+        self.trainee: Any = Trainee(drafter, target, config.decay)
         if config.shard:
             shard(self.trainee, target, device)
         else:
             self.trainee = self.accelerator.prepare_model(self.trainee)
-        # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.
-        trained = [p for p in drafter.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        )
+        self.optimizer = make_optimizer(drafter, config)
+        self.average = Average(drafter)
+        self.drafted = torch.zeros(drafter.config.transformer.vocab_size, dtype=torch.bool)
+        self.drafted[drafter.target_ids.cpu()] = True
         lasting = {name: getattr(config, name) for name in LASTING}
         self.frozen = not drafter.norm.weight.requires_grad  # but for its correction
-        self.settings = {**lasting, "frozen head": self.frozen, "data": fingerprint(data)[:16]}
+        self.settings = {**lasting, "frozen head": self.frozen}
+        self.data = data
         self.earlier = drafter.config.provenance.data  # of a run before this one
         self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
         self.progress = Progress()
@@ -147,9 +128,11 @@ class Trainer:
         when this returns. Raises FloatingPointError when the loss is not finite."""
         if self.target.device.type == "cpu":
             keep_freed_memory()
-        if self.accelerator.is_main_process:  # steps that will be done again
-            forget_after(self.config.output / METRICS, self.progress.step)
-            write_settings(self.config.output / SETTINGS, self.settings)
+        if self.accelerator.is_main_process:
+            if not self.progress.step:  # of a run that was killed before its first checkpoint
+                (self.config.output / METRICS).unlink(missing_ok=True)
+            known = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
+            write_settings(self.config.output / SETTINGS, self.settings | known)
         with _signals(self._ask_to_stop):
             while not self.finished and not self._stop:
                 started = time.perf_counter()
@@ -180,10 +163,11 @@ class Trainer:
 
     def _work(self, number: int) -> Work:
         config, cpu = self.config, self.batches.sequence(number)
+        # A token outside the draft vocabulary ends every draft, so elements after it never count.
+        cpu = cpu._replace(supervised=cpu.supervised & self.drafted[cpu.ids])
         generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
-        elements = sample_elements(*cpu[1:], self.depths, config.ratio, config.floor, generator)
-        depths = elements.depth[supervised(cpu, elements)]
-        weight = float(depth_weights(depths, config.decay).sum())
+        elements = sample_elements(*cpu[1:], self.depths, config.ratio, generator)
+        chains = int((elements.depth[supervised(cpu, elements)] == 0).sum())
         parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
         parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
         device = self.target.device
@@ -191,7 +175,7 @@ class Trainer:
             Segment(type(p.elements)(*(x.to(device) for x in p.elements)), p.own.to(device))
             for p in parts
         ]
-        return Work(number, Sequence(*(x.to(device) for x in cpu)), moved, weight)
+        return Work(number, Sequence(*(x.to(device) for x in cpu)), moved, chains)
 
     def _segments(self, sequence: Sequence, elements: Any) -> int:
         device = self.target.device
@@ -199,16 +183,16 @@ class Trainer:
         return choose_segments(elements, sequence.documents, self._cost, room, dense=dense)
 
     def _agree(self, work: list[Work]) -> float:
-        """Weight of the step's elements over all processes; a signal to one stops all."""
-        tokens = sum(int(item.sequence.supervised.sum()) for item in work)
-        weight = sum(item.weight for item in work)
-        counts = self._sum([weight, tokens, float(self._stop)])
+        """The step's chains over all processes; a signal to one stops all."""
+        tokens = sum(self.batches.answer_tokens(item.number) for item in work)
+        chains = sum(item.chains for item in work)
+        counts = self._sum([chains, tokens, float(self._stop)])
         self.progress.answer_tokens += int(counts[1])
         self._stop = bool(counts[2])
         return float(counts[0])
 
-    def _forward_backward(self, work: list[Work], weight: float) -> StepResult:
-        """Accumulate the gradient of the loss, a mean over elements of `weight` together."""
+    def _forward_backward(self, work: list[Work], chains: float) -> StepResult:
+        """Accumulate the gradient of the loss, a mean over the step's chains."""
         depths = self.depths
         loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
         for item in work:
@@ -220,18 +204,18 @@ class Trainer:
                 with wait:
                     result = self.trainee(item.sequence, said, segment)
                     # Gradients are averaged over processes: their number undoes that.
-                    (result.loss * (self.world / weight)).backward()
+                    (result.loss * (self.world / max(chains, 1))).backward()
                 loss += float(result.loss.detach())
                 hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
         total = self._sum([loss, *hits.flatten().tolist()])
         correct, seen = total[1:].to(torch.int64).view(2, depths)
-        return StepResult(total[0], weight, correct, seen)
+        return StepResult(total[0], correct, seen)
 
     def _said(self, item: Work) -> TargetOutput:
         """What the target makes of a sequence, or made of it once."""
-        if self.captured is None:
+        if self.states is None:
             return run_target(self.target, item.sequence, self.drafter.config.feature_layers)
-        said = self.captured.output(self.batches.documents(item.number), self.target)
+        said = self.states(self.batches.documents(item.number), self.target)
         assert len(said.hidden) == len(item.sequence.ids), "data is not what was captured"
         return said
 
@@ -246,11 +230,13 @@ class Trainer:
                 f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to "
                 f"{bad[-1]}): {good}; lower `lr`, or look at the data"
             )
-        lr = learning_rate(self.config.lr, step, self.total_steps, self.config.warmup)
-        self.optimizer.param_groups[0]["lr"] = lr
+        share = rate(step, self.total_steps, self.config.warmup, self.config.cooldown)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.average.update(step + 1)
 
     def _log(self, result: StepResult, seconds: float) -> dict[str, Any]:
         progress = self.progress
@@ -259,7 +245,7 @@ class Trainer:
         metrics = {
             "step": progress.step,
             "answer_tokens": progress.answer_tokens,
-            "loss": round(float(result.loss) / result.weight, 4),
+            "loss": round(float(result.loss) / max(int(result.supervised[0]), 1), 4),
             "accuracy": _shares(result.correct, result.supervised),
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
@@ -277,7 +263,7 @@ class Trainer:
     def _measured(self, measure: "Measure") -> dict[str, Any]:
         """Acceptance as `measure` finds it; the best head so far is kept in `best/`."""
         progress = self.progress
-        stats = measure(self.drafter)
+        stats = measure(self.averaged(self.target.dtype))
         shares = [round(share, 4) for share in stats.accepted_per_position]
         found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
         found |= {"accepted_per_position": shares}
@@ -289,22 +275,26 @@ class Trainer:
         return found
 
     def _save(self) -> None:
-        tensors = snapshot(self.drafter, self.optimizer)
+        tensors = snapshot(self.drafter, self.optimizer, self.average)
         if self.accelerator.is_main_process:
             save_checkpoint(self.config.output, tensors, self.progress, self.config.keep)
         self.save_head("head")
         self.accelerator.wait_for_everyone()
 
     def save_head(self, name: str) -> None:
-        """Write the servable head, bf16, to a folder of `output`; all processes call it."""
+        """Write the averaged head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
-        if self.frozen or (self.drafter.correction is not None and self.earlier):
-            own = {f"correction_{name}": count for name, count in done.items()}
-            done = self.earlier | own
-        with_provenance(self.drafter, data=done)
-        drafter = whole_copy(self.drafter, torch.bfloat16)
+        if self.frozen:
+            done = {f"correction_{name}": count for name, count in done.items()}
+        total = {name: count + self.earlier.get(name, 0) for name, count in done.items()}
+        with_provenance(self.drafter, data=self.earlier | total)
+        drafter = self.averaged(torch.bfloat16)
         if self.accelerator.is_main_process:
             save_drafter(drafter, self.config.output / name)
+
+    def averaged(self, dtype: torch.dtype) -> Drafter:
+        """A copy of the head with averaged weights, whole; all processes call it together."""
+        return whole_copy(self.drafter, dtype, self.average.over(self.drafter.state_dict()))
 
     def _sum(self, numbers: list[float]) -> Tensor:
         """Over all processes."""
@@ -335,12 +325,6 @@ def _signals(handler: Callable[..., None]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def learning_rate(peak: float, step: int, total: int, warmup: float) -> float:
-    """Linear warm-up over the share `warmup` of the steps, then linear decay to zero."""
-    warm = max(1, int(total * warmup))
-    return peak * min((step + 1) / warm, (total - step) / max(1, total - warm))
 
 
 def _shares(correct: Tensor, total: Tensor) -> list[float]:

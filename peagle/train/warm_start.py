@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,37 @@ from torch import Tensor, nn
 from peagle.data.captured import target_hashes
 from peagle.methods.registry import METHODS, method_of
 from peagle.methods.spec import HeadSpec, drafter_config
-from peagle.model.config import Provenance
+from peagle.model.attention import CausalAttend
+from peagle.model.config import DrafterConfig, Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
+
+
+def with_norms(
+    drafter: Drafter, target: Target, answers: Iterable[list[int]], spec: HeadSpec
+) -> Drafter:
+    """The same head with the norms that `spec` asks for, to be trained on with them."""
+    known = drafter.config
+    asked = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
+    changes: dict[str, Any] = {name: on for name, on in asked.items() if on is not None}
+    made = _rebuilt(drafter, replace(known, **changes))
+    if made.fc_norm is not None and not known.fc_norm:
+        _scale_features(made, target, list(answers))
+    return made
+
+
+def _rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
+    """The same weights in a head of another config, which may have more of them."""
+    made = method_of(config).build(config).to(drafter.norm.weight.device)
+    made.load_state_dict(drafter.state_dict(), strict=False)
+    if drafter.shared_embedding is not None:
+        made.share_embedding(drafter.shared_embedding)
+    return made
+
+
+SAMPLE = 32  # answers, the longest of which shows the usual size of features
 
 
 def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
@@ -33,10 +60,13 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
+    answers = list(answers)
     ids = frequent_tokens(answers, vocab_size, config.draft_vocab_size)
     drafter.d2t.copy_(draft_offsets(ids))
     drafter.share_embedding(target.embedding)
     _copy_embedding(drafter, target, ids)
+    if config.fc_norm:
+        _scale_features(drafter, target, answers)
     if spec.warm_start:
         _copy_layers(drafter, target, ids)
     return drafter
@@ -49,16 +79,25 @@ def with_correction(drafter: Drafter, *, frozen: bool) -> Drafter:
     Raises InputError for a head that drafts one token after another.
     """
     if drafter.correction is None:
-        config = replace(drafter.config, correction=CorrectionConfig())
-        made = method_of(config).build(config).to(drafter.norm.weight.device)
-        made.load_state_dict(drafter.state_dict(), strict=False)
-        if drafter.shared_embedding is not None:
-            made.share_embedding(drafter.shared_embedding)
-        drafter = made
+        drafter = _rebuilt(drafter, replace(drafter.config, correction=CorrectionConfig()))
     assert drafter.correction is not None
     drafter.requires_grad_(not frozen)
     drafter.correction.requires_grad_()
     return drafter
+
+
+@torch.no_grad()
+def _scale_features(drafter: Drafter, target: Target, answers: list[list[int]]) -> None:
+    """Let each feature's norm keep the size that the feature usually has, so that what follows it
+    may start from weights made for features as they are."""
+    assert drafter.fc_norm is not None
+    ids = torch.tensor(max(answers[:SAMPLE], key=len), device=target.device)
+    positions = torch.arange(len(ids), device=ids.device)
+    layers = drafter.config.feature_layers
+    out = target.forward(ids, positions, CausalAttend(), layers)
+    for norm, feature in zip(drafter.fc_norm, out.features.chunk(len(layers), -1), strict=True):
+        sizes = feature.float().square().mean(-1).sqrt()
+        nn.init.constant_(norm.get_parameter("weight"), float(sizes.median()))
 
 
 @torch.no_grad()

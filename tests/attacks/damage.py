@@ -141,7 +141,7 @@ STATE: dict[str, tuple[Damage, str]] = {
     "huge header": (write("state.safetensors", b"\xff" * 64), "cannot be read"),
     "text": (write("state.safetensors", "not a tensor\n" * 9), "cannot be read"),
     "no tensors": (tensors(dict.clear), "absent there and"),
-    "weights only": (tensors(only("weights/")), "exp_avg/fc.weight is missing"),
+    "weights only": (tensors(only("weights/")), "average/fc.weight is missing"),
     "weight missing": (tensors(lambda t: t.pop(f"weights/{WEIGHT}")), "absent there and"),
     "weight of another shape": (
         tensors(lambda t: t.update({f"weights/{WEIGHT}": torch.zeros(3)})),

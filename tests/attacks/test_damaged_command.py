@@ -81,7 +81,7 @@ def command(folder: Path, data: str = "answers.jsonl", output: str = "run") -> l
 
 RUN: dict[str, tuple[Damage, str]] = {
     "progress.json": (progress(step="six"), f"checkpoints/{NEWEST}/progress.json: step is 'six'"),
-    "moments": (tensors(only("weights/")), f"checkpoints/{NEWEST}/state.safetensors: exp_avg/"),
+    "moments": (tensors(only("weights/")), f"checkpoints/{NEWEST}/state.safetensors: average/"),
     "metrics.jsonl": (
         lambda run: (run / "metrics.jsonl").write_text("?\n") and None,
         "metrics.jsonl:1: not a record of a step",

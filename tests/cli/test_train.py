@@ -107,7 +107,7 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
 
     refused(*command, "--recipe", "paper")
     training, length = read[-1]
-    assert (training.ratio, training.floor, training.decay) == (0.8, 0.0, 1.0)
+    assert (training.ratio, training.decay) == (0.8, 1.0)
     assert (training.lr, training.warmup, training.batch, length) == (1e-4, 0.0025, 8, 8192)
     assert specs[-1].embedding == "full"
     assert specs[-1].feature_layers == (2, layers // 2, layers - 1)
@@ -140,7 +140,7 @@ def test_settings_of_the_schedule_and_the_start(
     config = tmp_path / "run.yaml"
     config.write_text(
         "warmup: 0.5\nwarm_start: false\ncompile: false\nsave_every: 1\nkeep: 1\nratio: 1\n"
-        "floor: 0\nsegments: auto\n"
+        "cooldown: 0.5\nsegments: auto\n"
     )
     command = ("train", target, "--data", answers, *SMALL, "--steps", 4)
     invoke(*command, "--output", tmp_path / "file", "--config", config)
@@ -220,7 +220,7 @@ def test_a_correction_is_trained_measured_and_used(
 ) -> None:
     start = ("train", target, "--data", answers, "--init-from", heads["p-eagle"], "--steps", 20)
     output = tmp_path / "frozen"
-    invoke(*start, "--correction", "frozen", "--output", output, "--lr", "1e-2")
+    invoke(*start, "--correction", "frozen", "--output", output, "--correction-lr", "1e-2")
     made = output / "head"
     for file in ("model.safetensors", "config.json"):
         same = (made / file).read_bytes() == (heads["p-eagle"] / file).read_bytes()

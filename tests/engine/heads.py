@@ -22,5 +22,5 @@ def trained_head(
     """A head for a tiny target that reads some of its layers."""
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=112, feature_layers=layers)
     drafter = new_drafter(target, [example.ids for example in data], spec)
-    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, drafter, data).run()
+    Trainer(TrainConfig(folder, steps=160, lr=3e-3), target, drafter, data).run()
     return drafter.eval()

@@ -4,6 +4,7 @@ It is P-EAGLE whose logits depend on the token before: a table of bigrams is add
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from peagle.model.target import Target
 from peagle.tools.doctor import examine
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
-from peagle.train.evaluate import measure_on
 from peagle.train.partition import Segment
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
 from peagle.train.trainer import Trainer
+from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
 
 DEPTHS = 4
@@ -78,10 +79,10 @@ def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = own_answers(target, 24)
     spec = HeadSpec("bigram", depths=DEPTHS, draft_vocab=112)
     drafter = new_drafter(target, [example.ids for example in data], spec)
-    prompts = [example.ids[:4] for example in data[:4]]
-    config = TrainConfig(folder, steps=40, lr=3e-3, eval_every=40)
+    walk = Walk(target, data[:4])
+    config = TrainConfig(folder, steps=80, lr=3e-3, eval_every=80)
     rows = list[dict[str, Any]]()
-    Trainer(config, target, drafter, data, measure_on(target, prompts)).run(rows.append)
+    Trainer(config, target, drafter, data, partial(acceptance, walk)).run(rows.append)
     losses = [row["loss"] for row in rows]
     assert sum(losses[-8:]) < sum(losses[:8])
     assert rows[-1]["acceptance_length"] >= 1
@@ -157,7 +158,7 @@ def test_its_trees_are_the_reference(
     with torch.no_grad():
         noise = torch.randn(drafter.bigram.shape, generator=torch.Generator().manual_seed(0))
         drafter.bigram.add_(spread * noise)
-    assert accepted_as_the_reference(target, drafter, random_prompts(3), nodes, DEPTHS) > 0
+    assert accepted_as_the_reference(target, drafter, random_prompts(8), nodes, DEPTHS) > 0
 
 
 def test_what_is_written_is_read_and_healthy(target: Target, trained: Path, tmp_path: Path) -> None:
@@ -183,9 +184,9 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     ids = torch.tensor(answers[0])
     sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     generator = torch.Generator().manual_seed(0)
-    elements = sample_elements(*sequence[1:], DEPTHS, 0.8, 0.1, generator)
+    elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
     said = run_target(target, sequence, drafter.config.feature_layers)
-    trainee = Trainee(drafter, target, "kl", bf16=False)
+    trainee = Trainee(drafter, target, bf16=False)
     every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
     result = trainee(sequence, said, every)
     found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])

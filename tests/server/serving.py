@@ -52,7 +52,7 @@ def train_head(folder: Path) -> Drafter:
     data = own_answers(target, 64)
     spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
     made = new_drafter(target, [e.ids for e in data], spec)
-    Trainer(TrainConfig(folder, steps=100, lr=3e-3), target, made, data).run()
+    Trainer(TrainConfig(folder, steps=160, lr=3e-3), target, made, data).run()
     return made.eval()
 
 

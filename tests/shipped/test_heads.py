@@ -10,9 +10,12 @@ from peagle.bench.side_by_side import compare, identical, load_contenders
 from peagle.catalog import head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
+from peagle.data.example import Example
+from peagle.engine.request import Completion
 from peagle.methods.checkpoint import read_tensors
 from peagle.model.loader import load_target
 from peagle.model.target import Target
+from peagle.train.walk import Round, Walk
 
 TARGET = "smollm2-135m"
 HEADS = {method: head_path(TARGET, method) for method in ("eagle3", "p-eagle")}
@@ -50,3 +53,35 @@ def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
     rows = load_contenders(llm, {method: Path(HEADS[method]) for method in HEADS})
     compare(llm, rows, prompts(3), SamplingParams(max_tokens=48))
     assert identical(rows)
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_the_walk_of_training_counts_what_the_engine_accepts(method: str) -> None:
+    """In float32, where both compute the same tokens: chains and, where drafted, trees."""
+    llm = LLM(target("float32"), HEADS[method], k=7, max_batch=1)
+    asked = prompts(3)
+    answers = llm.generate(asked, SamplingParams(max_tokens=64))
+    walk = Walk(
+        llm.target,
+        [
+            Example(
+                [*prompt, *answer.token_ids], [False] * len(prompt) + [True] * len(answer.token_ids)
+            )
+            for prompt, answer in zip(asked, answers, strict=True)
+        ],
+    )
+    [rounds] = walk.chains(llm.drafter, [7])
+    assert counted(rounds) == decoded(answers)
+    assert sum(accepted for _, accepted in counted(rounds)) > 50
+    if method == "p-eagle":
+        trees = llm.use(llm.drafter, nodes=12, lookup=False)
+        again = trees.generate(asked, SamplingParams(max_tokens=64))
+        assert counted(walk.trees(llm.drafter, 12)) == decoded(again)
+
+
+def counted(rounds: list[list[Round]]) -> list[tuple[int, int]]:
+    return [(len(each), sum(one.accepted for one in each)) for each in rounds]
+
+
+def decoded(answers: list[Completion]) -> list[tuple[int, int]]:
+    return [(answer.stats.rounds, sum(answer.drafted)) for answer in answers]

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from tiny import make_target, own_answers
 
 from peagle.methods.spec import HeadSpec
 from peagle.train.config import TrainConfig
-from peagle.train.evaluate import measure_on
 from peagle.train.resume import resume
 from peagle.train.state import checkpoints
 from peagle.train.trainer import Trainer
+from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
 
 
@@ -38,7 +39,7 @@ def main() -> None:
         target,
         drafter,
         data,
-        measure_on(target, [[9, 8, 7], [50]]),
+        partial(acceptance, Walk(target, own_answers(target, 2))),
     )
     trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
     if checkpoints(folder):

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from tiny import make_target, make_tokenizer, own_answers
 
-from peagle.data.captured import Captured
+from peagle.data.captured import Captured, Captures
 from peagle.data.example import Example
 from peagle.data.shard import Shard
 from peagle.errors import InputError
@@ -22,9 +23,9 @@ from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
-from peagle.train.evaluate import hold_out, measure_on
 from peagle.train.step import run_target
 from peagle.train.trainer import Trainer
+from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
 
 LAYERS = (1, 2, 3)
@@ -217,9 +218,12 @@ def test_feature_layers_that_cannot_be(
 def test_packed_documents_are_those_of_the_sequence(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
-    read = captured(target, data, tmp_path)
-    train = hold_out(read.examples(), 2).train
-    batches = Batches(train, batch=1, pack=90, seed=3)
+    parts = [captured(target, data[:5], tmp_path / "a"), captured(target, data[5:], tmp_path / "b")]
+    whole = Captures([part.folder for part in parts])
+    assert whole.examples() == data
+    kept = [number for number in range(len(data)) if number % 4]
+    read = whole.only(kept)
+    batches = Batches([data[number] for number in kept], batch=1, pack=90, seed=3)
     packed = 0
     for number in range(12):
         sequence, documents = batches.sequence(number), batches.documents(number)
@@ -233,13 +237,13 @@ def test_packed_documents_are_those_of_the_sequence(
 def losses(
     folder: Path, target: Target, data: list[Example], source: Captured | None, **more: Any
 ) -> tuple[list[float], Trainer]:
-    """Six steps, four documents held out."""
+    """Six steps; the acceptance length is measured on two of the documents."""
     torch.manual_seed(0)
     spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=100, feature_layers=LAYERS)
     drafter = new_drafter(target, [e.ids for e in data], spec)
-    kept, found = hold_out(data, 2), list[float]()
+    measure, found = partial(acceptance, Walk(target, data[:2])), list[float]()
     config = TrainConfig(folder, **({"steps": 6, "lr": 3e-3, "eval_every": 3} | more))
-    trainer = Trainer(config, target, drafter, kept.train, measure_on(target, kept.prompts), source)
+    trainer = Trainer(config, target, drafter, data, measure, source and source.output)
     trainer.run(lambda metrics: found.append(metrics["loss"]))
     return found, trainer
 

@@ -48,7 +48,7 @@ def run(
     output: Path, target: Target, head: Drafter, data: list[Example], stop: int = STEPS
 ) -> list[float]:
     """Train, or go on, and stop after some steps; the losses of the steps made."""
-    config = TrainConfig(output, steps=STEPS, lr=1e-2, save_every=10)
+    config = TrainConfig(output, steps=STEPS, lr=1e-2, correction_lr=1e-2, save_every=10)
     trainer = Trainer(config, target, head, data)
     if (output / "checkpoints").exists():
         resume(trainer)
@@ -93,7 +93,7 @@ def test_it_resumes_exactly(
 
 def elements_of(sequence: Sequence) -> Elements:
     generator = torch.Generator().manual_seed(0)
-    return sample_elements(*sequence[1:], DEPTHS, 0.8, 0.1, generator)
+    return sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -107,7 +107,7 @@ def test_value_and_gradients(target: Target, data: list[Example], frozen: bool) 
     sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     elements = elements_of(sequence)
     said = run_target(target, sequence, drafter.config.feature_layers)
-    trainee = Trainee(drafter, target, "kl", bf16=False)
+    trainee = Trainee(drafter, target, bf16=False)
     every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
     result = trainee(sequence, said, every)
 

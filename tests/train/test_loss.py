@@ -6,7 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.train import loss as losses
-from peagle.train.loss import ChunkedDivergence, Divergence, LossChunk, LossName, divergence, wanted
+from peagle.train.loss import (
+    ChunkedDivergence,
+    Divergence,
+    LossChunk,
+    divergence,
+    labels_of,
+)
 
 
 def random_logits(rows: int = 12, vocab: int = 40) -> tuple[Tensor, Tensor]:
@@ -15,8 +21,8 @@ def random_logits(rows: int = 12, vocab: int = 40) -> tuple[Tensor, Tensor]:
     return draft, target
 
 
-def compare(draft: Tensor, target: Tensor, loss: LossName = "kl") -> Divergence:
-    return divergence(draft, wanted(target, loss))
+def compare(draft: Tensor, target: Tensor) -> Divergence:
+    return divergence(draft, labels_of(target))
 
 
 def test_kl_equals_torch() -> None:
@@ -45,22 +51,12 @@ def test_kl_of_equal_distributions_is_zero() -> None:
     assert compare(target + 5, target).each.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("loss", ["kl", "cross-entropy"])
-def test_gradient_equals_the_naive_formula_in_float64(loss: LossName) -> None:
+def test_gradient_equals_the_naive_formula_in_float64() -> None:
     draft, target = random_logits()
-    mine, naive = compare(draft, target, loss).gradient, draft.double().requires_grad_()
-    p = target.double().softmax(-1)
-    if loss == "cross-entropy":
-        p = F.one_hot(target.argmax(-1), target.shape[1]).double()
-    rows = -(p * naive.log_softmax(-1)).sum(-1)
+    mine, naive = compare(draft, target).gradient, draft.double().requires_grad_()
+    rows = -(target.double().softmax(-1) * naive.log_softmax(-1)).sum(-1)
     rows.sum().backward()
     torch.testing.assert_close(mine.double(), naive.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_cross_entropy_takes_the_best_draft_token() -> None:
-    draft, target = random_logits()
-    by_definition = -draft.log_softmax(-1)[torch.arange(len(draft)), target.argmax(-1)]
-    torch.testing.assert_close(compare(draft, target, "cross-entropy").each, by_definition)
 
 
 def test_half_precision_is_judged_in_float32() -> None:
@@ -70,11 +66,13 @@ def test_half_precision_is_judged_in_float32() -> None:
     torch.testing.assert_close(mine, compare(draft.float(), target.float()).each)
 
 
-@pytest.mark.parametrize("loss", ["kl", "cross-entropy"])
 @pytest.mark.parametrize(("chunk", "block"), [(1, 64), (5, 2), (100, 64), (100, 3)])
 @pytest.mark.parametrize("scales", [(0.7,), (0.7, 1.3)])
 def test_chunks_equal_the_whole(
-    monkeypatch: pytest.MonkeyPatch, loss: LossName, chunk: int, block: int, scales: tuple[float]
+    monkeypatch: pytest.MonkeyPatch,
+    chunk: int,
+    block: int,
+    scales: tuple[float],
 ) -> None:
     """Value and both gradients, some rows left out, under an upstream factor; of several logits of
     one product the mean."""
@@ -89,10 +87,7 @@ def test_chunks_equal_the_whole(
     whole = torch.zeros((), dtype=torch.float64)
     for scale in scales:
         q = (normed[rows] @ weight.T * scale).log_softmax(-1)
-        if loss == "kl":
-            each = (p * (target.log_softmax(-1) - q)).sum(-1)
-        else:
-            each = F.nll_loss(q, target.argmax(-1), reduction="none")
+        each = (p * (target.log_softmax(-1) - q)).sum(-1)
         whole = whole + (each * weights).sum() / len(scales)
     expected = torch.autograd.grad(whole * 3, (normed, weight))
     split = zip(*(x.split(chunk) for x in (rows, target, weights)), strict=True)
@@ -102,7 +97,7 @@ def test_chunks_equal_the_whole(
         logits = part @ weight.T
         return [logits * scale for scale in scales]
 
-    total, best = ChunkedDivergence.apply(score, parts, loss, normed, weight)
+    total, best = ChunkedDivergence.apply(score, parts, normed, weight)
     found = torch.autograd.grad(total * 3, (normed, weight))
     torch.testing.assert_close(total, whole)
     assert torch.equal(best, (normed[rows] @ weight.T).argmax(-1))

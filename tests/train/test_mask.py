@@ -5,12 +5,14 @@ import torch
 import torch._inductor.config as inductor
 from drawn_elements import CASES, elements_of
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from peagle.methods.base import Elements
 from peagle.methods.eagle3 import StepwiseAttend
 from peagle.model.attention import AttentionSpec, attention
-from peagle.train.mask import BLOCK, FlexAttend, block_mask, visible
+from peagle.train.mask import FlexAttend, block_mask, visible
+
+BLOCK = 128  # elements of a block of torch's BlockMask
 
 
 def brute_force(elements: Elements, documents: Tensor) -> Tensor:
@@ -61,23 +63,6 @@ def test_blocks_cover_the_mask(tokens: int, seed: int) -> None:
     assert all(blocks[q, k].all() for q, k in whole if q < size - 1)
     assert whole if seed == 2 and tokens == 400 else True
     assert listed.sum() < size * size, "something is skipped"
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_query_blocks_of_every_key_block(seed: int) -> None:
-    """Which FlexAttention's backward goes by: as torch itself derives them from the key blocks."""
-    made = block_mask(*elements_of(700, 8, seed))
-    keys = made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.full_kv_indices
-    derived = BlockMask.from_kv_blocks(*keys, BLOCK_SIZE=BLOCK)
-    for kind in ("q", "full_q"):
-        listed = []
-        for mask in (made, derived):
-            count, which = (
-                getattr(mask, f"{kind}_{part}")[0, 0] for part in ("num_blocks", "indices")
-            )
-            assert which.is_contiguous()
-            listed.append([row[:n].tolist() for n, row in zip(count, which, strict=True)])
-        assert listed[0] == listed[1]
 
 
 def test_docstring_example() -> None:

@@ -37,7 +37,7 @@ def test_more_layers_keep_more() -> None:
 def test_fewest_segments_that_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
-    elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
+    elements = sample_elements(supervised, documents, 8, 0.8, generator)
     for dense, parallel in ((False, True), (True, True), (True, False)):
         cost = PassCost(1000.0, 50.0, parallel)
         needs = [
@@ -57,7 +57,7 @@ def test_entries_of_the_mask() -> None:
     generator = torch.Generator().manual_seed(0)
     supervised = torch.ones(400, dtype=torch.bool)
     documents = (torch.arange(400) > 120).long()
-    elements = sample_elements(supervised, documents, 8, 0.8, 0.1, generator)
+    elements = sample_elements(supervised, documents, 8, 0.8, generator)
     blocks = BlockAttend(elements, documents, torch.bfloat16).blocks
     made = sum(block.mask.nbytes for block in blocks)
     _, planned = pass_bytes(PassCost(0.0, 0.0, parallel=True), elements, documents, dense=True)

@@ -13,12 +13,12 @@ from tiny import make_drafter, make_target
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.resume import load_checkpoint
+from peagle.train.average import Average
+from peagle.train.resume import forget_after, load_checkpoint
 from peagle.train.state import (
     Progress,
     append_line,
     checkpoints,
-    forget_after,
     save_checkpoint,
     snapshot,
 )
@@ -40,11 +40,18 @@ def optimizer_of(drafter: Drafter, steps: int = 0) -> torch.optim.AdamW:
     return optimizer
 
 
+def save(run: Path, drafter: Drafter, optimizer: torch.optim.AdamW, step: int) -> None:
+    tensors = snapshot(drafter, optimizer, Average(drafter))
+    save_checkpoint(run, tensors, replace(PROGRESS, step=step), keep=2)
+
+
 def saved(tmp_path: Path, target: Target) -> tuple[Path, Drafter, torch.optim.AdamW]:
     """The run's folder, and what its checkpoint holds."""
     drafter = make_drafter(target, "p-eagle")
     optimizer = optimizer_of(drafter, 3)
-    save_checkpoint(tmp_path / "run", snapshot(drafter, optimizer), PROGRESS, keep=2)
+    save_checkpoint(
+        tmp_path / "run", snapshot(drafter, optimizer, Average(drafter)), PROGRESS, keep=2
+    )
     return tmp_path / "run", drafter, optimizer
 
 
@@ -52,7 +59,7 @@ def test_round_trip(tmp_path: Path, target: Target) -> None:
     run, drafter, optimizer = saved(tmp_path, target)
     other = make_drafter(target, "p-eagle", seed=5)
     fresh = optimizer_of(other)
-    assert load_checkpoint(run, other, fresh) == PROGRESS
+    assert load_checkpoint(run, other, fresh, Average(other)) == PROGRESS
     for name, tensor in drafter.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name])
     for mine, theirs in zip(drafter.parameters(), other.parameters(), strict=True):
@@ -65,9 +72,14 @@ def test_round_trip(tmp_path: Path, target: Target) -> None:
 def test_the_newest_are_kept_and_the_newest_is_read(tmp_path: Path, target: Target) -> None:
     run, drafter, optimizer = saved(tmp_path, target)
     for step in (9, 10, 200):
-        save_checkpoint(run, snapshot(drafter, optimizer), replace(PROGRESS, step=step), keep=2)
+        save_checkpoint(
+            run,
+            snapshot(drafter, optimizer, Average(drafter)),
+            replace(PROGRESS, step=step),
+            keep=2,
+        )
     assert [p.name for p in checkpoints(run)] == ["step-00000010", "step-00000200"]
-    assert load_checkpoint(run, drafter, optimizer).step == 200
+    assert load_checkpoint(run, drafter, optimizer, Average(drafter)).step == 200
 
 
 def test_what_a_kill_left_is_not_read_and_goes(tmp_path: Path, target: Target) -> None:
@@ -75,8 +87,10 @@ def test_what_a_kill_left_is_not_read_and_goes(tmp_path: Path, target: Target) -
     half = run / "checkpoints" / ".making-abc"
     half.mkdir()
     (half / "state.safetensors").write_bytes(b"half")
-    assert load_checkpoint(run, drafter, optimizer) == PROGRESS
-    save_checkpoint(run, snapshot(drafter, optimizer), replace(PROGRESS, step=4), keep=2)
+    assert load_checkpoint(run, drafter, optimizer, Average(drafter)) == PROGRESS
+    save_checkpoint(
+        run, snapshot(drafter, optimizer, Average(drafter)), replace(PROGRESS, step=4), keep=2
+    )
     assert [p.name for p in checkpoints(run)] == ["step-00000003", "step-00000004"]
     assert not half.exists()
 
@@ -84,7 +98,7 @@ def test_what_a_kill_left_is_not_read_and_goes(tmp_path: Path, target: Target) -
 def test_no_checkpoint(tmp_path: Path, target: Target) -> None:
     drafter = make_drafter(target, "p-eagle")
     with pytest.raises(InputError, match="^resume: no checkpoint in"):
-        load_checkpoint(tmp_path, drafter, optimizer_of(drafter))
+        load_checkpoint(tmp_path, drafter, optimizer_of(drafter), Average(drafter))
 
 
 @pytest.mark.parametrize("changes", [{"layers": 3}, {"layers": 1}, {"draft_vocab": 50}])
@@ -93,7 +107,7 @@ def test_other_settings(tmp_path: Path, target: Target, changes: dict[str, int])
     other = make_drafter(target, "p-eagle", **changes)  # type: ignore[arg-type]
     weights = {name: t.clone() for name, t in other.state_dict().items()}
     with pytest.raises(InputError, match="made with other settings") as caught:
-        load_checkpoint(run, other, optimizer_of(other))
+        load_checkpoint(run, other, optimizer_of(other), Average(other))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert all(torch.equal(t, weights[name]) for name, t in other.state_dict().items())
 
@@ -102,7 +116,7 @@ def test_another_method(tmp_path: Path, target: Target) -> None:
     run, _, _ = saved(tmp_path, target)
     other = make_drafter(target, "eagle3")
     with pytest.raises(InputError, match="mask_embedding is .* there and absent now"):
-        load_checkpoint(run, other, optimizer_of(other))
+        load_checkpoint(run, other, optimizer_of(other), Average(other))
 
 
 @pytest.mark.parametrize("broken", ["state.safetensors", "progress.json"])
@@ -115,7 +129,7 @@ def test_unreadable(tmp_path: Path, target: Target, broken: str, how: str) -> No
     else:
         (folder / broken).write_bytes(b"{no")
     with pytest.raises(InputError, match="cannot be read") as caught:
-        load_checkpoint(run, drafter, optimizer)
+        load_checkpoint(run, drafter, optimizer, Average(drafter))
     assert "\n" not in str(caught.value)
 
 
@@ -127,11 +141,13 @@ def test_damage_is_named_with_the_checkpoint_before(
 ) -> None:
     """Of many kinds: attacks/test_damaged_resume.py."""
     run, drafter, optimizer = saved(tmp_path, target)
-    save_checkpoint(run, snapshot(drafter, optimizer), replace(PROGRESS, step=9), keep=2)
+    save_checkpoint(
+        run, snapshot(drafter, optimizer, Average(drafter)), replace(PROGRESS, step=9), keep=2
+    )
     older, newest = checkpoints(run)
     (newest / "progress.json").write_text(content)
     with pytest.raises(InputError) as caught:
-        load_checkpoint(run, drafter, optimizer)
+        load_checkpoint(run, drafter, optimizer, Average(drafter))
     fix = f"delete {newest} to resume from {older.name}"
     assert str(caught.value) == f"{newest}/progress.json: {why}: {fix}"
 
@@ -140,7 +156,12 @@ def test_only_safetensors_and_json(tmp_path: Path, target: Target) -> None:
     folder = checkpoints(saved(tmp_path, target)[0])[0]
     assert sorted(p.name for p in folder.iterdir()) == ["progress.json", "state.safetensors"]
     tensors = load_file(folder / "state.safetensors")
-    assert {name.split("/")[0] for name in tensors} == {"weights", "exp_avg", "exp_avg_sq"}
+    assert {name.split("/")[0] for name in tensors} == {
+        "weights",
+        "exp_avg",
+        "exp_avg_sq",
+        "average",
+    }
 
 
 def test_whoever_may_read_other_files_may_read_these(tmp_path: Path, target: Target) -> None:

@@ -36,13 +36,15 @@ def target() -> Target:
 
 
 def make_sequence(prompt: int = 8) -> Sequence:
+    """Tokens of the draft vocabulary only, as far as they are supervised."""
     ids = torch.tensor([i for p in random_prompts(20, seed=3) for i in p][:TOKENS])
+    ids = torch.where((torch.arange(TOKENS) >= prompt) & (ids < 78), ids // 2 + 80, ids)
     return Sequence(ids, torch.arange(TOKENS) >= prompt, torch.zeros_like(ids))
 
 
 def all_elements(sequence: Sequence, ratio: float = 1.0) -> Elements:
     generator = torch.Generator().manual_seed(0)
-    return sample_elements(*sequence[1:], DEPTHS, ratio, 0.1, generator)
+    return sample_elements(*sequence[1:], DEPTHS, ratio, generator)
 
 
 def training_logits(
@@ -174,8 +176,12 @@ def judged(sequence: Sequence, elements: Elements) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("rows", "decay"), [(7, 1.0), (1024, 1.0), (7, 0.5)])
 @pytest.mark.parametrize("split", [TOKENS, 11])
-def test_loss_and_counts_by_loops(
-    target: Target, monkeypatch: pytest.MonkeyPatch, rows: int, split: int, decay: float
+def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    split: int,
+    decay: float,
 ) -> None:
     """Each supervised element is compared with what transformers alone says at a + d + 1, also
     where documents are packed, and is correct where it predicts the document's token at a + d + 2;
@@ -192,7 +198,7 @@ def test_loss_and_counts_by_loops(
         if a % 2 and (row := known.get(int(sequence.ids[a + d + 2]))) is not None:
             at = ((elements.anchor == a) & (elements.depth == d)).nonzero()[0]
             normed[at] = 30 * drafter.lm_head.weight[row].detach()
-    trainee = Trainee(drafter, target, "kl", decay, bf16=False)
+    trainee = Trainee(drafter, target, decay, bf16=False)
     result = trainee.compare(sequence, said.hidden, segment, normed)
     reference = target.copy().model
     reference.set_attn_implementation("eager")
@@ -201,13 +207,11 @@ def test_loss_and_counts_by_loops(
     total, correct, supervised = 0.0, [0] * DEPTHS, [0] * DEPTHS
     states = dict(zip(zip(*(x.tolist() for x in elements), strict=True), normed, strict=True))
     for a, d in judged(sequence, elements):
-        logits, wanted = drafter.logits(states[a, d]), full[a + d + 1]
+        logits, wanted = drafter.logits(states[a, d]).detach(), full[a + d + 1]
         p = wanted[drafter.target_ids].softmax(-1)
         total += decay**d * float((p * (p.log() - logits.log_softmax(-1))).sum().detach())
         supervised[d] += 1
         correct[d] += int(drafter.target_ids[logits.argmax()] == sequence.ids[a + d + 2])
-    weight = sum(decay**d * count for d, count in enumerate(supervised))
-    assert result.weight == pytest.approx(weight) and weight > 20
     assert (result.correct.tolist(), result.supervised.tolist()) == (correct, supervised)
     assert sum(correct) > 0
     assert float(result.loss.detach()) == pytest.approx(total, rel=1e-4)
@@ -258,7 +262,7 @@ def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=15)
     segment, hidden = whole(sequence), torch.randn(TOKENS, 32)
     normed = torch.randn(len(segment.own), 32).requires_grad_()
-    trainee = Trainee(drafter, target, "kl", bf16=False)
+    trainee = Trainee(drafter, target, bf16=False)
     trainee.compare(sequence, hidden, segment, normed).loss.backward()
     touched = normed.grad.abs().sum(-1) > 0
     elements = segment.elements
@@ -270,18 +274,18 @@ def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
 
 def test_nothing_supervised_gives_zero(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=TOKENS)
-    trainee = Trainee(drafter, target, "kl", bf16=False)
+    trainee = Trainee(drafter, target, bf16=False)
     said = run_target(target, sequence, drafter.config.feature_layers)
     result = trainee(sequence, said, whole(sequence))
     result.loss.backward()
-    assert (result.loss.item(), result.weight) == (0.0, 0)
+    assert (result.loss.item(), int(result.supervised.sum())) == (0.0, 0)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     """Every parameter gets a gradient, and the target none."""
     drafter, sequence = make_drafter(target, method), make_sequence()
-    trainee = Trainee(drafter, target, "kl", bf16=False)
+    trainee = Trainee(drafter, target, bf16=False)
     said = run_target(target, sequence, drafter.config.feature_layers)
     trainee(sequence, said, whole(sequence, 0.7)).loss.backward()
     for name, parameter in drafter.named_parameters():

@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# The long run: both heads of smollm2-135m on the same documents, on what the processor has left.
+#   heads/run.sh start FOLDER train_prompts.jsonl.gz answers.jsonl.gz more_answers.jsonl.gz
+#   heads/run.sh start FOLDER                 # goes on after a stop
+#   heads/run.sh status|pause|go|stop FOLDER
+#   heads/run.sh branch FOLDER NAME TOKENS    # a copy whose learning rate falls to 0 over TOKENS
+# It works in FOLDER alone, from a copy of this tree, so that edits here do not reach it:
+#   data/               made by heads/data.sh, compared with heads/run.sha256
+#   captured/PART       what the target makes of a file of data/
+#   p-eagle/, eagle3/   one `peagle train` each, one thread each, on all that is captured
+#   branches/NAME/      the same
+# A folder that is lost is made again by the first command. Training then goes on from the heads in
+# heads/run/, else from the shipped ones; their config.json says how many answer tokens they have
+# seen. To keep a run: python heads/pack.py FOLDER/p-eagle/head heads/run/p-eagle, eagle3 likewise.
+set -euo pipefail
+
+# Files of data/, each with the millions of answer tokens that both heads have seen in all before the
+# next one is captured. One that was passed before the folder was made is left out. The first is a
+# tenth of each of the others, so that training begins soon.
+PARTS=(mixed:4 sampled:7 greedy:13 more_answers_smollm2:15 answers_smollm2:18 synth:20)
+GOAL=20000000
+SETTINGS=(--draft-vocab 7680 --segments 1 --save-every 500 --eval-every 2000)
+declare -A METHOD=(
+  [p-eagle]="--layers 4 --depths 8 --correction joint"
+  [eagle3]="--layers 1 --depths 7 --fc-norm --norm-output"
+)
+
+fail() { echo "heads/run.sh: $*" >&2; exit 2; }
+
+usage() { sed -n '2,6s/^# *//p' "$0" >&2; exit 2; }
+
+# ---- processes: all belong to one group
+
+group() { cat "$folder/group" 2>/dev/null || true; }
+
+alive() { # its first process, which begins the group, or any other
+  [ -n "$(group)" ] && { kill -0 "$(group)" || kill -0 -- "-$(group)"; } 2>/dev/null
+}
+
+paused() { grep -qs '^State:.T' "/proc/$(group)/status"; }
+
+tell() { alive || fail "$folder: not running"; kill "-$1" -- "-$(group)"; }
+
+# Linux shares time between sessions first: nice alone weighs processes of one session only.
+in_background() {
+  setsid bash -c 'echo 19 >/proc/self/autogroup; exec nice -n 19 ionice -c 3 "$@"' - "$@" \
+    >>"$folder/log" 2>&1 </dev/null &
+  echo $! >"$folder/group"
+}
+
+# ---- tokens
+
+last() { # file of JSON, key: the last value, 0 without one
+  local found; found=$(tail -n 3000 "$1" 2>/dev/null | grep -o "\"$2\": [0-9.]*" | tail -n 1) || true
+  found=${found##* }
+  echo "${found:-0}"
+}
+
+start_of() { # method: the head that the run began with
+  local kept=$folder/tree/heads/run/$1
+  if [ -d "$kept" ]; then echo "$kept"; else echo "$folder/tree/heads/smollm2-135m-$1"; fi
+}
+
+begun() { last "$(start_of "$1")/config.json" answer_tokens; }
+
+seen() { echo $(($(begun "$1") + $(last "$folder/$1/metrics.jsonl" answer_tokens))); }
+
+# ---- the work
+
+work() {
+  export PYTHONPATH=$folder/tree OMP_NUM_THREADS=2
+  cd "$folder"
+  make_data
+  local part captured=""
+  for part in "${PARTS[@]}"; do
+    local name=${part%:*} until=${part#*:}000000
+    if [ ! -d "captured/$name" ] && [ "$(seen p-eagle)" -ge "$until" ]; then continue; fi
+    peagle data capture smollm2-135m --data "$(ls "data/$name".jsonl*)" \
+      --output "captured/$name" --max-length 2048
+    captured+=${captured:+,}captured/$name
+    train p-eagle "$captured" "$until" & train eagle3 "$captured" "$until" & wait
+    if [ "$(seen p-eagle)" -lt "$until" ] || [ "$(seen eagle3)" -lt "$until" ]; then
+      fail "stopped before $until tokens"
+    fi
+  done
+}
+
+make_data() {
+  if [ ! -f data/measured.jsonl ]; then
+    tree/heads/data.sh data/train_prompts.jsonl.gz data \
+      data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz
+    local name
+    for name in answers_smollm2 more_answers_smollm2 greedy sampled synth; do
+      first_tenth "data/$name".jsonl*
+    done >data/mixed.jsonl
+    python tree/heads/measured.py data/prompts/held_out.jsonl data/held_out.jsonl data/measured.jsonl
+  fi
+  (cd data && sha256sum --check --quiet ../tree/heads/run.sha256) ||
+    fail "$folder/data: not the files of heads/run.sha256: delete what differs to make it again"
+}
+
+first_tenth() { # file: its lines
+  local lines; lines=$(zcat -f "$1" | wc -l)
+  zcat -f "$1" | sed -n "1,$((lines / 10))p"
+}
+
+train() { # method, captured folders, tokens to have seen
+  [ "$(seen "$1")" -lt "$3" ] || return 0
+  peagle_train "$folder/$1" "$1" "$2" --max-train-tokens $((GOAL - $(begun "$1"))) &
+  local trainer=$!
+  while kill -0 $trainer 2>/dev/null && [ "$(seen "$1")" -lt "$3" ]; do sleep 2; done
+  kill -TERM $trainer 2>/dev/null || true
+  wait $trainer || true
+}
+
+peagle_train() { # output, method, captured folders, further settings
+  local start=(--init-from "$(start_of "$2")" --warmup 0.0025)
+  if [ -d "$1/checkpoints" ]; then start+=(--resume); fi
+  # shellcheck disable=SC2086 (several words)
+  OMP_NUM_THREADS=1 exec peagle train smollm2-135m --method "$2" --output "$1" --data "$3" \
+    --held-out data/measured.jsonl "${SETTINGS[@]}" ${METHOD[$2]} "${start[@]}" "${@:4}"
+}
+
+# ---- commands
+
+find_peagle() {
+  command -v peagle >/dev/null || PATH=$here/../.venv/bin:$PATH
+  command -v peagle >/dev/null || fail "no peagle in PATH: run make demo first"
+}
+
+start() {
+  if alive; then fail "$folder: runs already (process group $(group))"; fi
+  find_peagle
+  if [ ! -d "$folder/tree" ]; then
+    [ $# = 3 ] || usage
+    mkdir -p "$folder/data"
+    local file
+    for file in "$@"; do
+      [ -f "$file" ] || fail "$file: no such file"
+      ln -sf "$(realpath "$file")" "$folder/data/"
+    done
+    mkdir "$folder/tree"
+    tar -C "$here/.." -c peagle heads | tar -C "$folder/tree" -x
+  fi
+  in_background "$folder/tree/heads/run.sh" work "$folder"
+  echo "started: heads/run.sh status $folder"
+}
+
+status() {
+  local state=stopped method
+  if alive; then state=running; fi
+  if paused; then state=paused; fi
+  echo "$folder: $state; captured: $(ls "$folder/captured" 2>/dev/null | xargs)"
+  for method in p-eagle eagle3; do
+    echo "$method: $(seen $method) answer tokens, $((GOAL - $(seen $method))) left;" \
+      "acceptance length $(last "$folder/$method/metrics.jsonl" acceptance_length)"
+  done
+}
+
+branch() { # name, tokens
+  [ $# = 2 ] || usage
+  if alive && ! paused; then fail "$folder: runs: pause or stop it first"; fi
+  local out=$folder/branches/$1 method captured job
+  [ ! -d "$out" ] || fail "$out: is there already: name another branch"
+  captured=$(cd "$folder" && echo captured/* | tr ' ' ,)
+  find_peagle
+  export PYTHONPATH=$folder/tree
+  cd "$folder"
+  for method in p-eagle eagle3; do
+    mkdir -p "$out/$method"
+    cp -r "$method/checkpoints" "$method/metrics.jsonl" "$method/settings.json" "$out/$method/"
+    local total=$(($(last "$method/metrics.jsonl" answer_tokens) + $2))
+    local share; share=$(awk "BEGIN { print $2 / $total }")
+    peagle_train "$out/$method" "$method" "$captured" \
+      --max-train-tokens "$total" --cooldown "$share" &
+  done
+  for job in $(jobs -p); do wait "$job" || fail "$out: a training failed"; done
+}
+
+[ $# -ge 2 ] || usage
+here=$(cd "$(dirname "$0")" && pwd)
+command=$1
+mkdir -p "$2"
+folder=$(cd "$2" && pwd)
+shift 2
+case $command in
+  start) start "$@" ;;
+  work) work ;;
+  status) status ;;
+  pause) tell STOP ;;
+  go) tell CONT ;;
+  stop) tell CONT; tell TERM ;;
+  branch) branch "$@" ;;
+  *) usage ;;
+esac

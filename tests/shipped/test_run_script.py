@@ -1,0 +1,165 @@
+"""heads/run.sh starts, pauses, stops and goes on, with a stand-in for peagle."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Counts tokens as fast as it can; SIGTERM leaves a checkpoint, as peagle does.
+PEAGLE = """#!/usr/bin/env python3
+import json, pathlib, signal, sys, time
+args = sys.argv[1:]
+folder = pathlib.Path(args[args.index("--output") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+pathlib.Path("calls").open("a").write(" ".join(args) + "\\n")
+if args[0] == "data":
+    sys.exit()
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+lines = folder / "metrics.jsonl"
+seen = json.loads(lines.read_text().splitlines()[-1])["answer_tokens"] if lines.exists() else 0
+most = int(args[args.index("--max-train-tokens") + 1])
+while not stop and seen < most:
+    seen += 10_000
+    line = {"step": 1, "answer_tokens": seen, "accuracy": [0.5] * 3000, "acceptance_length": 2.5}
+    lines.open("a").write(json.dumps(line) + "\\n")
+    time.sleep(0.05)
+(folder / "checkpoints").mkdir(exist_ok=True)
+(folder / "settings.json").write_text("{}")
+"""
+# A session of its own, without lower priority: beside other tests it would get nothing.
+SETSID = """#!/usr/bin/env python3
+import os, sys
+os.setsid()
+os.execvp(sys.argv[5], sys.argv[5:])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A run's folder whose data are made, with heads that saw 3.5 million tokens."""
+    made = tmp_path / "run"
+    heads = made / "tree" / "heads"
+    heads.mkdir(parents=True)
+    shutil.copy(ROOT / "heads" / "run.sh", heads)
+    for method in ("p-eagle", "eagle3"):
+        record = {"peagle": {"provenance": {"data": {"answer_tokens": 3_500_000}}}}
+        head = heads / f"smollm2-135m-{method}"
+        head.mkdir()
+        (head / "config.json").write_text(json.dumps(record, indent=2))
+    data = made / "data"
+    data.mkdir()
+    for name in ("mixed", "sampled", "greedy", "more_answers_smollm2", "answers_smollm2", "synth"):
+        (data / f"{name}.jsonl").write_text("{}\n")
+    (data / "measured.jsonl").write_text("{}\n")
+    sums = subprocess.run(["sha256sum", "greedy.jsonl"], cwd=data, capture_output=True, check=True)
+    (heads / "run.sha256").write_bytes(sums.stdout)
+    (tmp_path / "bin").mkdir()
+    for name, script in (("peagle", PEAGLE), ("setsid", SETSID)):
+        stand_in = tmp_path / "bin" / name
+        stand_in.write_text(script)
+        stand_in.chmod(0o755)
+    yield made
+    run(made, "stop")
+    wait(lambda: "stopped" in run(made, "status").stdout)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command, *rest = words
+    path = f"{folder.parent / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        [ROOT / "heads" / "run.sh", command, folder, *rest],
+        env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def seen(folder: Path) -> int:
+    """Tokens that P-EAGLE's head has seen, by `status`."""
+    lines = run(folder, "status").stdout.splitlines()
+    [line] = [line for line in lines if line.startswith("p-eagle")]
+    return int(line.split()[1])
+
+
+def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
+    assert seen(folder) == 3_500_000
+    assert run(folder, "start").stdout.startswith("started")
+    assert "runs already" in run(folder, "start").stderr
+    wait(lambda: seen(folder) > 3_500_000)
+    assert run(folder, "pause").returncode == 0
+    wait(lambda: "paused" in run(folder, "status").stdout)
+    there = seen(folder)
+    time.sleep(0.5)
+    assert seen(folder) == there
+    assert "2.5" in run(folder, "status").stdout
+    run(folder, "go")
+    wait(lambda: seen(folder) > there)
+    run(folder, "stop")
+    wait((folder / "eagle3" / "checkpoints").is_dir)
+    wait(lambda: "stopped" in run(folder, "status").stdout)
+    first = (folder / "calls").read_text().splitlines()
+    assert [line.split()[:2] for line in first] == [["data", "capture"], ["train", "smollm2-135m"],
+                                                    ["train", "smollm2-135m"]]  # fmt: skip
+    assert not any("--resume" in line for line in first)
+    assert all("--max-train-tokens 16500000" in line for line in first[1:])
+    run(folder, "start")
+    wait(lambda: len((folder / "calls").read_text().splitlines()) >= 6)
+    again = (folder / "calls").read_text().splitlines()[3:6]
+    assert ["--resume" in line for line in again] == [False, True, True]
+
+
+def test_the_next_part_is_captured_when_the_last_was_seen_enough(folder: Path) -> None:
+    for method in ("p-eagle", "eagle3"):
+        config = folder / "tree" / "heads" / f"smollm2-135m-{method}" / "config.json"
+        config.write_text(config.read_text().replace("3500000", "19900000"))
+    run(folder, "start")
+    wait(lambda: seen(folder) == 20_000_000)
+    captures = [line for line in (folder / "calls").read_text().splitlines() if line[:4] == "data"]
+    assert len(captures) == 1 and "synth.jsonl" in captures[0], "what was seen before is left out"
+
+
+def test_a_branch_is_a_copy_whose_rate_falls(folder: Path) -> None:
+    run(folder, "start")
+    wait(lambda: seen(folder) > 3_500_000)
+    assert "pause or stop it first" in run(folder, "branch", "one", "100000").stderr
+    run(folder, "stop")
+    wait(lambda: "stopped" in run(folder, "status").stdout)
+    before = (folder / "p-eagle" / "metrics.jsonl").read_text()
+    assert run(folder, "branch", "one", "100000").returncode == 0
+    assert (folder / "p-eagle" / "metrics.jsonl").read_text() == before
+    lines = (folder / "branches" / "one" / "p-eagle" / "metrics.jsonl").read_text().splitlines()
+    started = json.loads(before.splitlines()[-1])["answer_tokens"]
+    assert json.loads(lines[-1])["answer_tokens"] == started + 100_000
+    call = (folder / "calls").read_text().splitlines()[-1]
+    share = float(call.split("--cooldown ")[1].split()[0])
+    assert share == pytest.approx(100_000 / (started + 100_000), rel=1e-3)
+    assert "is there already" in run(folder, "branch", "one", "100000").stderr
+
+
+def test_data_that_changed_are_named(folder: Path) -> None:
+    (folder / "data" / "greedy.jsonl").write_text("other\n")
+    run(folder, "start")
+    wait(lambda: "stopped" in run(folder, "status").stdout)
+    log = (folder / "log").read_text()
+    assert "greedy.jsonl: FAILED" in log and "not the files of heads/run.sha256" in log
+    assert not (folder / "calls").exists()
+
+
+def test_bad_calls(tmp_path: Path) -> None:
+    script = ROOT / "heads" / "run.sh"
+    assert subprocess.run([script], capture_output=True, check=False).returncode == 2
+    refused = run(tmp_path / "new", "start", "none.jsonl", "b", "c")
+    assert refused.returncode == 2 and "none.jsonl: no such file" in refused.stderr
+    assert "not running" in run(tmp_path / "new", "pause").stderr

@@ -1,0 +1,160 @@
+"""The walk finds the rounds that the engine runs, with documents that training never sees."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from corrected_heads import corrected
+from tiny import METHODS, make_drafter, make_target, random_prompts
+
+from peagle.data.example import Example
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Completion
+from peagle.methods.spec import HeadSpec
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+from peagle.train.config import TrainConfig
+from peagle.train.trainer import Trainer
+from peagle.train.walk import HELD_OUT, Round, Walk, acceptance, hold_out, stats
+from peagle.train.warm_start import new_drafter, with_correction
+
+LENGTH, BEYOND = 40, 12  # tokens of an answer, and of what the target would say after it
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return make_target(spread=0.3)
+
+
+@pytest.fixture(scope="module")
+def documents(target: Target) -> list[Example]:
+    """Greedy answers; what comes after them is known, so that a draft may pass their end."""
+    prompts = random_prompts(6, 4, seed=9)
+    params = SamplingParams(max_tokens=LENGTH + BEYOND, ignore_eos=True)
+    answers = LLM(target, max_batch=1).generate(prompts, params)
+    flags = [True] * LENGTH + [False] * BEYOND
+    return [
+        Example([*prompt, *answer.token_ids], [False] * len(prompt) + flags)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, documents: list[Example], tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Heads that know these answers fairly well, by method; P-EAGLE's has a correction."""
+
+    def train(method: str) -> Drafter:
+        torch.manual_seed(0)
+        spec = HeadSpec(method, layers=1, depths=7, draft_vocab=100, feature_layers=(1, 2, 3))
+        drafter = new_drafter(target, [example.ids for example in documents], spec)
+        if method == "p-eagle":
+            drafter = with_correction(drafter, frozen=False)
+        config = TrainConfig(tmp_path_factory.mktemp(method), steps=60, lr=5e-3)
+        Trainer(config, target, drafter, documents).run()
+        return drafter.eval()
+
+    return {method: train(method) for method in METHODS}
+
+
+def decoded(llm: LLM, documents: list[Example]) -> list[Completion]:
+    prompts = [example.ids[: example.supervised.index(True)] for example in documents]
+    return llm.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True))
+
+
+def counts(rounds: list[list[Round]]) -> list[tuple[int, int]]:
+    return [(len(each), sum(one.accepted for one in each)) for each in rounds]
+
+
+def same(rounds: list[list[Round]], answers: list[Completion]) -> bool:
+    """Document by document, as many rounds, and as many accepted tokens in the answer."""
+    return counts(rounds) == [(each.stats.rounds, sum(each.drafted)) for each in answers]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_chains_equal_the_engine(
+    target: Target, documents: list[Example], trained: dict[str, Drafter], method: str
+) -> None:
+    walk, ks = Walk(target, documents), (1, 3, 7)
+    accepted = list[float]()
+    for k, rounds in zip(ks, walk.chains(trained[method], ks), strict=True):
+        llm = LLM(target, trained[method], k=k, max_batch=1)
+        assert same(rounds, decoded(llm, documents)), k
+        accepted.append(stats(rounds, k).acceptance_length)
+    assert 1.3 < accepted[0] < accepted[1] < accepted[2], "tokens are accepted at several depths"
+
+
+RANDOM: list[Callable[[Drafter], Drafter]] = [lambda head: head, corrected]
+
+
+@pytest.mark.parametrize("change", RANDOM)
+def test_trees_equal_the_engine(
+    target: Target,
+    documents: list[Example],
+    trained: dict[str, Drafter],
+    change: Callable[[Drafter], Drafter],
+) -> None:
+    walk = Walk(target, documents)
+    for head in (trained["p-eagle"], change(make_drafter(target, "p-eagle", draft_vocab=128))):
+        for nodes in (3, 12):
+            llm = LLM(target, head, nodes=nodes, lookup=False, max_batch=1)
+            assert same(walk.trees(head, nodes), decoded(llm, documents)), nodes
+
+
+def test_the_correction_counts(
+    target: Target, documents: list[Example], trained: dict[str, Drafter]
+) -> None:
+    walk, other = Walk(target, documents), deepcopy(trained["p-eagle"])
+    assert other.correction is not None
+    torch.nn.init.zeros_(other.correction.token.weight)
+    assert walk.chains(other, [7]) != walk.chains(trained["p-eagle"], [7])
+
+
+def test_each_answer_of_a_conversation_is_walked_alone(target: Target) -> None:
+    """The target writes an answer's first token itself; drafts end with the answer."""
+    flags = [False, False, True, True, True, False, True, True, False]
+    walk = Walk(target, [Example(list(range(5, 14)), flags)])
+    [[rounds]] = walk.chains(make_drafter(target, "p-eagle"), [3])
+    assert {one.newest for one in rounds} <= {2, 3, 6}
+    assert sum(one.accepted + 1 for one in rounds) == 2 + 1
+
+
+def test_states_made_before_are_used(target: Target, documents: list[Example]) -> None:
+    asked = list[list[int]]()
+    plain, head = Walk(target, documents), make_drafter(target, "p-eagle")
+    expected = plain.chains(head, [7])
+    layers = head.config.feature_layers
+    kept = {number: features for (number, _), features in plain._features.items()}
+
+    def states(numbers: list[int], _: Target):  # type: ignore[no-untyped-def]
+        asked.append(numbers)
+        return type("Output", (), {"features": kept[numbers[0]]})
+
+    walk = Walk(target, documents, states)
+    assert walk.chains(head, [7]) == expected == walk.chains(head, [7])
+    assert asked == [[number] for number in range(len(documents))], f"once each, of {layers}"
+
+
+def test_acceptance_is_of_chains_as_long_as_the_head_was_trained_for(
+    target: Target, documents: list[Example], trained: dict[str, Drafter]
+) -> None:
+    walk = Walk(target, documents)
+    found = acceptance(walk, trained["p-eagle"])
+    [rounds] = walk.chains(trained["p-eagle"], [7])
+    assert found.rounds == sum(map(len, rounds))
+    assert found.acceptance_length == pytest.approx(
+        1 + sum(a for _, a in counts(rounds)) / found.rounds
+    )
+    assert len(found.accepted) == 7
+
+
+def test_held_out_documents_are_spread_and_not_trained_on() -> None:
+    data = [Example([i, 1, 2], [False, True, True]) for i in [*range(40), 5]]
+    train, measured = hold_out(data)
+    assert measured == [0, 10, 20, 30] and set(train) | set(measured) == set(range(41))
+    data[10] = data[11]
+    assert hold_out(data).measured == [0, 20, 30], "one that is trained on is not measured"
+    assert hold_out(data[:9]) == (list(range(9)), []), "too few to spare any"
+    many = hold_out([Example([i, 1, 2], [False, True, True]) for i in range(5000)])
+    assert len(many.measured) == HELD_OUT
