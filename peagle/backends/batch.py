@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 16  # tokens of a block
@@ -91,7 +92,7 @@ class Batch:
             _padded([*self.block_tables.tolist(), *more.block_tables.tolist()], 0),
             torch.cat([self.query_lens, more.query_lens]),
             torch.cat([self.seq_lens, more.seq_lens]),
-            None if self.tails is None else _grown(self.tails, rows),
+            None if self.tails is None else F.pad(self.tails, (0, 0, 0, missing), value=-1),
         )
 
 
@@ -127,8 +128,3 @@ def _padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     longest = max(map(len, rows))
     padded = [[*row, *[filler] * (longest - len(row))] for row in rows]
     return torch.tensor(padded, dtype=torch.int64)
-
-
-def _grown(tails: Tensor, rows: int) -> Tensor:
-    more = tails.new_full((rows - len(tails), tails.shape[1]), -1)
-    return torch.cat([tails, more])

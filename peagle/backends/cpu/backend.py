@@ -36,9 +36,8 @@ class CpuBackend:
             replace_linears(target.head)
         if is_native(target):
             return NativeTarget(target)
-        kind = target.config.model_type
         why = "its own code runs the layers, with native products and attention"
-        log.info("%s (%s): %s", target.name, kind, why)
+        log.info("%s (%s): %s", target.name, target.config.model_type, why)
         if self.exact:
             return TiledTarget(GenericTarget(target.exact()))
         return GenericTarget(target.copy())

@@ -19,7 +19,13 @@ from peagle.model.layers import FirstLayer
 
 ATTENTION_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
-NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "hidden_norm")
+NORMS = {  # by the names in native/layer.h; a layer may have fewer
+    "input_norm": "input_layernorm.weight",
+    "post_norm": "post_attention_layernorm.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "hidden_norm": "hidden_norm.weight",
+}
 
 
 class _Layer(ctypes.Structure):
@@ -60,17 +66,16 @@ class Decoder:
         self, layers: Sequence[Any], norm: Any, head_size: int, eps: float, scale: float
     ) -> None:
         """`layers` of transformers or of a head; `norm` is the one after them."""
-        products = [_products(layer) for layer in layers]
-        norms = [_norms(layer) for layer in layers]
         self.width: int = norm.weight.shape[0]
-        self._alive = (products, norms, norm.weight)
+        self._alive: list[Any] = [norm.weight]
         self._layers = (_Layer * len(layers))()
-        for made, layer, linears, weights in zip(
-            self._layers, layers, products, norms, strict=True
-        ):
+        for made, layer in zip(self._layers, layers, strict=True):
+            linears = {name: CpuLinear.of(part) for name, part in products_of(layer).items()}
+            norms = _norms(layer)
+            self._alive += [linears, norms]
             for name, linear in linears.items():
                 setattr(made, name, linear.matrix)
-            for name, weight in weights.items():
+            for name, weight in norms.items():
                 setattr(made, name, weight.data_ptr())
             made.normed_residual = isinstance(layer, FirstLayer) and layer.norm_before_residual
         first = ctypes.addressof(self._layers)
@@ -116,26 +121,13 @@ class Decoder:
         return found
 
 
-def _products(layer: Any) -> dict[str, CpuLinear]:
-    """The layer's linear layers by name; plain ones as native ones over the same weights."""
+def products_of(layer: Any) -> dict[str, Any]:
+    """The layer's linear layers by name."""
     found = {name: layer.self_attn.get_submodule(name) for name in ATTENTION_PRODUCTS}
-    found |= {name: layer.mlp.get_submodule(name) for name in MLP_PRODUCTS}
-    return {
-        name: part if isinstance(part, CpuLinear) else CpuLinear.of(part)
-        for name, part in found.items()
-    }
+    return found | {name: layer.mlp.get_submodule(name) for name in MLP_PRODUCTS}
 
 
 def _norms(layer: Any) -> dict[str, Tensor]:
     """The weights of the norms that the layer has, by name."""
-    found = {
-        "input_norm": layer.input_layernorm.weight,
-        "post_norm": layer.post_attention_layernorm.weight,
-    }
-    own = dict(layer.self_attn.named_parameters())
-    for name in ("q_norm", "k_norm"):
-        if f"{name}.weight" in own:
-            found[name] = own[f"{name}.weight"]
-    if isinstance(layer, FirstLayer):
-        found["hidden_norm"] = layer.hidden_norm.weight
-    return found
+    own = dict(layer.named_parameters())
+    return {name: own[path] for name, path in NORMS.items() if path in own}

@@ -3,7 +3,7 @@
 Shapes: T rows, F feature layers, E target hidden, D drafter hidden, R rows, V draft vocabulary.
 """
 
-from copy import copy
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -11,20 +11,26 @@ from torch import Tensor
 from peagle.backends.batch import Batch
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.decoder import Decoder
-from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.kv_cache import KVCache
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.layers import head_size
 
 
 class GenericDrafter:
-    """A drafter by its own code, but for its largest products and its attention."""
+    """A drafter by its own code, but for its products and its attention.
+
+    In bfloat16 the products have int8 weights: whatever is drafted, the target's output is the
+    same. Those of `fc` stay: a product of int8 weights may round its inputs to 8 bits, and a few of
+    a target's features are many times as large as the others.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = copy(drafter)  # of the same parameters
-        self.drafter._modules = dict(drafter._modules)
+        tensors = [*drafter.parameters(), *drafter.buffers()]
+        self.drafter = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
         self.drafter._modules["fc"] = CpuLinear.of(drafter.fc)
-        self.drafter._modules["lm_head"] = CpuLinear.of(drafter.lm_head)
+        bf16 = drafter.norm.weight.dtype == torch.bfloat16
+        replace_linears(self.drafter, CpuLinear.int8 if bf16 else CpuLinear.of)
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
@@ -41,7 +47,7 @@ class NativeDrafter(GenericDrafter):
         super().__init__(drafter)
         sizes = drafter.config.transformer
         size, eps = head_size(sizes), sizes.rms_norm_eps
-        self.decoder = Decoder(list(drafter.layers), drafter.norm, size, eps, size**-0.5)
+        self.decoder = Decoder(list(self.drafter.layers), drafter.norm, size, eps, size**-0.5)
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:

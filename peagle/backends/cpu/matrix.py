@@ -4,6 +4,7 @@ Shapes: R rows, I inputs, O outputs, G groups of GROUP inputs.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peagle.backends.cpu.library import COUNT, POINTER, load
+from peagle.model.int8 import round_int8
 
 GROUP = 32  # inputs that share a scale and a zero
 PANEL = 16  # outputs that lie side by side
@@ -133,9 +135,17 @@ class CpuLinear(nn.Module):
             self.bias = nn.Parameter(bias.detach(), requires_grad=False)
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> "CpuLinear":
-        """A linear layer of the same weights."""
+    def of(cls, linear: "nn.Linear | CpuLinear") -> "CpuLinear":
+        """A linear layer of the same weights; a native one is returned itself."""
+        if isinstance(linear, CpuLinear):
+            return linear
         return cls(Weights.plain(linear.weight), linear.bias)
+
+    @classmethod
+    def int8(cls, linear: nn.Linear) -> "CpuLinear":
+        """A linear layer of weights rounded to int8."""
+        weight = linear.weight.detach()
+        return cls(Weights.int8(*round_int8(weight, weight.dtype)), linear.bias)
 
     @property
     def weights(self) -> Weights:
@@ -179,10 +189,11 @@ def multiply(x: Tensor, matrix: Matrix) -> Tensor:
     return out
 
 
-def replace_linears(module: nn.Module) -> None:
-    """Put native layers of the same weights in the place of the linear layers in `module`."""
-    for parent in list(module.modules()):
+def replace_linears(root: nn.Module, make: Callable[[nn.Linear], nn.Module] = CpuLinear.of) -> None:
+    """Put what `make` makes of them in the place of the linear layers below `root`, one after
+    another: the weights of one layer at a time exist twice."""
+    for parent in list(root.modules()):
         for name, child in parent.named_children():
             # What a subclass does is not known.
             if type(child) is nn.Linear and child.weight.dtype in BITS:
-                setattr(parent, name, CpuLinear.of(child))
+                setattr(parent, name, make(child))

@@ -7,11 +7,12 @@ Shapes: I inputs, O outputs, G groups of GROUP inputs.
 """
 
 import warnings
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from peagle.backends.cpu.matrix import BITS, GROUP, CpuLinear, Weights
+from peagle.backends.cpu.matrix import BITS, GROUP, CpuLinear, Weights, replace_linears
 from peagle.errors import InputError, InputWarning
 from peagle.model.target import Target
 
@@ -35,41 +36,21 @@ def quantize(target: Target, kind: str) -> Target:
     Warns (InputWarning) of the matrices that stay: shapes without a product, and experts kept in
     one tensor. Raises InputError when none can be replaced, NoCompiler without native code.
     """
-    quantize_linears(target.layers, kind)
+    replace_linears(target.layers, partial(quantized, kind=kind))
     _check_replaced(target, kind)
     head = target.model.get_output_embeddings()
-    if type(head) is nn.Linear and _takes(head, "int8"):
-        target.model.set_output_embeddings(quantized(head, "int8"))
+    if type(head) is nn.Linear and head.weight.dtype in BITS:
+        target.model.set_output_embeddings(CpuLinear.int8(head))
     return Target(target.model, target.tokenizer, target.name)
 
 
-def quantize_linears(module: nn.Module, kind: str) -> None:
-    """Quantise the linear layers in `module`, one after another: the weights of one layer at a time
-    exist twice."""
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            # What a subclass does is not known.
-            if type(child) is nn.Linear and _takes(child, kind):
-                setattr(parent, name, quantized(child, kind))
-
-
-def quantized(linear: nn.Linear, kind: str) -> CpuLinear:
-    """A linear layer over int8 or int4 weights."""
-    weight = linear.weight.detach()
+def quantized(linear: nn.Linear, kind: str) -> nn.Module:
+    """A linear layer over int8 or int4 weights; the given one where there is no such product."""
     if kind == "int8":
-        weights = Weights.int8(*round_int8(weight))
-    else:
-        weights = Weights.int4(*round_int4(weight))
-    return CpuLinear(weights, linear.bias)
-
-
-def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """q (O, I) and scale (O,) of weights (O, I). The scale is rounded to the weights' dtype before
-    it divides them, so that nothing is lost twice."""
-    scale = (weight.float().abs().amax(1) / 127).to(weight.dtype)
-    scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)  # a row may be zeros
-    q = weight.float() / scale.float()[:, None]
-    return q.round().clamp(-127, 127).to(torch.int8), scale
+        return CpuLinear.int8(linear)
+    if linear.in_features % GROUP:
+        return linear
+    return CpuLinear(Weights.int4(*round_int4(linear.weight.detach())), linear.bias)
 
 
 def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,12 +62,6 @@ def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     zero = (low + 8 * scale.float()).to(weight.dtype)
     q = (groups - zero.float()[..., None]) / scale.float()[..., None] + 8
     return q.round().clamp(0, 15).to(torch.int32).flatten(1), scale, zero
-
-
-def _takes(linear: nn.Linear, kind: str) -> bool:
-    """Whether there is a product for such a layer."""
-    whole_groups = kind == "int8" or linear.in_features % GROUP == 0
-    return whole_groups and linear.weight.dtype in BITS
 
 
 def _check_replaced(target: Target, kind: str) -> None:

@@ -3,7 +3,7 @@
 Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from peagle.backends.batch import Batch
 from peagle.backends.cpu.attention import CpuAttend
-from peagle.backends.cpu.decoder import ATTENTION_PRODUCTS, MLP_PRODUCTS, Decoder
+from peagle.backends.cpu.decoder import Decoder, products_of
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.kv_cache import KVCache
 from peagle.model.layers import head_size
@@ -41,8 +41,7 @@ class NativeTarget:
         scale = layers[0].self_attn.scaling
         norm = cast(LlamaModel, target.decoder).norm
         self.decoder = Decoder(layers, norm, head_size(config), config.rms_norm_eps, scale)
-        head = target.model.lm_head
-        self.head = head if isinstance(head, CpuLinear) else CpuLinear.of(head)
+        self.head = CpuLinear.of(target.model.lm_head)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
@@ -87,22 +86,14 @@ def is_native(target: Target) -> bool:
         return False
     if target.config.hidden_act != "silu":
         return False
+    products = [target.model.lm_head]
     layers: list[Any] = list(target.layers)
     for layer in layers:
         window = type(layer) is Qwen3DecoderLayer and layer.self_attn.sliding_window
         if type(layer) not in LAYERS or window:
             return False
-    products = [*_products(target), target.model.lm_head]
+        products += products_of(layer).values()
     return all(_is_plain(part, target.dtype) for part in products)
-
-
-def _products(target: Target) -> Iterator[nn.Module]:
-    layers: list[Any] = list(target.layers)
-    for layer in layers:
-        for name in ATTENTION_PRODUCTS:
-            yield layer.self_attn.get_submodule(name)
-        for name in MLP_PRODUCTS:
-            yield layer.mlp.get_submodule(name)
 
 
 def _is_plain(part: nn.Module, dtype: torch.dtype) -> bool:

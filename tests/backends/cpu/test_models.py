@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch, Span
 from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
+from peagle.backends.cpu.matrix import CpuLinear
 from peagle.backends.cpu.quantized import quantize
 from peagle.backends.cpu.target import GenericTarget, NativeTarget
 from peagle.backends.kv_cache import KVCache
@@ -142,10 +144,33 @@ def test_a_drafter_with_another_activation() -> None:
     compare_drafters(Drafter(config), GenericDrafter, torch.float32)
 
 
-def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 32), (torch.bfloat16, 8)])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_drafter_in_bf16_has_int8_products(
+    activation: str, dtype: torch.dtype, bits: int
+) -> None:
+    """But for `fc`. The given one stays as it is; all but products is shared with it."""
+    drafter = filled(Drafter(head_config(sizes={"hidden_act": activation})), dtype)
+    modules, before = dict(drafter.named_modules()), deepcopy(drafter.state_dict())
+    made = CpuBackend().drafter(drafter).drafter
+    found = [module for module in made.modules() if isinstance(module, CpuLinear)]
+    assert len(found) == 2 + 3 * 7 == sum(type(m) is nn.Linear for m in modules.values())
+    assert made.fc.weights.bits == 8 * dtype.itemsize
+    assert {module.weights.bits for module in found if module is not made.fc} == {bits}
+    assert made.norm.weight is drafter.norm.weight and made.d2t is drafter.d2t
+    assert dict(drafter.named_modules()) == modules
+    assert all(torch.equal(before[name], t) for name, t in drafter.state_dict().items())
+
+
+def filled(drafter: Drafter, dtype: torch.dtype) -> Drafter:
     drafter = drafter.to(dtype).eval()
     for parameter in drafter.parameters():
         parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1))
+    return drafter
+
+
+def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
+    drafter = filled(drafter, dtype)
     fast = CpuBackend().drafter(drafter)
     assert type(fast) is kind
     found = []

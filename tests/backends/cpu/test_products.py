@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from peagle.backends.cpu import library
 from peagle.backends.cpu.matrix import CpuLinear, Weights
-from peagle.backends.cpu.quantized import GROUP, quantized, round_int4, round_int8
+from peagle.backends.cpu.quantized import GROUP, quantized, round_int4
+from peagle.model.int8 import round_int8
 
 KINDS = ("plain", "int8", "int4")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -34,7 +35,7 @@ def native(layer: nn.Linear, kind: str) -> CpuLinear:
 
 def exact_weight(weight: Tensor, kind: str) -> Tensor:
     if kind == "int8":
-        q, scale = round_int8(weight)
+        q, scale = round_int8(weight, weight.dtype)
         return q.double() * scale.double()[:, None]
     if kind == "int4":
         q, *scales = round_int4(weight)
