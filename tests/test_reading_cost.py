@@ -1,7 +1,7 @@
 """What must be read to understand a part: the code lines of everything its entry module imports.
 
 A backend is an entry of its own: the engine takes one as an argument and imports none.
-Limits go down; one rises only when what is added is worth reading.
+Limits go down, never up: what needs more room makes it elsewhere.
 """
 
 import ast
@@ -13,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 2224,
-    "peagle.model.drafter": 350,
-    "peagle.train.trainer": 2146,
-    "peagle.backends.torch": 800,
-    "peagle.backends.cuda.backend": 1167,
+    "peagle.engine.engine": 2222,
+    "peagle.model.drafter": 347,
+    "peagle.train.trainer": 2130,
+    "peagle.backends.torch": 786,
+    "peagle.backends.cuda.backend": 1165,
     "peagle.backends.cpu.backend": 1210,
 }
-PACKAGE = 16_020
+PACKAGE = 16_002
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

@@ -37,6 +37,7 @@ from peagle.model.template import use_template
 from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume as continue_run
+from peagle.train.resume import start_over
 from peagle.train.state import checkpoints
 from peagle.train.trainer import Measure, States, Trainer
 from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
@@ -124,8 +125,8 @@ def train(
     where = torch.device(device)
     examples, states, walk = _split(examples, captured, model, measured_on)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
-    if resume:
-        continue_run(trainer)
+    begin = continue_run if resume else start_over
+    begin(trainer)
     _train(trainer)
 
 

@@ -48,6 +48,13 @@ def resume(trainer: Trainer) -> None:
         forget_after(output / METRICS, trainer.progress.step)
 
 
+def start_over(trainer: Trainer) -> None:
+    """Drop the metrics of a run that was killed before its first checkpoint. Raises InputError, and
+    leaves the file as it is, when it is anything else."""
+    if trainer.accelerator.is_main_process:
+        forget_after(trainer.config.output / METRICS, 0)
+
+
 def check_settings(file: Path, now: dict[str, object], data: list[Example]) -> None:
     """Raises InputError that names the first setting in which the run in `file` differs from the
     one that is to continue it. Documents may have been added after those that the run began with. A

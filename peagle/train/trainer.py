@@ -129,8 +129,6 @@ class Trainer:
         if self.target.device.type == "cpu":
             keep_freed_memory()
         if self.accelerator.is_main_process:
-            if not self.progress.step:  # of a run that was killed before its first checkpoint
-                (self.config.output / METRICS).unlink(missing_ok=True)
             known = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
             write_settings(self.config.output / SETTINGS, self.settings | known)
         with _signals(self._ask_to_stop):

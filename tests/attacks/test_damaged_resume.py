@@ -21,7 +21,7 @@ from peagle.errors import InputError
 from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
-from peagle.train.resume import resume
+from peagle.train.resume import resume, start_over
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
@@ -231,7 +231,7 @@ def test_metrics_of_a_run_without_checkpoint(
     (run / "metrics.jsonl").write_bytes(b"no JSON\n")
     before = tree(run)
     with pytest.raises(InputError, match=r"metrics\.jsonl:1: not a record of a step"):
-        trainer(run, target, data).run()
+        start_over(trainer(run, target, data))
     assert tree(run) == before
 
 

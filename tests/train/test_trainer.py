@@ -19,7 +19,7 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
 from peagle.train import state as state_module
 from peagle.train.config import TrainConfig
-from peagle.train.resume import resume
+from peagle.train.resume import resume, start_over
 from peagle.train.trainer import Trainer, rate
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
@@ -145,7 +145,9 @@ def test_a_run_that_starts_over_keeps_no_lines_of_the_one_before(
         make_trainer(tmp_path, target, data, "eagle3", save_every=100).run(kill)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
-    make_trainer(tmp_path, target, data, "eagle3", steps=2).run()
+    again = make_trainer(tmp_path, target, data, "eagle3", steps=2)
+    start_over(again)
+    again.run()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
