@@ -26,7 +26,7 @@ def write_card(folder: Path) -> None:
 
 
 def model_card(config: DrafterConfig) -> ModelCard:
-    """Describe a head by what its config records. No licence: nobody recorded one."""
+    """Describe a head by what its config records. It names no licence, since none is recorded."""
     method = method_of(config)
     trained = config.provenance.target
     base = _hub_id(trained)
@@ -44,7 +44,7 @@ def model_card(config: DrafterConfig) -> ModelCard:
         config=config,
         title=method.title,
         parallel=method.parallel,
-        target=base or Path(trained).name,  # not where somebody keeps it
+        target=base or Path(trained).name,  # without a local path
         served=base or "TARGET",
         local=trained if trained in load_catalog() else base or "TARGET",
         speculative=speculative,

@@ -194,13 +194,13 @@ class Trainer:
         depths = self.depths
         loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
         for item in work:
-            said = self._said(item)
+            output = self._target_output(item)
             for segment in item.segments:
                 last = item is work[-1] and segment is item.segments[-1]
                 # Of copies only: sharded gradients are summed into their parts by every backward.
                 wait = nullcontext() if last else self.accelerator.no_sync(self.trainee)
                 with wait:
-                    result = self.trainee(item.sequence, said, segment)
+                    result = self.trainee(item.sequence, output, segment)
                     # Gradients are averaged over processes: their number undoes that.
                     (result.loss * (self.world / max(chains, 1))).backward()
                 loss += float(result.loss.detach())
@@ -209,13 +209,13 @@ class Trainer:
         correct, seen = total[1:].to(torch.int64).view(2, depths)
         return StepResult(total[0], correct, seen)
 
-    def _said(self, item: Work) -> TargetOutput:
-        """What the target makes of a sequence, or made of it once."""
+    def _target_output(self, item: Work) -> TargetOutput:
+        """The target's output for a sequence: computed, or captured before."""
         if self.states is None:
             return run_target(self.target, item.sequence, self.drafter.config.feature_layers)
-        said = self.states(self.batches.documents(item.number), self.target)
-        assert len(said.hidden) == len(item.sequence.ids), "data is not what was captured"
-        return said
+        output = self.states(self.batches.documents(item.number), self.target)
+        assert len(output.hidden) == len(item.sequence.ids), "data is not what was captured"
+        return output
 
     def _update(self, result: StepResult) -> None:
         step = self.progress.step
