@@ -122,11 +122,10 @@ def train(
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
     _make_folder(training.output)
-    where = torch.device(device)
     examples, states, walk = _split(examples, captured, model, measured_on)
+    where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
-    begin = continue_run if resume else start_over
-    begin(trainer)
+    (continue_run if resume else start_over)(trainer)
     _train(trainer)
 
 
@@ -135,9 +134,6 @@ def _captures(data: str) -> Captures | None:
     folders = [Path(part) for part in data.split(",")]
     if not any(folder.is_dir() for folder in folders):
         return None
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"--data {folder}: no captured folder (several are all folders)")
     return Captures(folders)
 
 

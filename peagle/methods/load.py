@@ -10,7 +10,7 @@ from peagle.errors import InputError, first_line
 from peagle.methods.checkpoint import parse, read_head, state_dict_of
 from peagle.methods.registry import method_of
 from peagle.methods.validate import TABLE, validate
-from peagle.model.config import Provenance
+from peagle.model.config import DrafterConfig, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.loader import quiet_hub
 from peagle.model.target import Target
@@ -36,6 +36,15 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     drafter = drafter.to(target.device, target.dtype).eval()
     drafter.share_embedding(target.embedding)
     return drafter
+
+
+def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
+    """The same weights in a head of another config, which may ask for more of them or fewer."""
+    made = method_of(config).build(config).to(drafter.norm.weight)
+    made.load_state_dict(drafter.state_dict(), strict=False)
+    if drafter.shared_embedding is not None:
+        made.share_embedding(drafter.shared_embedding)
+    return made
 
 
 def find_head(name: str | Path) -> Path:

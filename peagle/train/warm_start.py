@@ -8,14 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from peagle.data.captured import target_hashes
-from peagle.methods.registry import METHODS, method_of
+from peagle.methods.load import rebuilt
+from peagle.methods.registry import METHODS
 from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.attention import CausalAttend
-from peagle.model.config import DrafterConfig, Provenance
+from peagle.model.config import Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
+
+SAMPLE = 32  # answers, the longest of which shows the usual size of features
 
 
 def with_norms(
@@ -25,22 +28,10 @@ def with_norms(
     known = drafter.config
     asked = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
     changes: dict[str, Any] = {name: on for name, on in asked.items() if on is not None}
-    made = _rebuilt(drafter, replace(known, **changes))
+    made = rebuilt(drafter, replace(known, **changes))
     if made.fc_norm is not None and not known.fc_norm:
         _scale_features(made, target, list(answers))
     return made
-
-
-def _rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
-    """The same weights in a head of another config, which may have more of them."""
-    made = method_of(config).build(config).to(drafter.norm.weight.device)
-    made.load_state_dict(drafter.state_dict(), strict=False)
-    if drafter.shared_embedding is not None:
-        made.share_embedding(drafter.shared_embedding)
-    return made
-
-
-SAMPLE = 32  # answers, the longest of which shows the usual size of features
 
 
 def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
@@ -79,7 +70,7 @@ def with_correction(drafter: Drafter, *, frozen: bool) -> Drafter:
     Raises InputError for a head that drafts one token after another.
     """
     if drafter.correction is None:
-        drafter = _rebuilt(drafter, replace(drafter.config, correction=CorrectionConfig()))
+        drafter = rebuilt(drafter, replace(drafter.config, correction=CorrectionConfig()))
     assert drafter.correction is not None
     drafter.requires_grad_(not frozen)
     drafter.correction.requires_grad_()

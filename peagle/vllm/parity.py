@@ -2,6 +2,7 @@
 
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from peagle.engine.llm import LLM
@@ -9,6 +10,7 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.ties import differences
 from peagle.methods.keys import default_k
+from peagle.methods.load import rebuilt
 from peagle.methods.save import save_drafter
 from peagle.methods.validate import Problem, Skipped
 from peagle.model.drafter import Drafter
@@ -29,6 +31,8 @@ def compare_with_vllm(
     interpreter."""
     if python is None:
         raise Skipped("no interpreter named with `vllm_python`")
+    # vLLM runs a head without its correction.
+    drafter = rebuilt(drafter, replace(drafter.config, correction=None)).eval()
     llm = LLM(target, drafter, k=default_k(drafter.config), max_batch=1)
     [native] = llm.generate([prompt], SamplingParams(max_tokens=MAX_TOKENS))
     token_ids, counted = _ask(python, drafter, target, prompt, llm.k)

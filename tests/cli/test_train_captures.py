@@ -66,7 +66,7 @@ def test_folders_that_do_not_go_together(
     other = line(f"{parts[0]},{parts[2]}")
     assert f"{parts[2]}: captured with feature layers 1,2, the head has" in other
     assert "is named twice" in line(f"{parts[0]},{parts[0]}")
-    assert f"--data {tmp_path / 'none'}: no captured folder" in line(
+    assert f"{tmp_path / 'none'}: a folder without capture.json" in line(
         f"{parts[0]},{tmp_path / 'none'}"
     )
     assert not (tmp_path / "out").exists()
