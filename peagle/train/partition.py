@@ -5,7 +5,7 @@ Shapes: N tokens, E elements.
 A pass runs the elements it owns, and for context every depth-0 element before them. Example:
 N = 6, S = 2, three depths, so anchors 0 … 2 and 3 … 5. Segment 0 owns the chains of anchors 0, 1
 and 2, such as (2,0) (2,1) (2,2). Segment 1 owns those of 3 and 4, and reads (0,0) (1,0) (2,0), too.
-No chain is ever split, so its weights in the loss are found within a pass.
+No chain is ever split.
 """
 
 from typing import NamedTuple
