@@ -26,6 +26,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "embedding": "full",
         "lr": 1e-4,
         "warmup": 0.0025,
+        "cooldown": 1.0,
         "batch": 8,
     }
 }

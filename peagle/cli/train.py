@@ -216,7 +216,7 @@ def _documents(
 ) -> list[Example]:
     """What is trained on: captured, made by the target here, or read from a file."""
     if not isinstance(data, str):
-        data.check_target(target)
+        data.check(target)
         return data.examples()
     file = _synthesize(target, config) if data == "synth" else Path(data)
     assert target.tokenizer is not None

@@ -130,29 +130,20 @@ class Captured:
             raise InputError(f"{folder}: {why}: finish it with the same `peagle data capture`")
         self._open: dict[int, OpenShard] = {}
 
-    def check(self, target: Target, feature_layers: Sequence[int]) -> None:
+    def check(self, target: Target, feature_layers: Sequence[int] | None = None) -> None:
         """Raises InputError that names the difference when it is of another target, or has other
-        features than the head reads."""
-        self.check_target(target)
-        self.check_layers(feature_layers)
-
-    def check_target(self, target: Target) -> None:
-        """Raises InputError that names the difference when it is of another target."""
-        now = replace(self.origin, **target_hashes(target))
-        if how := difference(self.origin, now):
+        features than the head reads, where these are given."""
+        if how := difference(self.origin, replace(self.origin, **target_hashes(target))):
             again = "capture it again"
             if CHANGED["template_hash"] in how:
                 again += ", or name that template with `chat_template`"
             names = f"target {self.origin.target}, now {target.name}"
             raise InputError(f"{self.folder}: {how}, {names}: {again}")
-
-    def check_layers(self, feature_layers: Sequence[int]) -> None:
-        """Raises InputError when it has other features than the head reads."""
-        if self.origin.feature_layers != tuple(feature_layers):
-            was = ",".join(map(str, self.origin.feature_layers))
-            now = ",".join(map(str, feature_layers))
+        if feature_layers is not None and self.origin.feature_layers != tuple(feature_layers):
+            both = self.origin.feature_layers, feature_layers
+            was, has = (",".join(map(str, layers)) for layers in both)
             raise InputError(
-                f"{self.folder}: captured with feature layers {was}, the head has {now}: "
+                f"{self.folder}: captured with feature layers {was}, the head has {has}: "
                 "capture it again, or make a head of those"
             )
 
@@ -212,16 +203,10 @@ class Captures:
         chosen.documents = [self.documents[number] for number in documents]
         return chosen
 
-    def check(self, target: Target, feature_layers: Sequence[int]) -> None:
-        """Raises InputError that names the first folder that is of another target, or has other
-        features than the head reads."""
+    def check(self, target: Target, feature_layers: Sequence[int] | None = None) -> None:
+        """Raises InputError as `Captured.check` does, for the first folder that differs."""
         for part in self.parts:
             part.check(target, feature_layers)
-
-    def check_target(self, target: Target) -> None:
-        """Raises InputError that names the first folder that is of another target."""
-        for part in self.parts:
-            part.check_target(target)
 
     def examples(self) -> list[Example]:
         """Return the documents of all folders, as `Captured.examples` does."""

@@ -22,7 +22,7 @@ from peagle.train.cod import Elements, sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
-from peagle.train.step import LOSS_ROWS
+from peagle.train.step import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
 GIB = 2**30
@@ -85,7 +85,7 @@ def plan(  # noqa: PLR0913 (what decides)
     }
     of_step = {
         "target states": context * states,
-        "loss": _loss_bytes(target, spec, len(elements.anchor), BLOCK if dense else LOSS_ROWS),
+        "loss": _loss_bytes(target, spec, len(elements.anchor), dense=dense),
     }
     cost = pass_cost(drafter)
     left = (room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
@@ -127,15 +127,17 @@ def measured_rate(run: Path) -> float:
     return answered / max(last["seconds"] - first["seconds"], 1e-9)
 
 
-def _loss_bytes(target: Target, spec: HeadSpec, elements: int, compared: int) -> int:
+def _loss_bytes(target: Target, spec: HeadSpec, elements: int, *, dense: bool) -> int:
     """Bytes of the gradients at the last hidden states and at the draft head, of the target's head
     over the draft vocabulary, and of a chunk's logits: the target's, the drafter's and their
-    gradient, and what the loss makes of `compared` rows of them in float32."""
+    gradient, and what the loss makes in float32 of the rows that it compares together."""
     vocab, hidden = target.embedding.shape
     draft_vocab = min(spec.draft_vocab, vocab)
     gradients = elements * hidden * 4 + 2 * draft_vocab * hidden * 4
     head = draft_vocab * hidden * target.dtype.itemsize
-    return gradients + head + draft_vocab * (LOSS_ROWS * 4 * 2 + compared * 4 * 4)
+    rows = LOSS_ROWS if dense else LOSS_LOGITS // draft_vocab
+    compared = BLOCK if dense else rows
+    return gradients + head + draft_vocab * (rows * 4 * 2 + compared * 4 * 4)
 
 
 def _runtime() -> int:

@@ -43,7 +43,6 @@ def resume(trainer: Trainer) -> None:
     check_settings(output / SETTINGS, trainer.settings, trainer.data)
     state = trainer.drafter, trainer.optimizer, trainer.average
     trainer.progress = load_checkpoint(output, *state)
-    read_metrics(output / METRICS, trainer.progress.step)
     if trainer.accelerator.is_main_process:
         forget_after(output / METRICS, trainer.progress.step)
 
@@ -235,26 +234,16 @@ def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
 
 def forget_after(file: Path, step: int) -> None:
     """Drop lines of steps after `step`, and a half-written last line: they will be done again.
-    Raises InputError, and leaves the file as it is, when another line is damaged."""
-    kept = read_metrics(file, step)
-    if not file.is_file():
-        return
-    replace_file(file, b"".join(kept))
-
-
-def read_metrics(file: Path, step: int) -> list[bytes]:
-    """Whole lines of `metrics.jsonl` up to `step`. A last line that a kill cut short is left out.
-
-    Raises InputError for any other line that is no record of a step.
-    """
+    Raises InputError, and leaves the file as it is, when another line is no record of a step."""
     if not file.exists():
-        return []
+        return
     try:
         *lines, _ = file.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
     steps = [_step_of(file, number, line) for number, line in enumerate(lines, start=1)]
-    return [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
+    kept = [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
+    replace_file(file, b"".join(kept))
 
 
 def _step_of(file: Path, number: int, line: bytes) -> int:

@@ -104,7 +104,6 @@ def replace_file(file: Path, content: bytes) -> None:
 
 def append_line(file: Path, record: dict[str, object]) -> None:
     """One JSON line, flushed to the disk."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as out:
         out.write(json.dumps(record) + "\n")
         out.flush()

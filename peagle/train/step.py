@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -24,7 +25,8 @@ from peagle.train.loss import ChunkedDivergence, LossChunk
 from peagle.train.mask import FlexAttend, block_mask, visible
 from peagle.train.partition import Segment
 
-LOSS_ROWS = 512  # rows of logits alive at once
+LOSS_ROWS = 512  # rows of logits alive at once, on a CPU
+LOSS_LOGITS = 1 << 26  # logits alive at once on a GPU, which wants large products
 
 
 class Sequence(NamedTuple):
@@ -99,7 +101,8 @@ class Trainee(nn.Module):
         weights = self.decay ** depth[chosen].float()
 
         def chunks() -> Iterator[LossChunk]:
-            split = (each.split(LOSS_ROWS) for each in (chosen, at, weights))
+            size = LOSS_ROWS if chosen.is_cpu else LOSS_LOGITS // len(drafter.target_ids)
+            split = (each.split(size) for each in (chosen, at, weights))
             for rows, positions, of_rows in zip(*split, strict=True):
                 unique, index = positions.unique_consecutive(return_inverse=True)
                 logits = target_logits(pad_rows(hidden[unique]))
@@ -112,9 +115,8 @@ class Trainee(nn.Module):
         total, best = ChunkedDivergence.apply(score, chunks(), normed, *parameters)
         hit = drafter.target_ids[best] == sequence.ids[at + 1]
         seen = depth[chosen]
-        depths = int(depth.max()) + 1
-        correct = torch.bincount(seen[hit], minlength=depths)
-        return StepResult(total, correct, torch.bincount(seen, minlength=depths))
+        count = partial(torch.bincount, minlength=int(depth.max()) + 1)
+        return StepResult(total, count(seen[hit]), count(seen))
 
     def score(self, normed: Tensor, previous_ids: Tensor, *, alone: bool) -> list[Tensor]:
         """Draft logits (R, V) of hidden states (R, D). A head that is trained together with its
@@ -123,27 +125,43 @@ class Trainee(nn.Module):
         if drafter.correction is None or not alone:
             return [method_of(drafter.config).logits(drafter, normed, previous_ids)]
         plain = drafter.logits(normed)
-        before = drafter.embed(previous_ids)
-        return [drafter.correction.apply_to(plain, normed, before), plain]
+        return [drafter.correction.apply_to(plain, normed, drafter.embed(previous_ids)), plain]
 
 
 class DocumentsAttend:
     """Attend of the target over packed documents, each causal and alone. Nothing sees the rows that
     fill a document's tiles, which come after it; rows after the last document are not attended."""
 
-    def __init__(self, documents: Tensor) -> None:
-        lengths = documents.unique_consecutive(return_counts=True)[1].tolist()
-        self.parts = [(length, CausalAttend()) for length in lengths]
+    def __init__(self, sequence: Sequence) -> None:
+        _, number, counts = sequence.documents.unique_consecutive(
+            return_inverse=True, return_counts=True
+        )
+        self.lengths = counts.tolist()
+        self.parts = [(length, CausalAttend()) for length in self.lengths]
+        # Where each row is in a table of documents, all as long as the longest.
+        self.cells = number * max(self.lengths) + sequence.positions
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        lengths = [length for length, _ in self.parts]
-        rows = sum(lengths)
-        split = zip(*(x[:rows].split(lengths) for x in (q, k, v)), strict=True)
+        if q.is_cuda and spec == AttentionSpec(spec.scale):
+            return self.together(q, k, v, spec.scale)
+        split = (x[: len(self.cells)].split(self.lengths) for x in (q, k, v))
         outputs = []
-        for (length, attend), part in zip(self.parts, split, strict=True):
-            q, k, v = map(pad_rows, part)
-            outputs.append(attend(layer, q, k, v, spec)[:length])
+        for (length, attend), *part in zip(self.parts, *split, strict=True):
+            outputs.append(attend(layer, *map(pad_rows, part), spec)[:length])
         return pad_rows(torch.cat(outputs))
+
+    def together(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """All documents in one call, which saves a GPU many small ones."""
+        table = len(self.lengths), max(self.lengths)
+
+        def filled(x: Tensor) -> Tensor:  # (T, N, H) → (documents, N, longest, H)
+            empty = x.new_zeros(table[0] * table[1], *x.shape[1:])
+            rows = empty.index_copy(0, self.cells, x[: len(self.cells)])
+            return rows.unflatten(0, table).transpose(1, 2)
+
+        q, k, v = map(filled, (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        return pad_rows(out.transpose(1, 2).flatten(0, 1)[self.cells])
 
 
 def logits_of(target: Target, ids: Tensor) -> Callable[[Tensor], Tensor]:
@@ -169,10 +187,9 @@ def logits_of(target: Target, ids: Tensor) -> Callable[[Tensor], Tensor]:
 def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:
     """Hidden states (N, E) for labels and, of the layers `taps`, features (N, F·E) for the drafter,
     without gradient."""
-    count = len(sequence.ids)
-    attend = DocumentsAttend(sequence.documents)
+    attend = DocumentsAttend(sequence)
     out = target.forward(pad_rows(sequence.ids), pad_rows(sequence.positions), attend, taps)
-    return TargetOutput(out.hidden[:count], out.features[:count])
+    return TargetOutput(*(rows[: len(sequence.ids)] for rows in out))
 
 
 def supervised_elements(sequence: Sequence, elements: Elements) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor
 
 from peagle.data.example import Example, fingerprint
@@ -81,8 +82,7 @@ class Trainer:
         device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
-        self.measure = measure
-        self.states = states
+        self.measure, self.states = measure, states
         target.check_layers(drafter.config.feature_layers)
         device = device or target.device
         self.accelerator = make_accelerator(device, config.output, config.tracker)
@@ -111,8 +111,7 @@ class Trainer:
             self.trainee = self.accelerator.prepare_model(self.trainee)
         self.optimizer = make_optimizer(drafter, config)
         self.average = Average(drafter)
-        self.drafted = torch.zeros(drafter.config.transformer.vocab_size, dtype=torch.bool)
-        self.drafted[drafter.target_ids.cpu()] = True
+        self.drafted = drafter.target_ids.cpu()
         lasting = {name: getattr(config, name) for name in LASTING}
         self.frozen = not drafter.norm.weight.requires_grad  # but for its correction
         self.settings = {**lasting, "frozen head": self.frozen}
@@ -128,6 +127,8 @@ class Trainer:
         when this returns. Raises FloatingPointError when the loss is not finite."""
         if self.target.device.type == "cpu":
             keep_freed_memory()
+        # cuDNN's attention plans anew for every number of rows: 2 ms a call on an H200.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         if self.accelerator.is_main_process:
             known = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
             write_settings(self.config.output / SETTINGS, self.settings | known)
@@ -146,14 +147,13 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        patience = self.config.patience
-        early = patience is not None and self.progress.stale >= patience
-        return early or self.progress.step >= self.total_steps
+        patience = self.config.patience or float("inf")
+        return self.progress.stale >= patience or self.progress.step >= self.total_steps
 
     def _sample(self) -> list[Work]:
         """This process's sequences of the step, their elements drawn and partitioned."""
-        rank = self.accelerator.process_index
-        mine = self.batches.numbers(self.progress.step)[rank :: self.world]
+        every = self.batches.numbers(self.progress.step)
+        mine = every[self.accelerator.process_index :: self.world]
         work = [self._work(number) for number in mine]
         if self.config.shard:
             even([item.segments for item in work], self.target.device)
@@ -162,18 +162,14 @@ class Trainer:
     def _work(self, number: int) -> Work:
         config, cpu = self.config, self.batches.sequence(number)
         # A token outside the draft vocabulary ends every draft, so elements after it never count.
-        cpu = cpu._replace(supervised=cpu.supervised & self.drafted[cpu.ids])
+        cpu = cpu._replace(supervised=cpu.supervised & torch.isin(cpu.ids, self.drafted))
         generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
         elements = sample_elements(*cpu[1:], self.depths, config.ratio, generator)
         chains = int((elements.depth[supervised(cpu, elements)] == 0).sum())
         parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
         parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
-        device = self.target.device
-        moved = [
-            Segment(type(p.elements)(*(x.to(device) for x in p.elements)), p.own.to(device))
-            for p in parts
-        ]
-        return Work(number, Sequence(*(x.to(device) for x in cpu)), moved, chains)
+        work: Work = send_to_device(Work(number, cpu, parts, chains), self.target.device)
+        return work
 
     def _segments(self, sequence: Sequence, elements: Any) -> int:
         device = self.target.device
@@ -191,8 +187,7 @@ class Trainer:
 
     def _forward_backward(self, work: list[Work], chains: float) -> StepResult:
         """Accumulate the gradient of the loss, a mean over the step's chains."""
-        depths = self.depths
-        loss, hits = 0.0, torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
+        loss, hits = 0.0, torch.zeros(2, self.depths, dtype=torch.int64, device=self.target.device)
         for item in work:
             output = self._target_output(item)
             for segment in item.segments:
@@ -206,8 +201,7 @@ class Trainer:
                 loss += float(result.loss.detach())
                 hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
         total = self._sum([loss, *hits.flatten().tolist()])
-        correct, seen = total[1:].to(torch.int64).view(2, depths)
-        return StepResult(total[0], correct, seen)
+        return StepResult(total[0], *total[1:].to(torch.int64).view(2, self.depths))
 
     def _target_output(self, item: Work) -> TargetOutput:
         """The target's output for a sequence: computed, or captured before."""
@@ -220,14 +214,10 @@ class Trainer:
     def _update(self, result: StepResult) -> None:
         step = self.progress.step
         if not torch.isfinite(result.loss):
-            self.optimizer.zero_grad(set_to_none=True)
             saved = checkpoints(self.config.output)
             good = f"the last good checkpoint is {saved[-1]}" if saved else "nothing was saved yet"
-            bad = self.batches.numbers(step)
-            raise FloatingPointError(
-                f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to "
-                f"{bad[-1]}): {good}; lower `lr`, or look at the data"
-            )
+            why = f"loss is {float(result.loss)} at step {step}: {good}"
+            raise FloatingPointError(f"{why}; lower `lr`, or look at the data")
         share = rate(step, self.total_steps, self.config.warmup, self.config.cooldown)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * share
@@ -254,8 +244,7 @@ class Trainer:
             metrics |= self._measured(self.measure)
         if self.accelerator.is_main_process:
             append_line(self.config.output / METRICS, metrics)
-        if self.config.tracker is not None:
-            self.accelerator.log(numbers(metrics), step=progress.step)
+        self.accelerator.log(numbers(metrics), step=progress.step)
         return metrics
 
     def _measured(self, measure: "Measure") -> dict[str, Any]:
@@ -296,10 +285,8 @@ class Trainer:
 
     def _sum(self, numbers: list[float]) -> Tensor:
         """Over all processes."""
-        local = torch.tensor(numbers, dtype=torch.float64)
-        if self.world == 1:
-            return local
-        return self.accelerator.reduce(local.to(self.target.device), "sum").cpu()
+        local = torch.tensor(numbers, dtype=torch.float64, device=self.target.device)
+        return self.accelerator.reduce(local, "sum").cpu()
 
     def _total_steps(self, data: list[Example]) -> int:
         config = self.config

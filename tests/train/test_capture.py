@@ -295,19 +295,19 @@ def test_another_target_template_or_layers_are_refused(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
     read = captured(target, data[:4], tmp_path)
-    read.check_target(target)
-    read.check_layers(LAYERS)
+    read.check(target)
+    read.check(target, LAYERS)
     with pytest.raises(InputError, match="captured from a target with other weights"):
-        read.check_target(make_target(seed=7))
+        read.check(make_target(seed=7))
     with pytest.raises(InputError, match="captured from another architecture"):
-        read.check_target(make_target(layers=5))
+        read.check(make_target(layers=5))
     other = make_target()
     assert other.tokenizer is not None
     other.tokenizer.chat_template = "{{ messages }}"
     with pytest.raises(InputError, match="captured with another chat template"):
-        read.check_target(other)
+        read.check(other)
     with pytest.raises(InputError, match="feature layers 1,2,3, the head has 0,1,3"):
-        read.check_layers((0, 1, 3))
+        read.check(target, (0, 1, 3))
 
 
 def test_manifest_is_readable(tmp_path: Path, target: Target, data: list[Example]) -> None:

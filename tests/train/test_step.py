@@ -18,14 +18,21 @@ from peagle.engine.tree import grow
 from peagle.methods.base import Elements, NewSlots
 from peagle.methods.registry import method_of
 from peagle.model import attention as attention_module
-from peagle.model.attention import CausalAttend
+from peagle.model.attention import AttentionSpec, CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.padding import missing_rows
 from peagle.model.target import Target
 from peagle.train import step as step_module
 from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment
-from peagle.train.step import Sequence, Trainee, logits_of, run_drafter, run_target
+from peagle.train.step import (
+    DocumentsAttend,
+    Sequence,
+    Trainee,
+    logits_of,
+    run_drafter,
+    run_target,
+)
 
 TOKENS, DEPTHS = 26, 5
 
@@ -161,6 +168,18 @@ def test_documents_do_not_see_each_other(target: Target) -> None:
         alone = run_target(target, Sequence(*(x[part] for x in sequence)), (0, 1, 3))
         torch.testing.assert_close(both.features[part], alone.features)
         torch.testing.assert_close(both.hidden[part], alone.hidden)
+
+
+def test_documents_in_one_call_equal_documents_one_by_one() -> None:
+    """A GPU attends to all documents together; here the same call runs on the CPU."""
+    documents = torch.tensor([0] * 5 + [3] * 11 + [4])
+    attend = DocumentsAttend(Sequence(documents, documents > 0, documents))
+    generator = torch.Generator().manual_seed(0)
+    rows = len(documents) + missing_rows(len(documents))
+    q, k, v = (torch.randn(rows, heads, 8, generator=generator) for heads in (6, 2, 2))
+    together = attend.together(q, k, v, 0.3)[: len(documents)]
+    one_by_one = attend(0, q, k, v, AttentionSpec(0.3))[: len(documents)]
+    torch.testing.assert_close(together, one_by_one)
 
 
 def judged(sequence: Sequence, elements: Elements) -> list[tuple[int, int]]:
