@@ -9,6 +9,7 @@ memory for what is computed between.
 Shapes: T rows.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -113,8 +114,7 @@ class Graphs:
             try:
                 self.replays[key] = self._record(forward, fixed)
             except RuntimeError as error:  # a model that asks the GPU something on its way
-                reason = str(error).partition("\n")[0]
-                log.warning("slower without CUDA graphs: %s", reason)
+                log.warning("slower without CUDA graphs: %s", str(error).partition("\n")[0])
                 self.usable = False
                 return forward.directly(batch, rows)
         self.replays[key]()
@@ -141,15 +141,15 @@ class Recorder:
 
     def record(self, run: Callable[[], None]) -> Replay:
         """What replays `run`, which is run once. Raises RuntimeError if it cannot be captured."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()  # kernels are compiled
-        torch.cuda.current_stream().wait_stream(stream)
+        run()  # kernels are compiled
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            run()
+        gc.disable()  # a recording of an engine that is gone, freed now, would spoil this one
+        try:
+            # Other threads may use the GPU meanwhile.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                run()
+        finally:
+            gc.enable()
         return graph.replay
 
 
