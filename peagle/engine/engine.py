@@ -6,13 +6,14 @@ step over the slots newly verified. Nothing else touches the models.
 Shapes: T rows of the target's forward, R rows whose logits are needed, V vocabulary.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from peagle.engine.blocks import BlockPool
 from peagle.engine.budget import Ask, Budget, Calibration
 from peagle.engine.draft import Proposer
 from peagle.engine.lookup import LookupCalibration, with_lookup
-from peagle.engine.params import RequestFailure
 from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, accept, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
@@ -33,8 +33,9 @@ from peagle.engine.tree import Draft, Match, Offer, Source, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +50,17 @@ class Settings:
     chunk: int = 512  # tokens of a round while prompts wait
 
 
-def timed(verb: Callable[Concatenate["Engine", P], R]) -> Callable[Concatenate["Engine", P], R]:
+def timed(verb: F) -> F:
     """Note in `Engine.seconds` what the last call of a verb took."""
 
     @wraps(verb)
-    def run(engine: "Engine", *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(engine: "Engine", *args: Any) -> Any:
         started = time.perf_counter()
-        result = verb(engine, *args, **kwargs)
+        result = verb(engine, *args)
         engine.seconds[verb.__name__] = time.perf_counter() - started
         return result
 
-    return run
+    return cast(F, run)
 
 
 class Engine:
@@ -116,8 +117,7 @@ class Engine:
     def fetch(self, request: Request) -> list[Chunk]:
         """What a request has emitted since the last call."""
         with self.lock:
-            emitted = request.emitted
-            request.emitted = []
+            emitted, request.emitted = request.emitted, []
             return emitted
 
     @property
@@ -201,9 +201,10 @@ class Engine:
                     if row != place:
                         sources += slots_of(request.blocks, start + row, 1)
                         slots += slots_of(request.blocks, start + place, 1)
-            except RequestFailure as failure:
+            except Exception as failure:  # of its sampler, grammar or text: the others go on
+                log.warning("request %s: %r", request.index, failure)
                 request.finish_reason = "error"
-                request.failure = str(failure)
+                request.failure = str(failure) or type(failure).__name__
         if slots:
             self.cache.move(sources, slots)
             if self.proposer is not None:
@@ -228,10 +229,8 @@ class Engine:
         offers = self._propose(going, new)
         size = self.settings.nodes or self.settings.k
         least = budget.least(load) if budget is not None and not new else 0.0
-        drafts = [
-            grow(with_lookup(offer, match, self.lookups), size, match, least)
-            for offer, match in zip(offers, matches, strict=True)
-        ]
+        both = zip(offers, matches, strict=True)
+        drafts = [grow(with_lookup(o, m, self.lookups), size, m, least) for o, m in both]
         kept = [size] * len(drafts)
         if budget is not None:
             spent = time.perf_counter() - started
@@ -244,8 +243,7 @@ class Engine:
         """What followed a request's newest tokens before, as far as its grammar allows it."""
         if not self.settings.lookup:
             return Match()
-        assert self.settings.nodes is not None
-        most = max(0, min(request.left, self._room(request), self.settings.nodes))
+        most = max(0, min(request.left, self._room(request), self.settings.nodes or 0))
         match = request.seen.find(request.tokens, most)
         if request.sampler.matcher is None:
             return match
@@ -315,10 +313,7 @@ class Engine:
         """Places that the drafter drafts of each request, beside what lookup found."""
         depths = [self.settings.k] * len(requests)
         if self.budget is not None:
-            asks = [
-                Ask(request.num_computed_tokens - request.num_drafter_slots, request.left)
-                for request in requests
-            ]
+            asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
             found = [chance for match in matches for chance in self.lookups.along(match)]
             depths = self.budget.choose(self.scheduler.load, asks, found)
         self.chosen = max(depths)

@@ -72,32 +72,29 @@ class SamplingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        checks = [
-            ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 (greedy) to 100"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1"),
-            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
-            ("repetition_penalty", self.repetition_penalty,
-             0.01 <= self.repetition_penalty <= 100, "0.01 to 100 (1 is none)"),
-            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
-            ("frequency_penalty", self.frequency_penalty,
-             abs(self.frequency_penalty) <= 2, "-2 to 2"),
-            ("logprobs", self.logprobs, (self.logprobs or 0) >= 0, "0 (the token's own) or more"),
-            ("n", self.n, self.n >= 1, "at least 1"),
-        ]  # fmt: skip
-        for name, value, fine, allowed in checks:
+        checks = {
+            "temperature": (0 <= self.temperature <= 100, "0 (greedy) to 100"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k >= 0, "0 (all) or more"),
+            "min_p": (0 <= self.min_p <= 1, "0 to 1"),
+            "max_tokens": (self.max_tokens >= 1, "at least 1"),
+            "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "0.01 to 100 (1: none)"),
+            "presence_penalty": (abs(self.presence_penalty) <= 2, "-2 to 2"),
+            "frequency_penalty": (abs(self.frequency_penalty) <= 2, "-2 to 2"),
+            "logprobs": ((self.logprobs or 0) >= 0, "0 (the token's own) or more"),
+            "n": (self.n >= 1, "at least 1"),
+        }
+        for name, (fine, allowed) in checks.items():
             if not fine:
-                raise InputError(f"{name} {value}: must be {allowed}")
+                raise InputError(f"{name} {getattr(self, name)}: must be {allowed}")
         if any(not text for text in self.stop):
             raise InputError("stop '': a stop string must not be empty")
         for token, bias in (self.logit_bias or {}).items():
             if not abs(bias) <= 100:
                 raise InputError(f"logit_bias {{{token}: {bias}}}: must be -100 to 100")
         if self.n > 1 and self.greedy:
-            raise InputError(
-                f"n {self.n}: greedy answers are all the same, set a temperature above 0 or n to 1"
-            )
+            why = "greedy answers are all the same, set a temperature above 0 or n to 1"
+            raise InputError(f"n {self.n}: {why}")
         self._check_constraint()
 
     def _check_constraint(self) -> None:
@@ -106,9 +103,8 @@ class SamplingParams:
             both = " and ".join(given)
             raise InputError(f"{both}: an answer follows one of them, leave the others out")
         if given and self.ignore_eos:
-            raise InputError(
-                f"ignore_eos True: {given[0]} says where the answer ends, leave it out"
-            )
+            why = f"{given[0]} says where the answer ends, leave it out"
+            raise InputError(f"ignore_eos True: {why}")
         if "" in (self.regex, self.grammar):
             raise InputError(f"{given[0]} '': must not be empty")
         if self.json_schema is not None:

@@ -1,7 +1,7 @@
 """A request while it runs, its output, and how drafting fares."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,15 +43,9 @@ class Stats:
 
     def __add__(self, other: "Stats") -> "Stats":
         """Of both; `sum(many, Stats())` is of all."""
-        positions = zip_longest(self.accepted, other.accepted, fillvalue=0)
-        return Stats(
-            self.rounds + other.rounds,
-            self.drafted + other.drafted,
-            [mine + theirs for mine, theirs in positions],
-            self.accepted_from_lookup + other.accepted_from_lookup,
-            self.forwards + other.forwards,
-            self.tokens + other.tokens,
-        )
+        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        accepted = map(sum, zip_longest(*both.pop("accepted"), fillvalue=0))
+        return Stats(accepted=list(accepted), **{name: sum(pair) for name, pair in both.items()})
 
     @property
     def acceptance_length(self) -> float:

@@ -1,27 +1,36 @@
 """Tokens to text as they come, and where a request ends."""
 
-from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from peagle.model.target import Target
 
+WINDOW = 16  # newest tokens that are decoded together, at most, where they are no run of bytes
+KEPT = 8  # of them, when there are more: no character has more bytes than these have tokens
+LONE = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character, or not yet, are decoded to
+
 
 class TextStream:
-    """Text of one request. Text that may still become a stop string is held back."""
+    """Text of one request: all in all what the tokenizer decodes from its tokens. Text that may
+    still become a stop string is held back, and so are bytes that may become a character."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
         self._tokenizer, self._stop = tokenizer.backend_tokenizer, stop
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._newest = list[int]()
+        self._known = 0  # characters of their text that were taken into `_held`
         self._held = ""
         self.text = ""
 
     def push(self, token: int) -> tuple[str, bool]:
         """(text that is now certain, whether a stop string was completed)."""
-        self._held += self._decoder.step(self._tokenizer, token) or ""
+        self._newest.append(token)
+        # A run of byte tokens is text, or not, as a whole (Llama 2, Gemma).
+        if not (self._tokenizer.id_to_token(token) or "").startswith("<0x"):
+            self._take(self._decoded().removesuffix(LONE))
         found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
             certain, self._held = self._held[: min(found)], ""
             self.text += certain
+            self._newest = []
             return certain, True
         keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         cut = len(self._held) - keep
@@ -31,9 +40,22 @@ class TextStream:
 
     def finish(self) -> str:
         """What was held back, once no token follows."""
+        self._take(self._decoded())
         rest, self._held = self._held, ""
         self.text += rest
         return rest
+
+    def _take(self, decoded: str) -> None:
+        """Hold what is new of the newest tokens' text, and forget the oldest of them."""
+        self._held += decoded[self._known :]
+        if len(self._newest) > WINDOW:
+            self._newest = self._newest[-KEPT:]
+            decoded = self._decoded().removesuffix(LONE)
+        self._known = len(decoded)
+
+    def _decoded(self) -> str:
+        text: str = self._tokenizer.decode(self._newest)
+        return text
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -1,5 +1,6 @@
 """Sampling parameters through the whole engine: with drafts as without."""
 
+import pkgutil
 from dataclasses import replace
 
 import pytest
@@ -154,6 +155,33 @@ def test_a_broken_target_is_noticed() -> None:
     for params in (SamplingParams(), SamplingParams(temperature=1), SPECIAL[0]):
         with pytest.raises(RequestFailure, match="prompt 0: .*NaN"):
             LLM(target).generate(PROMPTS[:1], params)
+
+
+@pytest.mark.parametrize("part", ["peagle.engine.text.TextStream.push", "commit"])
+def test_an_error_of_one_request_ends_it_alone(
+    target: Target, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its text, its sampler or its grammar raises."""
+    prompts = PROMPTS[:3]
+    wanted = LLM(target).generate(prompts)
+    name = part if "." in part else f"peagle.engine.sampling.Sampler.{part}"
+    taken = pkgutil.resolve_name(name)
+    broken = list[object]()
+
+    def breaks(self: object, *args: object) -> object:
+        broken.append(self)
+        if len(broken) > 1 and self is broken[1]:  # of the second request
+            raise ValueError("Invalid prefix encountered")
+        return taken(self, *args)
+
+    monkeypatch.setattr(name, breaks)
+    run = LLM(target).stream(prompts)
+    assert len(list(run)) > 1
+    found = run.completions()
+    [failed] = [one for one in found if one.finish_reason == "error"]
+    assert failed.failure == "Invalid prefix encountered"
+    for one, other in zip(found, wanted, strict=True):
+        assert one is failed or one.text == other.text
 
 
 @pytest.mark.parametrize("token", [-1, 128])

@@ -1,8 +1,12 @@
 """Text from tokens: whole characters, stop strings held back and cut."""
 
+import random
+from collections.abc import Callable
+
 import pytest
 from tiny import make_target, make_tokenizer
-from transformers import GenerationConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from peagle.engine.text import TextStream, end_tokens
 
@@ -53,17 +57,90 @@ def test_special_tokens_have_no_text() -> None:
     assert [text for text, _ in push_all(stream, [1, *letters("a"), 2])] == ["", "a", ""]
 
 
-@pytest.mark.parametrize("text", ["é", "日", "👍"])
-def test_characters_of_several_tokens_come_whole(text: str) -> None:
-    """A byte-level tokenizer without merges: every byte of a character is one token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
+def byte_level() -> PreTrainedTokenizerFast:
+    """Without merges: every byte of a character is one token."""
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama 2 and Gemma have it: words with their space, and bytes for all else."""
+    words = [f"<0x{byte:02X}>" for byte in range(256)] + ["x", "▁x", "▁", "▁the", "é", "\ufffd"]
+    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def random_ids(generator: random.Random, size: int) -> list[int]:
+    """Words, whole characters and stray bytes, in runs."""
+    ids = list[int]()
+    while len(ids) < 60:
+        kind = generator.choice(("word", "character", "stray"))
+        if kind == "character":
+            ids += generator.choice("é日👍\u200d你").encode()
+        else:
+            first = 0x20 if kind == "word" else 0x80
+            ids += generator.choices(range(first, size), k=generator.randint(1, 5))
+    return ids
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_stream_is_what_the_tokenizer_decodes(
+    make: Callable[[], PreTrainedTokenizerFast], seed: int
+) -> None:
+    """Whatever comes: lone bytes are U+FFFD, at the end, too."""
+    tokenizer = make()
+    ids = random_ids(random.Random(seed), len(tokenizer))
+    stream = TextStream(tokenizer, ())
+    pieces = [piece for piece, _ in push_all(stream, ids)] + [stream.finish()]
+    assert "".join(pieces) == stream.text == tokenizer.decode(ids)
+
+
+def test_a_lone_byte_after_a_character() -> None:
+    tokenizer = byte_fallback()
+    ids = [0xE4, 0xBD, 0xA0, 0xC3, 256, 256]
+    stream = TextStream(tokenizer, ())
+    assert [piece for piece, _ in push_all(stream, ids)] == [
+        "",
+        "",
+        "",
+        "",
+        "\ufffd" * 4 + "x",
+        "x",
+    ]
+    assert tokenizer.decode(ids) == stream.text
+
+
+@pytest.mark.parametrize("ids", [[0x80], [0xE4, 0xBD], [256], [0xC3, 256]])
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_the_time_is_linear(
+    make: Callable[[], PreTrainedTokenizerFast], ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens are decoded for each that comes."""
+    tokenizer, decoded = make(), [0]
+    stream = TextStream(tokenizer, ())
+    taken = TextStream._decoded
+
+    def counted(self: TextStream) -> str:
+        decoded[0] += len(self._newest)
+        return taken(self)
+
+    monkeypatch.setattr(TextStream, "_decoded", counted)
+    many = [min(token, len(tokenizer) - 1) for token in ids * 500]
+    push_all(stream, many)
+    stream.finish()
+    assert decoded[0] < 20 * len(many)
+    assert stream.text == tokenizer.decode(many)
+
+
+@pytest.mark.parametrize("text", ["é", "日", "👍"])
+def test_characters_of_several_tokens_come_whole(text: str) -> None:
+    tokenizer = byte_level()
     ids = tokenizer(text + "!")["input_ids"]
     assert len(ids) == len(text.encode()) + 1
     pieces = [piece for piece, _ in push_all(TextStream(tokenizer, ()), ids)]
