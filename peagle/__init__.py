@@ -22,7 +22,7 @@ _HOMES = {
     "Completion": "peagle.engine.request",
     "SamplingParams": "peagle.engine.params",
     "Drafter": "peagle.model.drafter",
-    "load_drafter": "peagle.methods.checkpoint",
+    "load_drafter": "peagle.methods.load",
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import peagle
 from peagle.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,21 @@ def test_a_wrong_option_in_a_sentence_is_caught() -> None:
     check_span(["train", "--resume"])
     with pytest.raises(ValueError, match="no such option: --rseume"):
         check_span(["train", "--rseume"])
+
+
+IMPORT = re.compile(r"from (peagle[\w.]*) import ([\w, ]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_that_is_imported_is_there(page: Path) -> None:
+    for module, names in IMPORT.findall(page.read_text()):
+        for name in names.split(","):
+            assert hasattr(import_module(module), name.strip()), f"{module}.{name.strip()}"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in peagle.__all__:
+        assert hasattr(peagle, name), name
 
 
 @pytest.mark.slow

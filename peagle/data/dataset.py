@@ -156,6 +156,8 @@ def to_examples(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
         answer = record["answer_ids"]
         if not _token_ids(prompt) or not _token_ids(answer):
             raise InputError("'prompt_ids' and 'answer_ids' must both be lists of token ids")
+        if (largest := max([*prompt, *answer], default=0)) >= len(tokenizer):
+            raise InputError(f"token id {largest} is not the target's: is it another's answer?")
         return [Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))]
     return encode_documents(tokenizer, to_messages(record), to_style(record))
 

@@ -100,11 +100,7 @@ def documents_of(
 
     Raises InputError when there is none.
     """
-    documents = to_examples(record, tokenizer)
-    largest = max(token for example in documents for token in (*example.ids, 0))
-    if largest >= len(tokenizer):
-        raise InputError(f"token id {largest} is not the target's: is it another's answer?")
-    usable = trainable(documents, max_length)
+    usable = trainable(to_examples(record, tokenizer), max_length)
     if not usable:
         limit = f" within `max_length` {max_length} tokens" if max_length else ""
         raise InputError(f"no answer{limit} to train on")

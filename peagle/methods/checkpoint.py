@@ -155,6 +155,8 @@ def _without_ours(sizes: dict[str, Any]) -> dict[str, Any]:
         "target_hidden_size", "logit_scale", FOLDER, "parallel_drafting", "dtype", "torch_dtype",
         "transformers_version", *MASK_ID_KEYS, *FLAGS,
     }  # fmt: skip
+    if sizes.get("rope_parameters"):  # the same, for readers with transformers 4
+        foreign |= {"rope_theta", "rope_scaling"}
     return {key: value for key, value in sizes.items() if key not in foreign}
 
 

@@ -98,12 +98,11 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
     """config.json of a head. Raises InputError where a dialect would be misread by vLLM."""
     named = method_of(config).export(config, dialect)
     exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"
-    flags = {flag: getattr(config, flag) for flag in FLAGS}
     common = {
         LAYER_IDS: list(config.feature_layers),
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        **flags,
+        **{flag: getattr(config, flag) for flag in FLAGS},
         "peagle": {
             "method": config.method,
             "depths": config.depths,
@@ -116,6 +115,10 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
         sizes.pop(key, None)
     if config.logit_scale != 1.0:
         sizes["logit_scale"] = config.logit_scale
+    # Readers with transformers 4 know these two, and take a base of 10,000 where they are missing.
+    rope = dict(sizes.get("rope_parameters") or {})
+    sizes["rope_theta"] = rope.pop("rope_theta", 10_000.0)
+    sizes["rope_scaling"] = None if rope.get("rope_type") == "default" else rope or None
     if dialect == "speculators":
         sizes["dtype"] = dtype
         return {**common, **named, "transformer_layer_config": sizes}
@@ -136,5 +139,5 @@ def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[
 
 def with_provenance(drafter: Drafter, **changes: Any) -> None:
     """Record more of where the head comes from (measured acceptance, data)."""
-    provenance = replace(drafter.config.provenance, **changes)
-    drafter.config = replace(drafter.config, provenance=provenance)
+    known = drafter.config
+    drafter.config = replace(known, provenance=replace(known.provenance, **changes))

@@ -50,6 +50,9 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Targ
             tokenizer = AutoTokenizer.from_pretrained(**where)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        kind = type(tokenizer).__name__
+        raise InputError(f"target {name}: its tokenizer {kind} has no tokenizer.json: make one")
     return Target(model.to(device), tokenizer, name)
 
 

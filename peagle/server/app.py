@@ -101,8 +101,7 @@ class Api:
             body.structured_outputs = StructuredOutputs(grammar=grammar)
 
         def token_ids() -> list[list[int]]:
-            args = body.chat_template_kwargs
-            return [conversation_ids(self.llm, body.messages, tools, args)]
+            return [conversation_ids(self.llm, body.messages, tools, body.template_args)]
 
         most_calls = None if body.parallel_tool_calls else 1
         form = ChatForm(self.llm.tokenizer, most_calls if tools else 0)

@@ -39,7 +39,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": (("none", "auto"), "deprecated, use tool_choice"),
     "modalities": ((["text"],), "answers are text, leave it out"),
     "audio": ((), "answers are text, leave it out"),
-    "reasoning_effort": ((), "use chat_template_kwargs"),
     "web_search_options": ((), "there is no web search, leave it out"),
     "guided_json": ((), STRUCTURED),
     "guided_regex": ((), STRUCTURED),
@@ -248,6 +247,12 @@ class ChatBody(Generation):
     tool_choice: Annotated[str, WithJsonSchema(WAYS)] | Tool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None  # as GPT-OSS's template has it
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        effort = self.reasoning_effort
+        return self.chat_template_kwargs | ({} if effort is None else {"reasoning_effort": effort})
 
     @property
     def top(self) -> int | None:

@@ -175,6 +175,10 @@ def test_an_answer_needs_a_token_to_be_predicted_from(tmp_path: Path) -> None:
         ({"prompt_ids": [1], "answer_ids": "ab"}, "record 2: 'prompt_ids' and"),
         ({"prompt_ids": [1], "answer_ids": [1.5]}, "record 2: 'prompt_ids' and"),
         ({"prompt_ids": [-1], "answer_ids": [1]}, "record 2: 'prompt_ids' and"),
+        (
+            {"prompt_ids": [1, 2, 3], "answer_ids": [60000, 5, 6]},
+            "record 2: token id 60000 is not the target's: is it another's answer?",
+        ),
         ({"text": "x"}, "record 2: needs 'messages'"),
     ],
 )

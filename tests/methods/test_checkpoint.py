@@ -289,6 +289,22 @@ def test_layer_ids_in_either_place_or_by_default(tmp_path: Path) -> None:
     assert read_config(tmp_path / "head", target_layers=30).feature_layers == (2, 15, 27)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("rope", [YARN, {"rope_type": "default", "rope_theta": 300.0}])
+def test_rope_as_transformers_4_reads_it(
+    rope: dict[str, Any], dialect: Dialect, tmp_path: Path
+) -> None:
+    """It knows `rope_theta` and `rope_scaling`, and takes a base of 10,000 without the first."""
+    head = make_head(head_config("eagle3", sizes={"rope_parameters": rope}))
+    save_drafter(head, tmp_path / "head", dialect)
+    raw = raw_config(tmp_path / "head")
+    raw = raw.get("transformer_layer_config", raw)
+    assert raw["rope_theta"] == rope["rope_theta"]
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    assert raw["rope_scaling"] == (scaling if rope is YARN else None)
+    assert read_config(tmp_path / "head").transformer.rope_parameters == rope
+
+
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_a_head_of_others_shares_the_targets_table(
     method: str, target: Any, tmp_path: Path

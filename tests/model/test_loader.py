@@ -106,6 +106,18 @@ def test_folder_without_config(tmp_path: Path) -> None:
     refused(tmp_path, "the folder has no config.json")
 
 
+def test_a_tokenizer_of_another_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral's own class has no tokenizer of the tokenizers library behind it."""
+
+    class MistralCommonBackend:
+        pass
+
+    monkeypatch.setattr(
+        "peagle.model.loader.AutoTokenizer.from_pretrained", lambda **_: MistralCommonBackend()
+    )
+    refused(folder, "its tokenizer MistralCommonBackend has no tokenizer.json")
+
+
 def test_unknown_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "perceptron9"}')
     refused(folder, "target .*model.*perceptron9")

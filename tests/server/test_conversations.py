@@ -181,6 +181,19 @@ def test_arguments_of_the_template(serve: Serve) -> None:
     assert counts[1] > counts[0]
 
 
+def test_reasoning_effort_goes_to_the_template(serve: Serve) -> None:
+    """Clients of GPT-OSS send it."""
+    running = serve()
+    running.api.llm.tokenizer.chat_template = "{{ reasoning_effort }}" + CHATML
+    counts = []
+    for effort in ("low", "exceptionally high"):
+        body: Any = {"max_tokens": 1, "extra_body": {"reasoning_effort": effort}}
+        got = running.client().chat.completions.create(model=MODEL, messages=ASKED, **body)
+        assert got.usage is not None
+        counts.append(got.usage.prompt_tokens)
+    assert counts[1] > counts[0]
+
+
 def test_what_looks_like_a_call(llm: LLM) -> None:
     """Text is held back only while it may be a call, and nothing is lost."""
     for text in ("a <tool", "a <b", "<tool_call>no json</tool_call>", "x<tool_call>", "plain"):
