@@ -17,7 +17,7 @@ from typing import Any
 
 from common import RESULTS, write_json
 
-WINDOW = 25_000  # answer tokens a point
+WINDOW = 250_000  # answer tokens a point
 SHOWN = (0, 1, 2, 4, 6)  # depths drawn: later ones lie close together
 
 Point = dict[str, Any]
@@ -91,11 +91,11 @@ def plot(curves: dict[str, list[Point]], output: Path) -> None:
     for axes, (name, curve) in zip(all_axes[0], curves.items(), strict=False):
         for index, depth in enumerate(SHOWN):
             line = [(p["answer_tokens"], p["accuracy_by_depth"]) for p in curve]
-            drawn = [(tokens / 1000, at[depth]) for tokens, at in line if len(at) > depth]
+            drawn = [(tokens / 1e6, at[depth]) for tokens, at in line if len(at) > depth]
             if drawn:
                 shade = plt.get_cmap("viridis")(index / len(SHOWN))
                 axes.plot(*zip(*drawn, strict=True), color=shade, label=f"depth {depth}")
-        axes.set(title=name, xlabel="answer tokens, thousands", ylim=(0, 1))
+        axes.set(title=name, xlabel="answer tokens, millions", ylim=(0, 1))
         axes.set_ylabel("share of the target's tokens predicted")
         axes.grid(alpha=0.3)
         axes.legend(loc="upper left", ncols=2)
@@ -103,11 +103,11 @@ def plot(curves: dict[str, list[Point]], output: Path) -> None:
         axes = all_axes[0][-1]
         for number, (name, found) in enumerate(measured.items()):
             for run in sorted({p["run"] for p in found}):
-                line = [(p["answer_tokens"] / 1000, p["acceptance_length"])
+                line = [(p["answer_tokens"] / 1e6, p["acceptance_length"])
                         for p in found if p["run"] == run]  # fmt: skip
                 label = name if run == found[-1]["run"] else None
                 axes.plot(*zip(*line, strict=True), "o-", ms=3, color=f"C{number}", label=label)
-        axes.set(title="held-out prompts", xlabel="answer tokens, thousands")
+        axes.set(title="held-out prompts", xlabel="answer tokens, millions")
         axes.set_ylabel("acceptance length")
         axes.grid(alpha=0.3)
         axes.legend()

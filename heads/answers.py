@@ -86,7 +86,7 @@ def packed_engine(lines: list[dict[str, Any]]) -> Engine:
             raise Missing
         found = [next_of(answers[each]) for each in keys]
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
-        # The engine leaves out a character whose last bytes were not emitted.
+        # The engine that made them left out a character whose last bytes were not emitted.
         return [
             Completion(text.removesuffix("\N{REPLACEMENT CHARACTER}"), ids, "stop", Stats(), [])
             for text, ids in zip(texts, found, strict=True)

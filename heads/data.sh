@@ -3,7 +3,8 @@
 #   heads/data.sh train_prompts.jsonl.gz runs/data answers.jsonl.gz more_answers.jsonl.gz
 # The files behind the output are answers that are there already: no prompt is answered twice, and
 # texts to translate or to sum up come from them. The same command again continues; what
-# heads/answers.jsonl.gz holds is not decoded again. Two thirds of the answers are greedy.
+# heads/answers.jsonl.gz holds is not decoded again. Two thirds of the answers are greedy; more.jsonl,
+# which was made on a GPU, is greedy and only unpacked.
 set -euo pipefail
 prompts=$1 out=$2 here=$(dirname "$0")
 shift 2
@@ -24,3 +25,6 @@ if [ -f "$here/answers.jsonl.gz" ] && [ ! -f "$out/synth.jsonl" ]; then
   python "$here/answers.py" unpack "$here/answers.jsonl.gz" "$out/synth.jsonl"
 fi
 peagle data synth smollm2-135m --output "$out/synth.jsonl" --count 2000 --max-tokens 384 --batch 32
+if [ ! -f "$out/more.jsonl" ]; then
+  python "$here/more.py" "$prompts" "$out" "$@"
+fi

@@ -11,15 +11,15 @@
 #   branches/NAME/      the same
 # A folder that is lost is made again by the first command. Training then goes on from the heads in
 # heads/run/, else from the shipped ones; their config.json says how many answer tokens they have
-# seen. To keep a run: python heads/pack.py FOLDER/p-eagle/head heads/run/p-eagle, eagle3 likewise.
+# seen. The shipped ones were made by heads/gpu.sh. To keep a run: python heads/pack.py FOLDER/p-eagle/head heads/run/p-eagle, eagle3 likewise.
 set -euo pipefail
 
 # Files of data/, each with the millions of answer tokens that both heads have seen in all before the
 # next one is captured. One that was passed before the folder was made is left out. The first is a
 # tenth of each of the others, so that training begins soon.
-PARTS=(mixed:4 sampled:7 greedy:13 more_answers_smollm2:15 answers_smollm2:18 synth:20)
-GOAL=20000000
-SETTINGS=(--draft-vocab 7680 --segments 1 --save-every 500 --eval-every 2000)
+PARTS=(mixed:36 sampled:38 greedy:41 more_answers_smollm2:42 answers_smollm2:43 synth:44 more:48)
+GOAL=48000000
+SETTINGS=(--draft-vocab 7680 --segments 1 --ratio 0.7 --decay 0.8 --save-every 500 --eval-every 2000)
 declare -A METHOD=(
   [p-eagle]="--layers 4 --depths 8 --correction joint"
   [eagle3]="--layers 1 --depths 7 --fc-norm --norm-output"

@@ -135,7 +135,7 @@ def announced_device(name: str) -> str:
     device = resolve_device(name)
     if name == "auto" and device != "cpu":
         screen.print(
-            f"device: {device}; the native engine has not yet been run on a GPU "
+            f"device: {device}; the native engine is hardly tried on GPUs "
             "(--device cpu selects the CPU)"
         )
     return device

@@ -41,7 +41,7 @@ def demo(
         heads[method] = folder
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
-        # The native engine has not been run on a GPU, and the demo is for every machine.
+        # The native engine is hardly tried on GPUs, and the demo is for every machine.
         how: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize, "device": "cpu"}
         llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
         rows = load_contenders(llm, heads)

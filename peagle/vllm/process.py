@@ -100,7 +100,7 @@ def default_engine(python: Path | None = None) -> EngineChoice:
 
 def _untested(why: str) -> EngineChoice:
     how = "pip install vllm, or set PEAGLE_VLLM_PYTHON to an interpreter that has it"
-    what = "engine: native, which has not yet been run on a GPU"
+    what = "engine: native, which is hardly tried on GPUs"
     return EngineChoice("native", f"{what}; {why}: {how}")
 
 

@@ -43,19 +43,20 @@ os.execvp(sys.argv[5], sys.argv[5:])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder whose data are made, with heads that saw 3.5 million tokens."""
+    """A run's folder whose data are made, with heads that saw 35.5 million tokens."""
     made = tmp_path / "run"
     heads = made / "tree" / "heads"
     heads.mkdir(parents=True)
     shutil.copy(ROOT / "heads" / "run.sh", heads)
     for method in ("p-eagle", "eagle3"):
-        record = {"peagle": {"provenance": {"data": {"answer_tokens": 3_500_000}}}}
+        record = {"peagle": {"provenance": {"data": {"answer_tokens": 35_500_000}}}}
         head = heads / f"smollm2-135m-{method}"
         head.mkdir()
         (head / "config.json").write_text(json.dumps(record, indent=2))
     data = made / "data"
     data.mkdir()
-    for name in ("mixed", "sampled", "greedy", "more_answers_smollm2", "answers_smollm2", "synth"):
+    first = ("mixed", "sampled", "greedy", "more_answers_smollm2", "answers_smollm2")
+    for name in (*first, "synth", "more"):
         (data / f"{name}.jsonl").write_text("{}\n")
     (data / "measured.jsonl").write_text("{}\n")
     sums = subprocess.run(["sha256sum", "greedy.jsonl"], cwd=data, capture_output=True, check=True)
@@ -94,10 +95,10 @@ def seen(folder: Path) -> int:
 
 
 def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
-    assert seen(folder) == 3_500_000
+    assert seen(folder) == 35_500_000
     assert run(folder, "start").stdout.startswith("started")
     assert "runs already" in run(folder, "start").stderr
-    wait(lambda: seen(folder) > 3_500_000)
+    wait(lambda: seen(folder) > 35_500_000)
     assert run(folder, "pause").returncode == 0
     wait(lambda: "paused" in run(folder, "status").stdout)
     there = seen(folder)
@@ -113,7 +114,7 @@ def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
     assert [line.split()[:2] for line in first] == [["data", "capture"], ["train", "smollm2-135m"],
                                                     ["train", "smollm2-135m"]]  # fmt: skip
     assert not any("--resume" in line for line in first)
-    assert all("--max-train-tokens 16500000" in line for line in first[1:])
+    assert all("--max-train-tokens 12500000" in line for line in first[1:])
     run(folder, "start")
     wait(lambda: len((folder / "calls").read_text().splitlines()) >= 6)
     again = (folder / "calls").read_text().splitlines()[3:6]
@@ -123,16 +124,16 @@ def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
 def test_the_next_part_is_captured_when_the_last_was_seen_enough(folder: Path) -> None:
     for method in ("p-eagle", "eagle3"):
         config = folder / "tree" / "heads" / f"smollm2-135m-{method}" / "config.json"
-        config.write_text(config.read_text().replace("3500000", "19900000"))
+        config.write_text(config.read_text().replace("35500000", "47900000"))
     run(folder, "start")
-    wait(lambda: seen(folder) == 20_000_000)
+    wait(lambda: seen(folder) == 48_000_000)
     captures = [line for line in (folder / "calls").read_text().splitlines() if line[:4] == "data"]
-    assert len(captures) == 1 and "synth.jsonl" in captures[0], "what was seen before is left out"
+    assert len(captures) == 1 and "more.jsonl" in captures[0], "what was seen before is left out"
 
 
 def test_a_branch_is_a_copy_whose_rate_falls(folder: Path) -> None:
     run(folder, "start")
-    wait(lambda: seen(folder) > 3_500_000)
+    wait(lambda: seen(folder) > 35_500_000)
     assert "pause or stop it first" in run(folder, "branch", "one", "100000").stderr
     run(folder, "stop")
     wait(lambda: "stopped" in run(folder, "status").stdout)

@@ -1,0 +1,82 @@
+"""More answers, to prompts of the kinds of prompts.py: those that were made on a GPU.
+
+    python heads/more.py train_prompts.jsonl.gz DATA answers.jsonl.gz more_answers.jsonl.gz
+
+DATA is what data.sh has made of these files by then. Texts and functions come from all answers;
+nothing that prompts.py keeps to measure on is used. Of all that could be asked DATA/more.jsonl gets
+what is answered in heads/answers.jsonl.gz.
+"""
+
+import random
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from answers import PARAMS, TARGET, Missing, lines_of, packed_engine
+from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, collect, from_template, split
+
+from peagle.data.chat import Message
+from peagle.data.conversation import Conversation, PendingRecord
+from peagle.data.dataset import read_prompts, read_records
+from peagle.data.jsonl import append, open_to_append
+from peagle.data.regenerate import Engine, answer_turn
+
+PACKED = Path(__file__).with_name("answers.jsonl.gz")
+MADE = ("greedy.jsonl", "sampled.jsonl", "synth.jsonl")
+SEED_OF_MORE = 36
+SHORT = 5000  # prompts whose answer is a word or a letter
+OF_TEXTS = {"translation": 3000, "summary": 3000, "question": 3000, "json": 2500}
+OF_PROMPTS = {"list": 2500, "other languages": 2500, "dialogue": 3000}
+
+
+def could_be_asked(prompts: Path, data: Path, answers: list[Path]) -> list[list[str]]:
+    """User turns of every kind."""
+    kept, _ = split(collect(TARGET, prompts, answers), random.Random(SEED))
+    pool = collect(TARGET, prompts, answers + [data / name for name in MADE])
+    unanswered, texts, functions = (
+        [value for value in values if value not in held]
+        for values, held in zip(pool, map(set, kept), strict=True)
+    )
+    plain, short = list[str](), list[str]()
+    sources = [str(record.get("source", "")) for record in read_records(prompts)]
+    for source, turns in zip(sources, read_prompts(prompts), strict=True):
+        if (text := turns[0].strip()) not in kept.prompts:
+            (short if source.startswith(SHORT_ANSWERS) else plain).append(text)
+    rng = random.Random(SEED_OF_MORE)
+    asked = [[text] for text in (*unanswered, *rng.sample(short, SHORT))]
+    for values, counts in ((texts, OF_TEXTS), (plain, OF_PROMPTS)):
+        for kind, count in counts.items():
+            maker = MAKERS[kind][1]
+            drawn = rng.sample(values, count)
+            asked += [maker(rng, text) for text in drawn]
+    for maker in map(from_template, COMPLETE):
+        asked += [maker(rng, text) for text in functions]
+    return asked
+
+
+def answered(engine: Engine, number: int, turns: list[str]) -> PendingRecord | None:
+    """A record with all its answers; None where one of them is not there."""
+    record = PendingRecord(number, Conversation([[user_turn(text)] for text in turns]))
+    with suppress(Missing):
+        while record.open:
+            answer_turn(engine, [record], PARAMS)
+        return record
+    return None
+
+
+def user_turn(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def main() -> None:
+    prompts, data, *answers = map(Path, sys.argv[1:])
+    output = data / "more.jsonl"
+    engine = packed_engine(lines_of(PACKED, output))
+    with open_to_append(output) as file:
+        for number, turns in enumerate(could_be_asked(prompts, data, answers)):
+            if record := answered(engine, number, turns):
+                append(file, record.lines)
+
+
+if __name__ == "__main__":
+    main()
