@@ -140,7 +140,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> Served:
     while time.monotonic() < until and process.poll() is None:
         time.sleep(0.5)
         port = re.search(
-            r"at 127\.0\.0\.1:(\d+), tiny: p-eagle \(4 layers, K = 3\)", log.read_text()
+            r"at 127\.0\.0\.1:(\d+), tiny: p-eagle \(4 layers, K = 5\)", log.read_text()
         )
         try:
             url = f"http://127.0.0.1:{port[1]}" if port else ""
@@ -155,7 +155,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> Served:
 def llm() -> LLM:
     """Our engine, with the head by which vLLM drafts."""
     head = head_path(TARGET, "p-eagle")
-    return LLM(TARGET, head=head, k=3, dtype="float32")
+    return LLM(TARGET, head=head, k=5, dtype="float32")
 
 
 @pytest.mark.parametrize("test", SHARED, ids=lambda test: f"{test.__module__}.{test.__name__}")
