@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The long run on one GPU: both heads of smollm2-135m at once, as the shipped ones were made.
+# The long run on one GPU: both heads of smollm2-135m at once, with the settings of the shipped ones.
+# (Those had more.jsonl only after 4.5 million tokens, and were made by single commands: this script
+# as a whole has not been run on a GPU.)
 #   heads/gpu.sh FOLDER train_prompts.jsonl.gz answers.jsonl.gz more_answers.jsonl.gz
 # Writes FOLDER/data, FOLDER/p-eagle and FOLDER/eagle3; the same command again goes on. On an H200 a
 # step of 8,192 tokens took 0.12 s of each head, 38,000 and 35,000 answer tokens a second. Two
 # processes share a GPU well only under MPS: start `nvidia-cuda-mps-control -d` first.
 # To keep the heads: python heads/pack.py FOLDER/p-eagle/head heads/smollm2-135m-p-eagle, and eagle3.
 set -euo pipefail
-[ $# = 4 ] || { sed -n '2,8s/^# *//p' "$0" >&2; exit 2; }
+[ $# = 4 ] || { sed -n '2,10s/^# *//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)

@@ -216,8 +216,9 @@ class Trainer:
         if not torch.isfinite(result.loss):
             saved = checkpoints(self.config.output)
             good = f"the last good checkpoint is {saved[-1]}" if saved else "nothing was saved yet"
-            why = f"loss is {float(result.loss)} at step {step}: {good}"
-            raise FloatingPointError(f"{why}; lower `lr`, or look at the data")
+            bad = self.batches.numbers(step)
+            why = f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to {bad[-1]})"
+            raise FloatingPointError(f"{why}: {good}; lower `lr`, or look at the data")
         share = rate(step, self.total_steps, self.config.warmup, self.config.cooldown)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * share

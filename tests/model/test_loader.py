@@ -107,7 +107,7 @@ def test_folder_without_config(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_another_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mistral's own class has no tokenizer of the tokenizers library behind it."""
+    """Mistral's own class is not made from a tokenizer.json."""
 
     class MistralCommonBackend:
         pass

@@ -17,3 +17,4 @@ def test_shipped_heads_are_healthy(method: str) -> None:
     assert [check for check in checks if check.state in ("wrong", "warning")] == []
     [accepted] = [check for check in checks if check.name == "acceptance"]
     assert accepted.state == "ok" and accepted.found.startswith("acceptance length ")
+    assert float(accepted.found.split()[2]) > 2

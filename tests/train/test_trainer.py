@@ -207,7 +207,7 @@ def test_not_a_number_keeps_the_last_checkpoint(
         if metrics["step"] == 5:
             trainer.drafter.fc.weight.data[0, 0] = float("nan")
 
-    where = r"loss is nan at step 5: the last good checkpoint is .*-00000004"
+    where = r"loss is nan at step 5 \(sequences 5 to 5\): the last good checkpoint is .*-00000004"
     with pytest.raises(FloatingPointError, match=where):
         trainer.run(poison)
     again = make_trainer(tmp_path, target, data, "p-eagle")

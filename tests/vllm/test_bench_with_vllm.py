@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from peagle.catalog import head_path
 from peagle.cli.main import app
 
 pytestmark = pytest.mark.vllm
@@ -26,7 +28,11 @@ def bench(output: Path, *more: str) -> list[dict[str, object]]:
 
 def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
     assert os.environ["PEAGLE_VLLM_PYTHON"]
-    methods = ("--methods", "eagle3")  # P-EAGLE's correction is ours alone: see test_parity.py
+    shipped = head_path("smollm2-135m", "p-eagle")
+    assert shipped is not None
+    head = tmp_path / "head"  # vLLM runs it without its correction
+    shutil.copytree(shipped, head, ignore=shutil.ignore_patterns("correction"))
+    methods = ("--methods", "p-eagle", "--p-eagle", str(head))
     theirs = bench(tmp_path / "vllm.json", *methods, "--engine", "vllm")
     mine = bench(tmp_path / "native.json", *methods)
     [a], [b] = theirs, mine

@@ -4,6 +4,7 @@ for GPUs that are not here."""
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,8 @@ def test_pack_tails() -> None:
 
 
 COMPILE = Path(__file__).with_name("compile_kernels.py")
+# Bytes a thread may spill in bf16: older compilers need more registers (Triton 3.6: 368 on sm_89).
+FEW = 128 if tuple(map(int, version("triton").split(".")[:2])) >= (3, 9) else 512
 
 
 def test_compiles_for_gpus_that_are_not_here() -> None:
@@ -219,5 +222,4 @@ def test_compiles_for_gpus_that_are_not_here() -> None:
     allowed = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
     for gpu, dtype, shared, spilled in kernels:
         assert int(shared) <= allowed[gpu]
-        # Bytes a thread. Triton 3.6 spills 368 for bf16 on sm_89, 3.9 at most 128 anywhere.
-        assert int(spilled) <= (512 if dtype == "bf16" else 1024)
+        assert int(spilled) <= (FEW if dtype == "bf16" else 1024)
