@@ -76,10 +76,6 @@ class Curve:
         ]
         return min([*steps, self.seconds[-1] / self.rows[-1]])
 
-    def copy(self) -> "Curve":
-        """A curve of the same points, which changes alone."""
-        return Curve(dict(zip(self.rows, self.seconds, strict=True)))
-
     def observe(self, passes: Sequence[float], seconds: float) -> None:
         """Move the curve a little towards what some forwards took together: the points between
         which these lie, and all others half as far. What slows the machine down slows all of it;

@@ -1,7 +1,8 @@
 """What a forward costs by its number of rows, measured on the models themselves."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +11,34 @@ from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.budget import PROMPT_ROWS, Curve, measure
 from peagle.model.target import Target
+
+SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
+MAX_SLOW_SECONDS = 10.0  # of slow forwards in a row, before a warning
+
+log = logging.getLogger(__name__)
+
+
+class WatchedCurve(Curve):
+    """A copy of a measured curve, which warns once when forwards become far slower than it was."""
+
+    def __init__(self, measured: Curve) -> None:
+        super().__init__(dict(zip(measured.rows, measured.seconds, strict=True)))
+        self.measured = measured
+        self._slow_seconds = 0.0
+        self._warned = False
+
+    def observe(self, passes: Sequence[float], seconds: float) -> None:
+        """See `Curve.observe`."""
+        super().observe(passes, seconds)
+        ratio = seconds / sum(map(self.measured, passes))
+        self._slow_seconds = self._slow_seconds + seconds if ratio > SLOW else 0.0
+        if self._slow_seconds > MAX_SLOW_SECONDS and not self._warned:
+            self._warned = True
+            log.warning(
+                "forwards take %.0f times as long as at the start: other processes seem to use "
+                "this device; on a CPU, OMP_NUM_THREADS=1 leaves them room",
+                ratio,
+            )
 
 
 def verify_curve(target: Target, model: TargetModel, most: int) -> Curve:

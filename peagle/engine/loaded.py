@@ -10,7 +10,7 @@ from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.budget import Curve
 from peagle.engine.corrected import said_to
-from peagle.engine.costs import verify_curve
+from peagle.engine.costs import WatchedCurve, verify_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
 from peagle.errors import InputError
@@ -40,10 +40,10 @@ class Loaded:
         self._verify: Curve | None = None  # measured once, for the most rows so far
 
     def verify_curve(self, most: int) -> Curve:
-        """What the target costs, up to `most` rows: a copy, which its engine goes on to learn."""
+        """What the target costs, up to `most` rows: a copy that its engine corrects."""
         if self._verify is None or self._verify.rows[-1] < most:
             self._verify = verify_curve(self.target, self.model, most)
-        return self._verify.copy()
+        return WatchedCurve(self._verify)
 
     def proposer(self, drafter: Drafter, blocks: int) -> Proposer:
         """A proposer with empty caches of so many blocks."""

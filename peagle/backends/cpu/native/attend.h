@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "attention_tiles.h"
+#include "team.h"
 
 namespace peagle {
 
@@ -42,13 +43,14 @@ void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, con
                const Spec& spec) {
   int64_t groups = query_heads / kept.heads;
   std::vector<Span> all = spans(batch, Task::MOST_TOKENS);
-#pragma omp for collapse(2) schedule(dynamic)
+#pragma omp for collapse(2) schedule(dynamic) nowait
   for (size_t i = 0; i < all.size(); ++i)
     for (int64_t head = 0; head < kept.heads; ++head) {
       Task task(kept, spec, all[i]);
       task.run(q + all[i].first * query_heads * kept.key_width,
                out + all[i].first * query_heads * kept.value_width, head, groups);
     }
+  wait_for_team();
 }
 
 // q (rows, query heads, key width) → out (rows, query heads, value width).

@@ -84,9 +84,10 @@ void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, con
   if (w.hidden_norm) {
     norm(x, w.hidden_norm, normed + width, inputs, rows, width, m.eps);
     if (w.normed_residual) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
       for (int64_t row = 0; row < rows; ++row)
         std::memcpy(out + row * width, normed + row * inputs + width, width * sizeof(T));
+      wait_for_team();
       x = out;
     }
   }
@@ -95,12 +96,13 @@ void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, con
   if (w.k_norm) norm(k, w.k_norm, k, m.head, rows * kv_heads, m.head, m.eps);
   rotate(q, f.cos, f.sin, turned_q, rows, heads, m.head);
   rotate(k, f.cos, f.sin, turned_k, rows, kv_heads, m.head);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     int64_t slot = f.batch->slot_mapping[row];
     std::memcpy(cache.keys + slot * kept, turned_k + row * kept, kept * sizeof(T));
     std::memcpy(cache.values + slot * kept, v + row * kept, kept * sizeof(T));
   }
+  wait_for_team();
   Kept<T> all{cache.keys, cache.values, kv_heads, m.head, m.head};
   attend(turned_q, all, seen, heads, *f.batch, Spec{m.scale, 0, 0, nullptr});
   linear<T>(seen, {{w.o, made}}, rows, queries, room);
@@ -128,8 +130,7 @@ void decode(const Model<T>& m, const Forward<T>& f) {
   void* free = room_for(memory, steps(rows * most * sizeof(T), sizeof(Bits)));
   Room& room = rooms;
   room.fit(rows, inputs);
-#pragma omp parallel num_threads(int(f.threads))
-  {
+  together(int(f.threads), [&] {
     const T* x = f.x;
     for (int64_t i = 0; i < m.count; ++i) {
       tap(x, i, m, f);
@@ -137,7 +138,7 @@ void decode(const Model<T>& m, const Forward<T>& f) {
       x = f.out;
     }
     norm(f.out, m.norm, f.normed, m.width, rows, m.width, m.eps);
-  }
+  });
 }
 
 }  // namespace peagle

@@ -2,6 +2,7 @@
 // call its functions. T is float or bf16; sums are float32.
 //
 // In what order to read:
+//   team.h             threads, and how they wait for each other
 //   vectors.h          bf16, vectors of 16 lanes and their transpose
 //   matrix.h           the weights of a product, in all their layouts
 //   dots.h             products of bytes and of pairs, by instruction set
@@ -22,8 +23,7 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
   static thread_local Room rooms;
   Room& room = rooms;
   room.fit(rows, matrix.inputs);
-#pragma omp parallel num_threads(threads)
-  linear<T>(x, {{matrix, out}}, rows, matrix.inputs, room);
+  together(threads, [&] { linear<T>(x, {{matrix, out}}, rows, matrix.inputs, room); });
 }
 
 #define FUNCTIONS(T, NAME)                                                                    \
@@ -36,8 +36,7 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
   }                                                                                           \
   extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads, \
                                 const Batch* batch, const Spec* spec, int threads) {          \
-    _Pragma("omp parallel num_threads(threads)")                                              \
-        attend(q, *kept, out, query_heads, *batch, *spec);                                    \
+    together(threads, [&] { attend(q, *kept, out, query_heads, *batch, *spec); });            \
   }
 
 FUNCTIONS(float, float32)

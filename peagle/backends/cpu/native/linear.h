@@ -3,13 +3,12 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include <initializer_list>
 #include <type_traits>
 
 #include "ints.h"
 #include "products.h"
+#include "team.h"
 
 namespace peagle {
 
@@ -87,7 +86,7 @@ void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t i
   bool as_bytes = parts.any(8) || parts.any(4), as_they_are = parts.any(8 * sizeof(T));
   auto* plain = reinterpret_cast<typename Plain::Input*>(room.plain.data());
   ByteGroup* bytes = room.bytes.data();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t group = 0; group < steps(inputs, GROUP); ++group)
     for (int64_t row = 0; row < rows; ++row) {
       int64_t at = group * GROUP, count = std::min(GROUP, inputs - at);
@@ -95,23 +94,25 @@ void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t i
       if (as_they_are) spread(from, count, plain + at / Plain::INPUTS_OF_A_STEP * rows + row, rows);
       if (as_bytes) bytes[group * rows + row] = in_bytes(from, count);
     }
+  wait_for_team();
   parts.share([&](const Product<T>& product, int64_t first, int64_t last) {
     int64_t bits = product.matrix.bits;
     if (bits == 8) return multiply<ByteSteps<8, T>>(product, first, last, bytes, rows);
     if (bits == 4) return multiply<ByteSteps<4, T>>(product, first, last, bytes, rows);
     multiply<Plain>(product, first, last, plain, rows);
   });
-#pragma omp barrier
+  wait_for_team();
 }
 
 #ifdef PEAGLE_TILES
 inline void linear_by_tiles(const Bf16* x, const Parts<Bf16>& parts, int64_t rows, int64_t inputs,
                             Room& room) {
-#pragma omp single
+#pragma omp single nowait
   {
     room.tiles = parts.any(16) ? turned(x, rows, inputs) : nullptr;
     room.totals = parts.any(4) ? totals(x, rows, inputs) : nullptr;
   }
+  wait_for_team();
   constexpr int64_t WHOLE = -1;
   int64_t configured = 0;  // tiles: whole ones, or for how many rows after the first 16
   Tiles whole;
@@ -128,7 +129,7 @@ inline void linear_by_tiles(const Bf16* x, const Parts<Bf16>& parts, int64_t row
       }
   });
   _tile_release();
-#pragma omp barrier
+  wait_for_team();
 }
 #endif
 

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "team.h"
 #include "vectors.h"
 
 namespace peagle {
@@ -12,7 +13,7 @@ namespace peagle {
 template <typename T>
 void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int64_t width,
           float eps) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const T* from = x + row * width;
     T* to = out + row * stride;
@@ -23,6 +24,7 @@ void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) store(to[i], load(from[i]) * scale * load(weight[i]));
   }
+  wait_for_team();
 }
 
 // RoPE of x (rows, heads, size) by cos and sin (rows, size).
@@ -53,7 +55,7 @@ void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_
 // silu(x) · up. `out` may be x.
 template <typename T>
 void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const T *from = x + row * width, *times = up + row * width;
     T* to = out + row * width;
@@ -64,6 +66,7 @@ void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width) {
       store(to[i], rounded<T>(silu) * load(times[i]));
     }
   }
+  wait_for_team();
 }
 
 // x + y. `out` may be x.

@@ -1,0 +1,50 @@
+"""Threads of native code wait for each other, and make room where other processes use the cores."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from peagle.backends.cpu import library
+
+SOURCE = Path(__file__).with_name("team.cpp")
+MEETINGS, LATE = 10, 2000  # of a team, and microseconds before each
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("team") / "team"
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, *library.FLAGS, f"-I{library.SOURCES}", str(SOURCE), "-o", str(made)]
+    subprocess.run(command, check=True)
+    return made
+
+
+def run(program: Path, *arguments: int) -> tuple[int, int, list[int]]:
+    """CPU time in microseconds, meetings at which counts differed, and sizes of teams."""
+    command = [str(program), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    spent, wrong, *sizes = map(int, done.stdout.split())
+    return spent, wrong, sizes
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])  # more than there are cores, too
+def test_no_thread_goes_on_before_all_have_come(program: Path, threads: int) -> None:
+    _, wrong, sizes = run(program, threads, 5000, 0, 1, 0)
+    assert (wrong, sizes) == (0, [threads])
+
+
+def test_waiting_takes_no_cpu_time(program: Path) -> None:
+    """OpenMP's own barriers would spin all that time."""
+    spent, wrong, _ = run(program, 2, 10 * MEETINGS, LATE, 1, 0)
+    assert wrong == 0
+    assert spent < 10 * MEETINGS * LATE / 4
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_a_team_that_waits_much_shrinks_until_it_does_not(program: Path, threads: int) -> None:
+    _, wrong, sizes = run(program, threads, MEETINGS, LATE, 10 * threads, 60 * threads)
+    assert wrong == 0
+    assert sizes[0] == sizes[-1] == threads
+    assert min(sizes) == 1
