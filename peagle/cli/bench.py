@@ -64,7 +64,7 @@ def run(
     k: Annotated[
         str | None,
         "Numbers of draft tokens per round, separated by commas; adaptive chooses every round. "
-        f"Default: adaptive; {PINNED} with vllm or --random-weights; none where --nodes is given.",
+        f"Default: adaptive; {PINNED} with vllm; none where --nodes is given.",
     ] = None,
     nodes: Annotated[
         str | None, "Numbers of draft tokens per round as a tree, separated by commas."
@@ -100,50 +100,36 @@ def run(
         typer.Option(envvar="PEAGLE_API_KEY", help="API key of the server at --url."),
     ] = None,
     hardware: Annotated[str | None, "Hardware of the server at --url, for the report."] = None,
-    random_weights: Annotated[
-        bool, "Draw random weights of TARGET's shape and simulate the --acceptance."
-    ] = False,
-    prompt_tokens: Annotated[int, "Length of each prompt in tokens, with --random-weights."] = 512,
-    acceptance: Annotated[
-        str, "Acceptance length of each method at K = 7, with --random-weights."
-    ] = "p-eagle=3.94,eagle3=3.03",
     model: Annotated[ModelOptions, MODEL],
     output: Annotated[Path, "JSON file to write the results to."] = Path("results/bench.json"),
 ) -> None:
     """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
     rows with 95 % intervals as JSON, and a page with plots beside it."""
     from peagle.bench import report as pages
-    from peagle.bench.workload import random_ids, read_workload
+    from peagle.bench.workload import read_workload
 
-    check_at_least(1, repeats=repeats, limit=limit, prompt_tokens=prompt_tokens)
+    check_at_least(1, repeats=repeats, limit=limit)
     pages.check()  # before hours of measuring
     chosen = "native"
-    if url is None and not random_weights:
+    if url is None:
         native_only = _native_only(k, nodes, methods, model)
         chosen = resolve_engine(engine, vllm_python, native_only, model.device)
-    pinned = chosen == "vllm" or random_weights
     if k is None and nodes is None:
-        k = PINNED if pinned else ADAPTIVE
+        k = PINNED if chosen == "vllm" else ADAPTIVE
     settings = _settings(k, nodes, "off" if model.no_lookup else lookup)
     cells = _cells(methods, settings, concurrency, rate, temperature)
-    workload = random_ids(limit or 16) if random_weights else read_workload(dataset, limit)
-    sampled = {
-        "max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos or random_weights
-    }  # fmt: skip
+    workload = read_workload(dataset, limit)
+    sampled = {"max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
     about = {
         "target": target, "dtype": model.dtype, "quantize": model.quantize,
         "dataset": workload.name, "turns_sha256": workload.digest,
         "conversations": len(workload.conversations), **sampled, "rate": rate, "repeats": repeats,
-        "synthetic": random_weights,
     }  # fmt: skip
     asked = Asked(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
     if url is not None:
         answers = answering.server(asked, url, api_key, hardware)
     elif target is None:
         raise InputError("TARGET: name a target, or a server with --url")
-    elif random_weights:
-        about |= {"prompt_tokens": prompt_tokens, "acceptance": acceptance}
-        answers = answering.synthetic(asked, prompt_tokens, acceptance)
     elif chosen == "vllm":
         answers = answering.vllm(asked, vllm_python)
     else:

@@ -1,4 +1,4 @@
-"""Who answers in a benchmark: the engine in this process, a shape without weights, or a server."""
+"""The engine that a benchmark measures: the one in this process, or a server."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import HEADLESS, head_place
-from peagle.cli.common import ModelOptions, announced_device, open_llm, screen
+from peagle.cli.common import ModelOptions, open_llm
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device
 
@@ -98,48 +98,6 @@ def native(asked: Asked) -> Answering:
         return Native(used, params)
 
     return Answering(device_name(), "native", opened, heads)
-
-
-def synthetic(asked: Asked, prompt_tokens: int, acceptance: str) -> Answering:
-    """A shape with random weights."""
-    from peagle.bench.side_by_side import device_name
-    from peagle.bench.synthetic import Synthetic, profile, random_drafter, random_target
-    from peagle.engine.llm import LLM
-    from peagle.engine.params import SamplingParams
-
-    device = announced_device(asked.model.device)
-    lengths = _acceptance_lengths(acceptance, asked.drafting)
-    if any(not isinstance(cell.k, int) or cell.temperature for cell in asked.cells):
-        raise InputError("--random-weights: pin --k, and leave --temperature at 0")
-    with screen.status(f"drawing weights of {asked.target}"):
-        drawn = random_target(asked.target, device)
-        drafters: dict[str, Any] = {"none": None}
-        for method in asked.drafting:
-            drafters[method] = random_drafter(drawn, method)
-    room = prompt_tokens + asked.sampled["max_tokens"] + 64
-    llm = LLM(drawn, kv_tokens=asked.most * room)
-    accepted = {method: profile(length) for method, length in lengths.items()}
-
-    def opened(cell: Cell) -> Synthetic:
-        k = cell.k if isinstance(cell.k, int) and cell.k else None
-        used = llm.use(drafters[cell.method], k, max_batch=cell.concurrency or AT_RANDOM)
-        profiled = accepted.get(cell.method, [])
-        return Synthetic(used, SamplingParams(**asked.sampled), prompt_tokens, profiled)
-
-    what = "random, acceptance length {} at K = 7"
-    named = {method: what.format(lengths[method]) for method in asked.drafting}
-    return Answering(device_name(), "native", opened, named)
-
-
-def _acceptance_lengths(text: str, methods: set[str]) -> dict[str, float]:
-    """ "p-eagle=3.9,eagle3=3.0" → {"p-eagle": 3.9, "eagle3": 3.0}, with all of `methods`."""
-    try:
-        lengths = {m: float(a) for m, a in (part.split("=") for part in text.split(","))}
-    except ValueError as error:
-        raise InputError(f"--acceptance {text!r}: expected p-eagle=3.9,eagle3=3.0") from error
-    if missing := sorted(methods - lengths.keys()):
-        raise InputError(f"--acceptance {text!r}: says nothing of {missing[0]}")
-    return lengths
 
 
 def server(asked: Asked, url: str, api_key: str | None, hardware: str | None) -> Answering:

@@ -196,28 +196,6 @@ def test_a_url_that_dies_keeps_what_was_measured(questions: Path, tmp_path: Path
     assert server.bodies[0]["model"] == "m", "the one it serves"
 
 
-def test_random_weights(tmp_path: Path, target: Path) -> None:
-    output = tmp_path / "bench.json"
-    sizes = ("--prompt-tokens", 9, "--max-tokens", 40, "--limit", 4, "--repeats", 1)
-    given = ("--k", "3", "--acceptance", "p-eagle=3.0,eagle3=2.0")
-    invoke("bench", target, "--random-weights", *sizes, *given, "--output", output)
-    report = json.loads(output.read_text())
-    lengths = {row["method"]: row["acceptance_length"] for row in report["rows"]}
-    assert lengths["p-eagle"] > lengths["eagle3"] > 1.3
-    assert (
-        report["settings"]["synthetic"] and "Synthetic" in output.with_suffix(".html").read_text()
-    )
-
-
-def test_random_weights_at_random_times(tmp_path: Path, target: Path) -> None:
-    output = tmp_path / "bench.json"
-    sizes = ("--prompt-tokens", 9, "--max-tokens", 8, "--limit", 3, "--repeats", 1)
-    load = ("--methods", "none", "--k", "3", "--rate", 50)
-    invoke("bench", target, "--random-weights", *sizes, *load, "--output", output)
-    [row] = json.loads(output.read_text())["rows"]
-    assert row["requests"] == 3 and row["concurrency"] == 0
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -227,7 +205,6 @@ def test_random_weights_at_random_times(tmp_path: Path, target: Path) -> None:
         (("--nodes", "many"), "--nodes 'many': expected whole numbers"),
         (("--lookup", "maybe"), "--lookup 'maybe': choose on, off or on,off"),
         (("--nodes", "8", "--no-lookup"), "--nodes: eagle3 alone drafts chains: give --k"),
-        (("--random-weights", "--nodes", "8"), "--random-weights: pin --k"),
         (("--concurrency", "0"), "--concurrency '0': each must be at least 1"),
         (("--temperature", "-1"), "--temperature '-1': each must be at least 0"),
         (("--temperature", "warm"), "--temperature 'warm': expected numbers"),
@@ -235,9 +212,6 @@ def test_random_weights_at_random_times(tmp_path: Path, target: Path) -> None:
         (("--max-tokens", "0"), "--max-tokens 0: must be at least 1"),
         (("--rate", "0"), "--rate 0.0: must be above 0"),
         (("--dataset", "nowhere"), "dataset nowhere: no such file"),
-        (("--random-weights", "--k", "adaptive"), "--random-weights: pin --k"),
-        (("--random-weights", "--acceptance", "p-eagle"), "--acceptance 'p-eagle': expected"),
-        (("--random-weights", "--k", "3", "--acceptance", "eagle3=2"), "says nothing of p-eagle"),
     ],
 )
 def test_bad_options(refused: Refused, target: Path, args: tuple[str, ...], why: str) -> None:

@@ -73,7 +73,6 @@ def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...
         (("--k", "adaptive"), "native", {0, "adaptive"}),
         (("--quantize", "int8"), "native", {0, "adaptive"}),
         (("--engine", "native"), "native", {0, "adaptive"}),
-        (("--random-weights",), "synthetic", {0, 7}),
     ],
 )
 def test_bench_on_a_gpu(
@@ -90,7 +89,7 @@ def test_bench_on_a_gpu(
         seen.append((kind, {cell.k for cell in asked.cells}))
         raise InputError("enough")
 
-    for kind in ("native", "vllm", "synthetic"):
+    for kind in ("native", "vllm"):
         monkeypatch.setattr(bench_answering, kind, partial(answers, kind))
     file = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
     CliRunner().invoke(app, ["bench", "owner/model", "--dataset", str(file), *options])

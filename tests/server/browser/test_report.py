@@ -35,8 +35,7 @@ def row(method: str, k: int, concurrency: int) -> dict[str, Any]:
 def page(tmp_path: Path) -> str:
     cells = [("none", 0), ("eagle3", 3), ("eagle3", 7), ("p-eagle", 3), ("p-eagle", 7)]
     rows = [row(method, k, load) for load in (1, 4) for method, k in cells]
-    settings = {"target": "a-target", "dataset": "humaneval", "engine": "native", "repeats": 1,
-                "synthetic": False}  # fmt: skip
+    settings = {"target": "a-target", "dataset": "humaneval", "engine": "native", "repeats": 1}
     report = {"complete": True, "device": "a machine", "versions": {"torch": "2"},
               "git_commit": None, "settings": settings, "rows": rows}  # fmt: skip
     pages.write(report, tmp_path / "bench.json")

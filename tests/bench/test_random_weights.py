@@ -1,7 +1,9 @@
-"""Shapes without weights: their sizes are the published ones, their acceptance is the given one."""
+"""`benchmarks/random_weights.py`: sizes are the published ones, acceptance is the given one."""
 
 import asyncio
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,12 @@ from tiny import METHODS
 from transformers import AutoModelForCausalLM
 
 from peagle.bench.load import Played, closed_loop
-from peagle.bench.synthetic import (
-    SHAPES,
-    Synthetic,
-    profile,
-    random_drafter,
-    random_target,
-    read_shape,
-)
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SHAPES = BENCHMARKS / "shapes"
 PARAMETERS = {  # in thousand millions, as their model cards say
     "openai/gpt-oss-20b": 20.9,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.5,
@@ -35,10 +31,16 @@ SMALLER = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("random_weights")
+
+
 @pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())
-def test_shapes_have_the_published_size(name: str, billions: float) -> None:
+def test_shapes_have_the_published_size(script, name: str, billions: float) -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(read_shape(name))
+        model = AutoModelForCausalLM.from_config(script.read_shape(name))
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.05)
 
 
@@ -47,17 +49,17 @@ def test_every_shape_is_checked() -> None:
 
 
 @pytest.mark.parametrize("length", [1.0, 1.8, 3.03, 3.94, 6.5])
-def test_a_profile_has_its_acceptance_length_at_seven(length: float) -> None:
-    shares = profile(length)
+def test_a_profile_has_its_acceptance_length_at_seven(script, length: float) -> None:
+    shares = script.profile(length)
     assert 1 + sum(shares[:7]) == pytest.approx(length)
     assert shares == sorted(shares, reverse=True) and len(shares) >= 18
     assert shares[17] == pytest.approx(shares[0] ** 18)
 
 
 @pytest.mark.parametrize("length", [0.9, 8.0])
-def test_impossible_acceptance_lengths(length: float) -> None:
+def test_impossible_acceptance_lengths(script, length: float) -> None:
     with pytest.raises(InputError, match="must be 1 to below 8"):
-        profile(length)
+        script.profile(length)
 
 
 @pytest.fixture(params=sorted(PARAMETERS))
@@ -76,16 +78,16 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [5, 18])
 def test_drafts_are_accepted_as_often_as_given(
-    small: str, method: str, k: int, recwarn: pytest.WarningsRecorder
+    script, small: str, method: str, k: int, recwarn: pytest.WarningsRecorder
 ) -> None:
-    target = random_target(small, dtype=torch.float32)
-    drafter = random_drafter(target, method, draft_vocab=128)
+    target = script.random_target(small, dtype=torch.float32)
+    drafter = script.random_drafter(target, method, draft_vocab=128)
     llm = LLM(target, drafter, k=k, max_batch=8, kv_tokens=4096)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    given = profile(3.94)
+    given = script.profile(3.94)
 
     async def play() -> Played:
-        async with Synthetic(llm, params, 9, given) as asker:
+        async with script.Synthetic(llm, params, 9, given) as asker:
             return await closed_loop([[str(i)] for i in range(16)], 8, asker)
 
     found = asyncio.run(play())
@@ -96,12 +98,43 @@ def test_drafts_are_accepted_as_often_as_given(
     assert not [w for w in recwarn if "draft tokens" in str(w.message)], "the head is that deep"
 
 
-def test_unknown_shapes(tmp_path: Path) -> None:
+def test_unknown_shapes(script, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="shapes shipped are gemma-4-31b-it, gpt-oss-20b"):
-        read_shape("openai/gpt-oss-21b")
+        script.read_shape("openai/gpt-oss-21b")
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
     with pytest.raises(InputError, match="no configuration that transformers knows.*nobody"):
-        read_shape(str(tmp_path))
+        script.read_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(InputError, match="is no configuration"):
-        read_shape(str(tmp_path))
+        script.read_shape(str(tmp_path))
+
+
+def test_the_script_measures_every_method_and_load(
+    script, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "shape.json"
+    options = "--k 3 --concurrency 1,2 --limit 4 --prompt-tokens 9 --max-tokens 40 --device cpu"
+    line = [small, *options.split(), "--acceptance", "p-eagle=3.0,eagle3=2.0"]
+    monkeypatch.setattr(sys, "argv", ["random_weights.py", *line, "--output", str(output)])
+    script.main()
+    report = json.loads(output.read_text())
+    rows = {(row["method"], row["concurrency"]): row for row in report["rows"]}
+    assert report["complete"] and len(rows) == len(report["rows"]) == 3 * 2
+    for load in (1, 2):
+        parallel, one_by_one = rows["p-eagle", load], rows["eagle3", load]
+        assert parallel["acceptance_length"] > one_by_one["acceptance_length"] > 1.3
+        assert rows["none", load]["output_tokens"] == parallel["output_tokens"] == 4 * 40
+
+
+def test_the_script_refuses_bad_input(
+    script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, why in (
+        (("no-such-shape",), "shapes shipped are"),
+        (("openai/gpt-oss-20b", "--acceptance", "p-eagle=9"), "must be 1 to below 8"),
+        (("openai/gpt-oss-20b", "--acceptance", "p-eagle"), "invalid lengths value"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["random_weights.py", *line])
+        with pytest.raises(SystemExit) as ended:
+            script.main()
+        assert ended.value.code == 2 and why in capsys.readouterr().err
