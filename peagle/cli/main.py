@@ -39,6 +39,14 @@ PANELS = {  # how `peagle --help` groups them
     "Train": ("train", "data", "plan"),
     "Deploy": ("deploy", "export"),
 }
+GONE = {  # commands and options of earlier versions, and what does it now
+    "push": "`hf upload OWNER/NAME FOLDER` publishes a head with its model card",
+    "bench --pass-at-1": "output equals the target's, so its pass@1 is the target's; "
+    "lm-eval and EvalPlus measure it through `peagle serve`",
+    "bench --random-weights": "benchmarks/random_weights.py in the repository measures large shapes",
+    "train --loss": "KL divergence is the only loss",
+    "train --floor": "--ratio alone says how many elements a depth keeps",
+}
 FIRST = {  # what `peagle` alone shows: the commands that most people need first
     "demo": "See the speed-up: one model alone, with EAGLE-3 and with P-EAGLE.",
     "serve smollm2-135m": "Serve a model by OpenAI's API, with a console in the browser.",
@@ -55,6 +63,14 @@ def first_screen() -> str:
         lines += [f"  peagle {call}", f"      {text}"]
     more = "peagle --help lists all commands, peagle COMMAND --help the options of one."
     return "\n".join([*lines, "", more])
+
+
+def check_gone(command: str, *arguments: str) -> None:
+    """Raise InputError for a removed command or option, with what does it now."""
+    options = [f"{command} {argument.partition('=')[0]}" for argument in arguments]
+    for name in (command, *options):
+        if name in GONE:
+            raise InputError(f"{name} was removed: {GONE[name]}")
 
 
 class _LazyGroup(TyperGroup):
@@ -76,6 +92,7 @@ class _LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        check_gone(*args)
         if args[0] not in COMMANDS:
             near = get_close_matches(args[0], COMMANDS, n=1)
             why = f"did you mean {near[0]}?" if near else "peagle --help lists all"

@@ -65,6 +65,23 @@ def test_an_unknown_command(refused) -> None:
     assert refused("xyzzy") == "peagle: no command 'xyzzy': peagle --help lists all"
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "now"),
+    [
+        ("push head owner/name", "push", "hf upload"),
+        ("push --help", "push", "hf upload"),
+        ("bench smollm2-135m --pass-at-1", "bench --pass-at-1", "lm-eval"),
+        ("bench run smollm2-135m --pass-at-1=True --k 3", "bench --pass-at-1", "lm-eval"),
+        ("bench openai/gpt-oss-20b --random-weights", "bench --random-weights", "benchmarks/"),
+        ("train smollm2-135m --loss cross-entropy", "train --loss", "KL"),
+        ("train smollm2-135m --floor 0.1", "train --floor", "--ratio"),
+    ],
+)
+def test_what_is_gone_says_what_does_it_now(refused, line: str, name: str, now: str) -> None:
+    said = refused(*line.split())
+    assert said.startswith(f"peagle: {name} was removed: ") and now in said
+
+
 def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, TyperCommand]]:
     """A command and those below it."""
     yield name, command
