@@ -4,8 +4,8 @@
 
 All HumanEval prompts, in float32 and, "exact", in bf16 with the batch-invariant mode; greedy and
 sampled, each prompt with a seed of its own; one at a time and in batches. What is expected is what
-the target decodes alone, one prompt at a time. A first difference may be a tie
-(peagle.engine.ties.py) only where float32 is greedy.
+the target decodes alone, one prompt at a time. A first difference may be a tie (`differences`) only
+where float32 is greedy.
 
 Rows are written as they come. A second call goes on: it keeps rows of the same settings and head.
 Exits 1 when an output differs that must not.
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from common import (
     METHODS,
     PROBLEMS,
@@ -38,11 +39,14 @@ from peagle.bench.run import write_json
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.engine.ties import differences
+from peagle.model.attention import CausalAttend
+from peagle.model.target import Target
 
 TEMPERATURE = 0.8  # of samples
 SAMPLED_NODES = 16  # of their trees
 Ids = list[list[int]]
+# A smaller gap between the target's two best logits is rounding.
+TIES = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
 
 
 class Part(NamedTuple):
@@ -101,6 +105,44 @@ def ways(part: Part, args: argparse.Namespace) -> Iterator[Way]:
             yield Way(method, k=args.k, batch=batch)
             for nodes in [SAMPLED_NODES] if part.temperature else args.nodes:
                 yield Way(method, nodes=nodes, batch=batch)
+
+
+class Difference(NamedTuple):
+    """The first difference of one prompt."""
+
+    prompt: int
+    position: int  # in the output
+    tokens: tuple[int | None, int | None]  # expected, found; None: had ended
+    gap: float  # between the target's own two best logits there
+    tie: bool  # the gap is rounding, and the tokens are those two
+
+
+def differences(target: Target, prompts: Ids, expected: Ids, found: Ids) -> list[Difference]:
+    """Find the first differences of outputs `found` from `expected`, judged by `target`."""
+    pairs = enumerate(zip(prompts, expected, found, strict=True))
+    return [_judge(target, i, prompt, a, b) for i, (prompt, a, b) in pairs if a != b]
+
+
+def _judge(
+    target: Target, index: int, prompt: list[int], expected: list[int], found: list[int]
+) -> Difference:
+    shared = zip(expected, found, strict=False)
+    length = min(len(expected), len(found))
+    position = next((at for at, (a, b) in enumerate(shared) if a != b), length)
+    tokens = tuple(ids[position] if position < len(ids) else None for ids in (expected, found))
+    best, gap = _two_best(target, prompt + expected[:position])
+    tie = gap < TIES[target.dtype] and set(tokens) == best
+    return Difference(index, position, tokens, gap, tie)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def _two_best(target: Target, ids: list[int]) -> tuple[set[int], float]:
+    """The two likeliest next tokens, and the gap between their logits."""
+    packed = torch.tensor(ids, device=target.device)
+    at = torch.arange(len(ids), device=target.device)
+    hidden = target.forward(packed, at, CausalAttend()).hidden
+    top = target.logits(hidden[-1:])[0].float().topk(2)
+    return set(top.indices.tolist()), float(top.values[0] - top.values[1])
 
 
 def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`peagle doctor`: does a head fit its target, and is it served as it was trained?"""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,12 +33,6 @@ def doctor(
         typer.Option(help="Text on which features and logits are compared. Default: a short one."),
     ] = None,
     chat_template: ChatTemplateOption = None,
-    vllm_python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Python interpreter that has vLLM, to compare with it. Default: no comparison."
-        ),
-    ] = None,
     dtype: Annotated[
         str,
         typer.Option(help="Data type of the weights; float32 shows errors that bfloat16 hides."),
@@ -55,18 +48,15 @@ def doctor(
     from peagle.model.loader import load_target
     from peagle.model.template import use_template
     from peagle.tools.doctor import PROMPT, examine, verdict
-    from peagle.vllm.process import look
 
     find_head(head)  # before the target takes its time to load
-    if vllm_python is not None:
-        look(vllm_python)
     logging.disable_progress_bar()
     with screen.status(f"loading {target}"):
         model = load_target(target, dtype=dtype, device=device)
         assert model.tokenizer is not None
         use_template(model.tokenizer, chat_template)
     with screen.status(f"examining {head}"):
-        checks = examine(head, model, prompt=prompt or PROMPT, vllm_python=vllm_python, force=force)
+        checks = examine(head, model, prompt=prompt or PROMPT, force=force)
     checks = [
         check._replace(found=with_flags(check.found), fix=with_flags(check.fix)) for check in checks
     ]

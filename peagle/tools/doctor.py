@@ -29,7 +29,6 @@ from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.step import Sequence, run_drafter
-from peagle.vllm.parity import compare_with_vllm
 
 PROMPT = "Write a Python function that reverses a list."
 OTHERS = (  # that are answered, too, to see how much of the drafts is accepted
@@ -45,7 +44,7 @@ CAUSES = (
 )
 # The largest relative difference that rounding explains.
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
-RUNNING = ("features", "logits", "acceptance", "vllm")
+RUNNING = ("features", "logits", "acceptance")
 State = Literal["ok", "wrong", "warning", "forced", "skipped"]
 
 
@@ -63,7 +62,6 @@ def examine(
     target: Target,
     *,
     prompt: str = PROMPT,
-    vllm_python: Path | None = None,  # an interpreter that has vLLM
     force: bool = False,
 ) -> list[Check]:
     """All checks of a head beside its target, in order; a damaged head is examined, not refused.
@@ -97,7 +95,6 @@ def examine(
         _judge("features", partial(_features, drafter, target, ids)),
         _judge("logits", partial(_logits, drafter, target, ids)),
         _milder(_judge("acceptance", partial(_acceptance, drafter, target, ids)), "warning"),
-        _judge("vllm", partial(compare_with_vllm, vllm_python, drafter, target, ids)),
     ]
 
 

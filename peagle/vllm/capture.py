@@ -7,11 +7,13 @@ than two windows of documents lie on the disk: one that is read, one that is mad
 Shapes: N tokens of a document, F feature layers, E target hidden.
 """
 
+import json
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,10 +21,11 @@ from safetensors.torch import load_file
 
 from peagle.errors import InputError
 from peagle.model.last_norm import last_norm
+from peagle.model.loader import locate
 from peagle.model.target import Target, TargetOutput
-from peagle.vllm.llm import start_llm
-from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, look
+from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment, look
 
+SCRIPT = str(Path(__file__).with_name("capture_script.py"))
 WINDOW = 16_384  # tokens of the documents that are handed over together, at most
 FILES = ".vllm"  # folder in that of the capture
 LOG = "vllm.log"  # there, and in the folder of the capture when vLLM fails
@@ -104,7 +107,7 @@ def through_vllm(
         }
         log = files / LOG
         try:
-            with closing(start_llm(vllm.python, target, arguments, log, ENVIRONMENT)) as process:
+            with closing(_start(vllm.python, target, arguments, log)) as process:
                 for ids, file in zip(documents, _files(process, documents), strict=True):
                     yield read(file, ids)
         except VllmFailed as error:
@@ -116,14 +119,28 @@ def through_vllm(
     return run
 
 
+def _start(python: Path, target: Target, arguments: Mapping[str, Any], log: Path) -> Process:
+    """Start the script with these arguments of vllm.LLM; its docstring describes the messages."""
+    path, revision = locate(target.name)
+    llm = {
+        "model": path,
+        "revision": revision,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "enforce_eager": True,  # compiling takes longer than what is run
+        "enable_prefix_caching": False,
+        "seed": 0,
+        **arguments,
+    }
+    return Process([str(python), SCRIPT, json.dumps(llm)], environment(ENVIRONMENT), log)
+
+
 def _files(process: Process, documents: list[list[int]]) -> Iterator[Path]:
     """The files of all documents in their order. While a window's are read, the next one runs."""
     count = max(1, WINDOW // max(map(len, documents)))
     windows = [documents[start : start + count] for start in range(0, len(documents), count)]
-    requests = [{"prompts": window, "max_tokens": 1} for window in windows]
-    process.send(requests[0])
-    for following in [*requests[1:], None]:
+    process.send(windows[0])
+    for following in [*windows[1:], None]:
         if following is not None:
             process.send(following)
-        for file in process.receive()["files"]:
+        for file in process.receive():
             yield Path(file)

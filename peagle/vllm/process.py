@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from peagle.errors import InputError, first_line
 
 INSTALLED_SCRIPT = str(Path(__file__).with_name("installed_script.py"))
 END_SECONDS = 20  # for a process to end by itself
-# For the scripts of this folder.
+# For the script of this folder.
 SCRIPT_ENVIRONMENT = {
     # One process: a worker process would bind to all cores but one; here OMP_NUM_THREADS rules.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -153,13 +152,10 @@ class Process:
         with suppress(BrokenPipeError):  # it has ended, as `receive` finds
             print(json.dumps(value), file=self.child.stdin, flush=True)
 
-    def receive(self, seconds: float | None = None) -> Any:
-        """Read a JSON line. Raises VllmFailed when the process ends, or is silent for `seconds`."""
-        stdout = self.child.stdout
-        assert stdout is not None
-        if seconds is not None and not select.select([stdout], [], [], seconds)[0]:
-            raise VllmFailed(f"vLLM gave no answer in {seconds:.0f} s")
-        line = stdout.readline()
+    def receive(self) -> Any:
+        """Read a JSON line. Raises VllmFailed when the process ends."""
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
         if not line:
             raise self.failure()
         return json.loads(line)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ def test_a_healthy_head(target: Path, heads: dict[str, Path], method: str) -> No
     states = {name.strip(): state.strip() for name, state in rows if name.strip()}
     assert states["features"] == states["logits"] == states["provenance"] == "ok"
     assert states["mask token"] == ("ok" if method == "p-eagle" else "skipped")
-    assert states["vllm"] == "skipped"
     last = shown.splitlines()[-1]
     assert last.startswith("nothing differs in ")
     assert states["acceptance"] in {"ok", "warning"}, "it was hardly trained"
@@ -60,8 +58,6 @@ def test_prompt_is_the_users(target: Path, heads: dict[str, Path]) -> None:
     [
         ("./nowhere", (), "no such folder"),
         (None, ("--prompt", "the cat " * 300), "--prompt has"),
-        (None, ("--vllm-python", "./nowhere"), "--vllm-python nowhere: not a Python interpreter"),
-        (None, ("--vllm-python", sys.executable), "vLLM is not installed there"),
         (None, ("--dtype", "int3"), "dtype 'int3'"),
     ],
 )

@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.engine.ties import differences
 from peagle.methods.load import load_drafter, rebuilt
 from peagle.methods.save import save_drafter
 from peagle.model.drafter import Drafter
@@ -29,7 +29,7 @@ from peagle.model.loader import locate
 pytestmark = pytest.mark.vllm
 
 TARGET = "smollm2-135m"
-RUNNER = Path(__file__).resolve().parents[2] / "benchmarks" / "vllm_generate.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PROMPTS, PROBLEMS = 20, 164
 MAX_TOKENS = 128
 DEPTHS = {"p-eagle": 5, "eagle3": 3}  # K
@@ -106,7 +106,7 @@ def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> 
         "max_num_seqs": BATCH,
     }
     request.write_text(json.dumps(wanted))
-    command = [python, str(RUNNER), str(request), str(response)]
+    command = [python, str(BENCHMARKS / "vllm_generate.py"), str(request), str(response)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert run.returncode == 0, f"vLLM failed:\n{run.stderr[-4000:]}"
     answer = json.loads(response.read_text())
@@ -126,7 +126,11 @@ def unlike(ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 @pytest.mark.parametrize("method", DEPTHS)
-def test_vllm_says_and_accepts_the_same(method, llm, prompts, vllm_python, tmp_path, say):
+def test_vllm_says_and_accepts_the_same(
+    method, llm, prompts, vllm_python, tmp_path, say, monkeypatch
+):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    differences = import_module("lossless").differences
     drafter = shipped(llm, method)
     # vLLM runs a head without its correction.
     drafter = rebuilt(drafter, replace(drafter.config, correction=None)).eval()

@@ -117,9 +117,7 @@ def started(tmp_path: Path) -> Callable[[str], Process]:
 def test_messages_are_answered(started: Callable[[str], Process]) -> None:
     with closing(started("print(input(), flush=True); input()")) as process:
         process.send({"a": [1]})
-        assert process.receive(60) == {"a": [1]}
-        with pytest.raises(VllmFailed, match="vLLM gave no answer in 0 s"):
-            process.receive(0.01)
+        assert process.receive() == {"a": [1]}
     assert process.child.returncode == 1, "its input ended"
 
 
@@ -134,7 +132,7 @@ def test_an_end_is_reported_by_its_last_line(started: Callable[[str], Process]) 
 def test_its_workers_end_with_it(started: Callable[[str], Process]) -> None:
     script = "import subprocess; print(subprocess.Popen(['sleep', '100']).pid, flush=True); input()"
     with closing(started(script)) as process:
-        worker = psutil.Process(process.receive(60))
+        worker = psutil.Process(process.receive())
     worker.wait(10)
 
 

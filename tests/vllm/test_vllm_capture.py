@@ -23,7 +23,6 @@ from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.vllm import capture as vllm_capture
-from peagle.vllm import llm
 from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
 from peagle.vllm.process import VllmFailed
 
@@ -157,7 +156,7 @@ def test_vllm_is_not_started_when_nothing_is_left(
 ) -> None:
     plan = plan_capture(target, data[:4], settings(tmp_path))
     capture(in_process(target, LAYERS), data[:4], tmp_path, plan)
-    monkeypatch.setattr(llm, "SCRIPT", "nowhere.py")
+    monkeypatch.setattr(vllm_capture, "SCRIPT", "nowhere.py")
     captured(target, data[:4], tmp_path)
 
 

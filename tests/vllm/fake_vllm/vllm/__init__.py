@@ -24,13 +24,8 @@ class TokensPrompt(NamedTuple):
     prompt_token_ids: list[int]
 
 
-class Answer(NamedTuple):
-    token_ids: list[int]
-
-
 class Output(NamedTuple):
     kv_transfer_params: dict[str, str]
-    outputs: list[Answer]
 
 
 class LLM:
@@ -54,10 +49,7 @@ class LLM:
     ) -> list[Output]:
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1", "files would never be written"
         files = [str(self.states(*prompt)) for prompt in prompts]
-        return [Output({"hidden_states_path": file}, [Answer([0])]) for file in files]
-
-    def get_metrics(self) -> list[Any]:
-        return []
+        return [Output({"hidden_states_path": file}) for file in files]
 
     @torch.no_grad()
     def states(self, ids: list[int]) -> Path:

@@ -1,4 +1,7 @@
-"""A difference is a tie only where the target's two best tokens are as good as equal."""
+"""`benchmarks/lossless.py`: a difference is a tie only where two tokens are as good as equal."""
+
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,10 +9,16 @@ from tiny import make_target, random_prompts
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.ties import differences
 from peagle.model.target import Target
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 POSITION = 3
+
+
+@pytest.fixture
+def differences(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("lossless").differences
 
 
 @pytest.fixture
@@ -23,12 +32,12 @@ def decoded(target: Target) -> tuple[list[list[int]], list[list[int]]]:
     return prompts, [c.token_ids for c in LLM(target).generate(prompts, params)]
 
 
-def test_equal_outputs_have_no_differences(target):
+def test_equal_outputs_have_no_differences(differences, target):
     prompts, outputs = decoded(target)
     assert differences(target, prompts, outputs, outputs) == []
 
 
-def test_another_token_is_a_difference_at_its_position(target):
+def test_another_token_is_a_difference_at_its_position(differences, target):
     prompts, outputs = decoded(target)
     wrong = outputs[1][POSITION] ^ 1
     found = [outputs[0], [*outputs[1][:POSITION], wrong, *outputs[1][POSITION + 1 :]]]
@@ -37,14 +46,14 @@ def test_another_token_is_a_difference_at_its_position(target):
     assert not difference.tie
 
 
-def test_an_early_end_is_no_tie(target):
+def test_an_early_end_is_no_tie(differences, target):
     prompts, outputs = decoded(target)
     (difference,) = differences(target, prompts, outputs, [outputs[0], outputs[1][:-1]])
     assert difference.tokens == (outputs[1][-1], None)
     assert not difference.tie
 
 
-def test_twin_tokens_are_a_tie_and_a_third_is_not(target):
+def test_twin_tokens_are_a_tie_and_a_third_is_not(differences, target):
     prompts, outputs = decoded(target)
     said = outputs[0][0]
     twin, third = [token for token in (5, 6, 7) if token != said][:2]
