@@ -25,7 +25,7 @@ from common import (
     write_json,
 )
 
-from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.native import measure_acceptance
 from peagle.cli.common import progress_bar
 from peagle.data.dataset import read_prompts
 from peagle.engine.llm import LLM

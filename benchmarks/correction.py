@@ -24,7 +24,7 @@ from common import (
     options,
 )
 
-from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.native import measure_acceptance
 from peagle.bench.run import write_json
 from peagle.data.dataset import read_prompts
 from peagle.engine.draft import SIBLINGS, Chooser

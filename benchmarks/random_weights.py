@@ -216,7 +216,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shape", help="openai/gpt-oss-20b, or a folder or file with a configuration")
+    parser.add_argument("shape", help="a name in benchmarks/shapes/, a folder or a file")
     parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
     parser.add_argument("--concurrency", type=whole_numbers, default=[1, 8, 64])
     parser.add_argument("--limit", type=int, default=16, help="number of prompts")
@@ -233,9 +233,9 @@ def main() -> None:
     except InputError as error:
         parser.error(str(error))
     for row in report["rows"]:
+        way = f"{row['method']:7} K = {row['k']}  c = {row['concurrency']:<3}"
         length = row["acceptance_length"] or 1.0
-        print(f"{row['method']:7} K = {row['k']}  c = {row['concurrency']:<3} "
-              f"{row['output_tps']:8.1f} tok/s  {row['speed_up']:5.2f} ×  AL {length:.2f}")  # fmt: skip
+        print(f"{way} {row['output_tps']:8.1f} tok/s {row['speed_up']:5.2f} ×  AL {length:.2f}")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,33 @@ returns whether they hold anything to show."""
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from peagle.bench.methods import read_methods
+import yaml
+
 from peagle.bench.summary import drafts
+from peagle.methods.registry import METHODS
 
 Row = dict[str, Any]
 Points = tuple[list[float], list[float]]  # x and y
+
+
+class MethodFacts(NamedTuple):
+    """What a report shows of a method."""
+
+    title: str
+    colour: str
+
+
+@cache
+def read_methods() -> dict[str, MethodFacts]:
+    """Every drafting method by name, in the order of a report, "none" among them."""
+    colours = yaml.safe_load(Path(__file__).with_name("methods.yaml").read_text())
+    titles = {name: method.title for name, method in METHODS.items()}
+    return {name: MethodFacts(titles.get(name, name), colours[name]) for name in colours}
 
 
 def draw(rows: list[Row]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
-from peagle.bench.methods import read_methods
-from peagle.bench.plots import draw, fastest
+from peagle.bench.plots import draw, fastest, read_methods
 from peagle.bench.summary import drafts
 from peagle.errors import InputError
 

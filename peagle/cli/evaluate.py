@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.native import measure_acceptance
 from peagle.bench.summary import drafts
 from peagle.bench.verdict import time_head, verdict
 from peagle.cli.common import (

@@ -43,8 +43,8 @@ GONE = {  # commands and options of earlier versions, and what does it now
     "push": "`hf upload OWNER/NAME FOLDER` publishes a head with its model card",
     "bench --pass-at-1": "output equals the target's, so its pass@1 is the target's; "
     "lm-eval and EvalPlus measure it through `peagle serve`",
-    "bench --random-weights": "benchmarks/random_weights.py in the repository measures large shapes",
-    "doctor --vllm-python": "`peagle bench --engine vllm` and --engine native measure a head in both",
+    "bench --random-weights": "benchmarks/random_weights.py measures large shapes",
+    "doctor --vllm-python": "`peagle bench` measures a head with --engine vllm and native",
     "train --loss": "KL divergence is the only loss",
     "train --floor": "--ratio alone says how many elements a depth keeps",
 }

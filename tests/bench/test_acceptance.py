@@ -3,7 +3,7 @@
 import pytest
 from tiny import make_drafter, make_target
 
-from peagle.bench.acceptance import measure_acceptance
+from peagle.bench.native import measure_acceptance
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams

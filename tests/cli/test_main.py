@@ -73,7 +73,7 @@ def test_an_unknown_command(refused) -> None:
         ("bench smollm2-135m --pass-at-1", "bench --pass-at-1", "lm-eval"),
         ("bench run smollm2-135m --pass-at-1=True --k 3", "bench --pass-at-1", "lm-eval"),
         ("bench openai/gpt-oss-20b --random-weights", "bench --random-weights", "benchmarks/"),
-        ("doctor head target --vllm-python python", "doctor --vllm-python", "bench --engine"),
+        ("doctor head target --vllm-python python", "doctor --vllm-python", "--engine vllm"),
         ("train smollm2-135m --loss cross-entropy", "train --loss", "KL"),
         ("train smollm2-135m --floor 0.1", "train --floor", "--ratio"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from peagle import catalog
-from peagle.bench.methods import read_methods
+from peagle.bench.plots import read_methods
 from peagle.errors import InputError
 from peagle.methods.registry import DEFAULT, METHODS
 

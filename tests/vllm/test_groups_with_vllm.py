@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle.vllm.kv_groups import Kind, one_group
 from peagle.vllm.process import environment, look
+from peagle.vllm.serve import Kind, one_group
 
 pytestmark = pytest.mark.vllm
 ASK = """

@@ -70,6 +70,13 @@ def llm() -> LLM:
     return LLM(TARGET, dtype="float32", max_batch=BATCH)
 
 
+@pytest.fixture
+def compared(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, Callable]:
+    """Our engine, and what finds first differences and ties."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return llm, import_module("lossless").differences
+
+
 @pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[list[int]]:
     questions = human_eval_prompts(PROBLEMS)[:PROMPTS]
@@ -126,11 +133,8 @@ def unlike(ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 @pytest.mark.parametrize("method", DEPTHS)
-def test_vllm_says_and_accepts_the_same(
-    method, llm, prompts, vllm_python, tmp_path, say, monkeypatch
-):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    differences = import_module("lossless").differences
+def test_vllm_says_and_accepts_the_same(method, compared, prompts, vllm_python, tmp_path, say):
+    llm, differences = compared
     drafter = shipped(llm, method)
     # vLLM runs a head without its correction.
     drafter = rebuilt(drafter, replace(drafter.config, correction=None)).eval()
