@@ -8,13 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parents[1] / "docs"
 END = "<!-- end of tables -->"
-DRAWS = 2000  # of a bootstrap
-WALKED = ("chain of 3", "chain of 7", "tree of 12")  # drafts that ablations are measured with
 TITLES = {
     "humaneval": "HumanEval",
     "mt-bench": "MT-Bench, both turns",
@@ -150,19 +146,6 @@ def _over(row: Report, base: str) -> str:
     return f"{ratio:.2f} ×" + (f" ({edges[0]:.2f}–{edges[1]:.2f})" if edges else "")
 
 
-def round_profile(report: Report) -> Lines:
-    """Where the time of a round goes."""
-    lines: list[list[object]] = []
-    for row in report["rows"]:
-        others = {n: share for n, share in row["shares"].items() if n not in ("target", "drafter")}
-        rest = ", ".join(f"{name} {share:.1%}" for name, share in others.items())
-        models = [f"{row['shares'].get(name, 0):.1%}" for name in ("target", "drafter")]
-        lines.append([row["way"], f"{row['ms_a_round']:.1f}", *models,
-                      f"{row['choosing_and_walking']:.1%}", rest])  # fmt: skip
-    head = ["", "ms a round", "target", "drafter", "choosing and walking", "all else"]
-    return [where(report, "prompts", "max_tokens"), "", *table(head, lines)]
-
-
 def engines(report: Report) -> Lines:
     """Engines side by side."""
     lines: list[list[object]] = []
@@ -214,72 +197,6 @@ def _in_vllm(found: Report | None, prompts: int) -> str:
     return "; ".join(parts)
 
 
-def ablations(report: Report) -> Lines:
-    """What each choice of the recipe is worth, by the walk over held-out answers."""
-    cells: dict[str, list[Report]] = {}
-    for row in report["rows"]:
-        cells.setdefault(row["cell"], []).append(row)
-    lines: list[list[object]] = []
-    for name, rows in cells.items():
-        base = cells[_base_of(name)]
-        parts = [_mean(rows, draft, "acceptance_length") for draft in WALKED]
-        parts += [_mean(rows, WALKED[1], place) for place in ("in_copies", "elsewhere")]
-        against = ["" if rows is base else _against(rows, base, draft) for draft in WALKED]
-        seeds = " ".join(str(row["seed"]) for row in rows)
-        tokens = f"{rows[0]['tokens'] // 1000}k"
-        lines.append([name.replace("E ", "EAGLE-3: ", 1), tokens, seeds, *parts, *against])
-    head = ["cell", "tokens", "seeds", *WALKED, "in copies", "elsewhere"]
-    head += [f"− base, {draft}" for draft in WALKED]
-    return [where(report), "", *table(head, lines)]
-
-
-def _base_of(name: str) -> str:
-    """The cell that a cell is compared with: of its method, and of its start."""
-    method = "E " if name.startswith("E ") else ""
-    return method + ("on" if name.removeprefix("E ").startswith("on") else "base")
-
-
-def _mean(rows: list[Report], draft: str, name: str) -> str:
-    """Mean over seeds; a dash where the method does not draft so."""
-    found = [row[draft][name] for row in rows if draft in row]
-    return f"{sum(found) / len(found):.3f}" if found else "–"
-
-
-def _against(rows: list[Report], base: list[Report], draft: str) -> str:
-    """A difference of acceptance lengths, over the seeds that both have, and its 95 % interval: a
-    bootstrap over documents."""
-    if draft not in rows[0]:
-        return "–"
-    mine, theirs = (
-        {row["seed"]: row[draft]["by_document"] for row in side} for side in (rows, base)
-    )
-    seeds = sorted(mine.keys() & theirs.keys())
-    # (2, documents, 2): ways; accepted and rounds
-    sums = np.array([np.sum([way[seed] for seed in seeds], axis=0) for way in (mine, theirs)])
-    drawn = np.random.default_rng(0).integers(sums.shape[1], size=(DRAWS, sums.shape[1]))
-    accepted, rounds = np.moveaxis(sums[:, drawn].sum(2), -1, 0)
-    lengths = accepted / rounds
-    low, high = np.percentile(lengths[0] - lengths[1], [2.5, 97.5])
-    total = sums.sum(1)
-    mean = total[0, 0] / total[0, 1] - total[1, 0] / total[1, 1]
-    return f"{mean:+.3f} ({low:+.3f} … {high:+.3f})"
-
-
-def kinds(report: Report) -> Lines:
-    """Acceptance by kind, and what draft vocabularies cover."""
-    first = report["rows"][0]
-    drafts = [name for name, value in first.items() if isinstance(value, dict)]
-    sizes = [f"{part['size']:,}" for part in first["covered"]]
-    lines: list[list[object]] = [
-        [row["kind"], row["turns"], *(f"{row[draft]['acceptance_length']:.2f}" for draft in drafts),
-         *(f"{100 * part['share']:.1f} %" for part in row["covered"])]
-        for row in report["rows"]
-    ]  # fmt: skip
-    counted = f"Vocabularies of {report['training_tokens']:,} answer tokens."
-    head = ["kind", "turns", *drafts, *sizes]
-    return [f"{where(report)} {counted}", "", *table(head, lines)]
-
-
 def training_speed(report: Report) -> Lines:
     """How fast a head trains."""
     lines: list[list[object]] = [
@@ -292,34 +209,15 @@ def training_speed(report: Report) -> Lines:
     return [where(report, "threads", "pack"), about, "", *table(head, lines)]
 
 
-def correction(report: Report) -> Lines:
-    """What a correction is worth."""
-    found = {(r["dataset"], r["draft"], r["correction"]): r for r in report["rows"]}
-    lines: list[list[object]] = []
-    for (dataset, draft, kind), row in found.items():
-        if kind == "with":
-            plain = found[dataset, draft, "without"]["acceptance_length"]
-            length = row["acceptance_length"]
-            lines.append([dataset, draft, f"{plain:.2f}", f"{length:.2f}", f"{length / plain:.3f}"])
-    without, with_it = (report["ms"][kind] for kind in ("without", "with"))
-    scored = f"Candidates and a tree of 12 take {with_it:.2f} ms a round, {without:.2f} without it."
-    head = ["data set", "drafts", "AL without", "AL with", "÷"]
-    return [where(report, "max_tokens"), scored, "", *table(head, lines)]
-
-
 BENCHMARKS: dict[str, tuple[str, Callable[[Report], Lines]]] = {
     "bench": ("HumanEval prompts at several loads, this engine", grid),
     "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
     "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
-    "round_profile": ("Where the time of a round goes", round_profile),
     "bench-gpt-oss-20b": ("GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),
     "families": ("Every family of targets", families),
 }
 TRAINING: dict[str, tuple[str, Callable[[Report], Lines]]] = {
-    "ablations": ("What each choice of the recipe is worth", ablations),
-    "correction": ("What a correction is worth", correction),
-    "kinds": ("Acceptance by kind of text, and what a draft vocabulary covers", kinds),
     "training_speed": ("How fast a head trains", training_speed),
 }
 PAGES = (

@@ -71,20 +71,6 @@ def acceptance() -> list[str]:
     return lines
 
 
-def cost() -> list[str]:
-    """What a draft costs."""
-    rows = read("draft_cost")["rows"]
-    lines = ["What a draft costs, relative to K = 1 (batch 1, verification left out):", ""]
-    depths = sorted({row["k"] for row in rows})
-    lines += ["| | " + " | ".join(f"K = {k}" for k in depths) + " |"]
-    lines += ["|---|" + "---|" * len(depths)]
-    for method in ("eagle3", "p-eagle"):
-        mine = {row["k"]: row["milliseconds"] for row in rows if row["method"] == method}
-        cells = [f"{mine[k] / mine[depths[0]]:.2f} × ({mine[k]:.1f} ms)" for k in depths]
-        lines.append(f"| {NAMES[method]} | " + " | ".join(cells) + " |")
-    return lines
-
-
 def same() -> list[str]:
     """Losslessness."""
     report = read("lossless")
@@ -140,7 +126,7 @@ def replace(file: Path, lines: list[str]) -> None:
 
 def main() -> None:
     replace(README, heads())
-    replace(PAGE, [*speed(), "", *acceptance(), "", *cost(), "", *same()])
+    replace(PAGE, [*speed(), "", *acceptance(), "", *same()])
 
 
 if __name__ == "__main__":

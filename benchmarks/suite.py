@@ -2,11 +2,9 @@
 
     python benchmarks/suite.py [--mt-bench FILE] [--vllm-python PYTHON] [--device cuda] [--short]
 
-On a CPU: all methods × K × concurrency on 12 HumanEval prompts × 64 tokens, with this engine and
-with vLLM's servers; trees, lookup and chains on all of HumanEval and MT-Bench, on edits and under
-load; where a round's time goes; what a draft costs; every family of targets. On CUDA a real shape
-with random weights, too. Writes benchmarks/results/ and the tables of docs/benchmarks.md;
-`--short` proves only that all of it works, and writes nothing but to --output.
+Each step makes the file of its name in benchmarks/results/; `--only NAME` runs one. The tables of
+the docs are written at the end. `--short` only proves that it works, on a few tokens, and writes
+nothing but to --output. On CUDA a large shape with random weights is measured, too.
 """
 
 import argparse
@@ -21,69 +19,80 @@ from common import RESULTS, TARGET
 
 HERE = Path(__file__).resolve().parent
 PEAGLE = [sys.executable, "-m", "peagle"]
+GRID = [*PEAGLE, "bench", TARGET, "--repeats", "1", "--ignore-eos"]
+LONG = "it takes minutes, and tests run its parts"
 
 
 class Step(NamedTuple):
-    """One command, or why it is left out."""
+    """One command, by its result's name."""
 
-    name: str  # of its result, without .json
+    name: str
     command: list[str]
-    missing: str | None = None
+    missing: str | None = None  # why it is left out
 
 
 class Sizes(NamedTuple):
-    """How much of everything, as options."""
+    """Options that say how much is measured; `short` is None where that takes minutes, too."""
 
-    grid: str  # of the table by K and load
-    shape: str  # of the shape with random weights
-    trees: str = ""
-    profile: str = ""
-    costs: str = ""
-    families: str = ""
+    full: str
+    short: str | None
 
 
-FULL = Sizes(
-    grid="--k 1,3,5,7 --concurrency 1,2,4,8 --limit 12 --max-tokens 64",
-    shape="--k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
+DEMO = Sizes("", "--prompts 1 --max-tokens 4")
+ROWS = Sizes(
+    "--k 1,3,5,7 --concurrency 1,2,4,8 --limit 12 --max-tokens 64",
+    "--k 3 --concurrency 2 --limit 2 --max-tokens 4",
 )
-SHORT = Sizes(
-    grid="--k 3 --concurrency 2 --limit 2 --max-tokens 4",
-    trees="--limit 2 --max-tokens 4 --repeats 2 --concurrency 1,2",
-    profile="--limit 1 --max-tokens 8",
-    shape="--k 3 --concurrency 1 --limit 1 --max-tokens 8",
-    costs="--repeats 2",
-    families="--families gpt_oss",
+IN_VLLM = ROWS._replace(short=None)
+SHAPE = Sizes(
+    "openai/gpt-oss-20b --k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
+    "openai/gpt-oss-20b --k 3 --concurrency 1 --limit 1 --max-tokens 8",
 )
+SCRIPTS = {
+    "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
+    "engines": Sizes(
+        "--concurrency 1 --prompts 6 --repeats 3",
+        "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
+    ),
+    "families": Sizes("", "--families gpt_oss"),
+    "load": Sizes("", None),
+    "lossless": Sizes("", None),
+    "training_speed": Sizes("", None),
+    "trees": Sizes("", "--limit 2 --max-tokens 4 --repeats 2 --concurrency 1,2"),
+}
 
 
 def steps(args: argparse.Namespace) -> list[Step]:
-    """What is run, in order."""
-    sizes = SHORT if args.short else FULL
-    no_vllm = None if args.vllm_python else "no interpreter has vLLM: name it with --vllm-python"
-    no_vllm = "it takes minutes to compile, and a test does it" if args.short else no_vllm
-    python = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
+    """The commands, in order."""
     mt_bench = ["--mt-bench", str(args.mt_bench)] if args.mt_bench else []
+    vllm = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
+    no_vllm = None if vllm else "no interpreter has vLLM: name it with --vllm-python"
+    device = ["--device", args.device]
+    given = {
+        "acceptance": mt_bench,
+        "engines": [] if args.short else vllm,  # which takes minutes to start
+        "families": vllm,
+        "training_speed": device,
+        "trees": mt_bench,
+    }
 
-    def bench(what: str, *options: str) -> list[str]:
-        words = [word for option in (what, "--repeats 1", *options) for word in option.split()]
-        return [*PEAGLE, "bench", *words]
+    def step(name: str, command: list[str], sizes: Sizes, missing: str | None = None) -> Step:
+        options = sizes.short if args.short else sizes.full
+        if options is None:
+            return Step(name, command, LONG)
+        return Step(name, [*command, *options.split()], missing)
 
-    def script(name: str, options: str) -> list[str]:
-        return [sys.executable, str(HERE / name), *options.split()]
-
-    device, fixed = f"--device {args.device}", "--ignore-eos"
-    vllm = bench(TARGET, sizes.grid, fixed, "--engine vllm")
     found = [
-        Step("bench", bench(TARGET, sizes.grid, fixed, device)),
-        Step("bench-vllm", [*vllm, *python], no_vllm),
-        Step("trees", [*script("trees.py", sizes.trees), *mt_bench]),
-        Step("round_profile", script("round_profile.py", sizes.profile)),
-        Step("draft_cost", script("draft_cost.py", sizes.costs)),
-        Step("families", [*script("families.py", sizes.families), *python]),
+        step("demo-8-prompts", [*PEAGLE, "demo"], DEMO),
+        step("bench", [*GRID, *device], ROWS),
+        step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], IN_VLLM, no_vllm),
     ]
+    for name, sizes in SCRIPTS.items():
+        script = [sys.executable, str(HERE / f"{name}.py"), *given.get(name, [])]
+        found.append(step(name, script, sizes))
     if args.device.startswith("cuda"):
-        shape = script("random_weights.py", f"openai/gpt-oss-20b {sizes.shape} {device}")
-        found.append(Step("bench-gpt-oss-20b", shape))
+        script = [sys.executable, str(HERE / "random_weights.py"), *device]
+        found.append(step("bench-gpt-oss-20b", script, SHAPE))
     return found
 
 

@@ -1,6 +1,6 @@
 """How fast a head trains, and what share of the device's peak that is.
 
-    python benchmarks/training_speed.py --data answers.jsonl.gz [--device cuda] [--threads N]
+    python benchmarks/training_speed.py [--data answers.jsonl.gz] [--device cuda] [--threads N]
 
 Each row trains smollm2-135m's head for some steps in one way: online or from captured features,
 together with a correction, documents one by one or packed, in segments, recomputed, EAGLE-3, and on
@@ -34,6 +34,7 @@ from peagle.train.config import TrainConfig
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
+ANSWERS = RESULTS.parents[1] / "heads" / "answers.jsonl.gz"
 LENGTH, DOCUMENTS = 2048, 32
 ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that differ
     "p-eagle": {},
@@ -160,7 +161,7 @@ def line(name: str, row: Row, most: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="answers of the target")
+    parser.add_argument("--data", type=Path, default=ANSWERS, help="answers of the target")
     parser.add_argument("--steps", type=int, default=6, help="timed steps a row")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)

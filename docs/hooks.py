@@ -1,4 +1,4 @@
-"""Pages and pictures of the site that are made when it is built, so that they cannot go stale."""
+"""Pages of the site that are made when it is built, so that they cannot go stale."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from peagle.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURES = ("curves.png",)
 INTRODUCTION = """# Command line
 
 Every command with its arguments and options, as `--help` says them. Exit codes: 0 is done, 2 is
@@ -27,9 +26,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is not a file under docs/."""
     page = "".join([INTRODUCTION, *commands()])
     files.append(File.generated(config, "reference/cli.md", content=page))
-    for name in PICTURES:
-        picture = str(RESULTS / name)
-        files.append(File.generated(config, f"figures/{name}", abs_src_path=picture))
     return files
 
 

@@ -26,7 +26,7 @@ from peagle.train.step import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
 GIB = 2**30
-# On a CPU, as measured (benchmarks/plan_check.py):
+# On a CPU, as measured (docs/notes/findings.md):
 KERNELS = GIB // 10  # bytes: made for every number of rows, and kept
 ALLOCATOR_GAPS = 1.2  # of what a step allocates and frees
 

@@ -2,10 +2,8 @@
 
 import ast
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -130,42 +128,3 @@ def test_edits_are_programs_of_about_60_lines_that_name_the_variable_often(trees
         assert 55 <= len(file.splitlines()) <= 70
         assert len(re.findall(rf"\b{words.many}\b", file)) > 10
         assert not re.search(rf"\b{words.new}\b", file)
-
-
-def test_a_second_belongs_to_the_innermost_call(trees, monkeypatch) -> None:
-    profile = import_module("round_profile")
-    now = [0.0]
-    monkeypatch.setattr(profile.time, "perf_counter", lambda: now[0])
-
-    class Parts:
-        def inner(self) -> None:
-            now[0] += 2
-
-        def outer(self) -> None:
-            now[0] += 1
-            self.inner()
-            now[0] += 4
-
-    monkeypatch.setattr(profile, "CALLS", [(Parts, "outer", "out"), (Parts, "inner", "in")])
-    model = type("Model", (), {"forward": None, "logits": None})()
-    watch, before = profile.Stopwatch(), Parts.outer
-    with watch.on(model):
-        Parts().outer()
-        now[0] += 100  # in nobody's time
-        Parts().outer()
-    assert watch.seconds == {"out": 10, "in": 4} and Parts.outer is before
-
-
-def test_the_calls_that_are_timed_exist(trees) -> None:
-    profile = import_module("round_profile")
-    assert [call for call in profile.CALLS if not callable(getattr(call[0], call[1], None))] == []
-
-
-def test_the_suite_passes_mt_bench_on(trees, monkeypatch) -> None:
-    suite = import_module("suite")
-    args = SimpleNamespace(short=False, mt_bench="mt.jsonl", vllm_python=None, device="cpu")
-    steps = {step.name: step for step in suite.steps(args)}
-    assert steps["trees"].command[2:] == ["--mt-bench", "mt.jsonl"]
-    args.mt_bench = None
-    assert all("--mt-bench" not in step.command for step in suite.steps(args))
-    assert steps["trees"].command[0] == sys.executable

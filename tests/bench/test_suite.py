@@ -1,0 +1,51 @@
+"""`benchmarks/suite.py`: the one runner, which has a command for every result that is kept."""
+
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch):
+    """Commands by name, and why some are left out."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    suite = import_module("suite")
+
+    def planned(**given: Any) -> dict[str, Any]:
+        args = {"short": False, "mt_bench": None, "vllm_python": None, "device": "cpu"} | given
+        return {step.name: step for step in suite.steps(Namespace(**args))}
+
+    return planned
+
+
+def test_every_result_has_its_command(steps) -> None:
+    results = {file.stem for file in (BENCHMARKS / "results").glob("*.json")}
+    assert results == steps().keys(), "a result without a command goes, and the other way round"
+    scripts = [Path(word) for step in steps(device="cuda").values() for word in step.command]
+    named = [path for path in scripts if path.suffix == ".py"]
+    assert named and [path for path in named if not path.is_file()] == []
+
+
+def test_options_reach_their_steps(steps) -> None:
+    assert not any("--mt-bench" in step.command for step in steps().values())
+    found = steps(mt_bench="a set.jsonl", vllm_python="python", device="cuda")
+    for name in ("acceptance", "trees"):
+        assert found[name].command[-2:] == ["--mt-bench", "a set.jsonl"]
+    for name in ("bench-vllm", "engines", "families"):
+        assert "--vllm-python" in found[name].command
+    for name in ("bench", "training_speed", "bench-gpt-oss-20b"):
+        assert "cuda" in found[name].command
+
+
+def test_what_is_left_out_says_why(steps) -> None:
+    assert "name it with --vllm-python" in steps()["bench-vllm"].missing
+    assert steps(vllm_python="python")["bench-vllm"].missing is None
+    short = steps(short=True, vllm_python="python")
+    assert {name for name, step in short.items() if step.missing} == {
+        "bench-vllm", "load", "lossless", "training_speed",
+    }  # fmt: skip
