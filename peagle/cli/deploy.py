@@ -1,10 +1,12 @@
 """`peagle deploy`: serve a catalog entry on this machine, on Kubernetes or on SageMaker."""
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,7 @@ from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
 from peagle.cli.options import App, check_at_least, flag, with_flags
-from peagle.deploy import kubernetes, local, sagemaker
+from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.account import PLACEHOLDERS, Account
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
@@ -59,6 +61,12 @@ class Where:
     def __post_init__(self) -> None:
         if self.to not in PLACES:
             raise InputError(f"--to {self.to!r}: choose {', '.join(PLACES)}")
+
+    def check_remote(self) -> None:
+        """Raises InputError for this machine, where nothing runs in the background."""
+        if self.to == "local":
+            why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
+            raise InputError(f"--to local: {why}")
 
     @property
     def cluster(self) -> kubernetes.Cluster:
@@ -136,29 +144,32 @@ def start(
         "Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.",
     ] = None,
     dry_run: Annotated[bool, "Print what would be sent or run, and do nothing."] = False,
-    yes: YesOption = False,
+    yes: Annotated[
+        bool, "Do not ask for confirmation; with --to local, run the printed command."
+    ] = False,
     size: Size,
-    port: Annotated[int, "Port to listen on, with --to local; 0 takes any free port."] = 8000,
-    wait: Annotated[
-        float, "Seconds within which the server must become healthy, with --to local."
-    ] = 1800,
+    port: Annotated[
+        int | None, "TCP port to listen on, with --to local. Default: that of peagle serve."
+    ] = None,
     catalog: CatalogOption = None,
 ) -> None:
-    """Start a model, or bring a running one to what is asked for now."""
-    local_engine = where.to == "local"
+    """Start a model, or bring a running one to what is asked for now.
+
+    --to local prints the command line of peagle serve.
+    """
+    here = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
-    if engine is None and local_engine:
+    if engine is None and here:
         engine, why = default_engine()
         if why:
             typer.echo(with_flags(why), err=True)
     drafting = Drafting(head, method, k)
-    spec = make_spec(name, entry, engine, remote=not local_engine, drafting=drafting)
+    spec = make_spec(name, entry, engine, remote=not here, drafting=drafting)
     if profile is not None and spec.engine == "native":
         raise InputError(f"--profile {profile}: profiles are flags of vLLM: use --engine vllm")
-    if local_engine:
-        if catalog is not None:  # the process looks names up, too
-            spec = replace(spec, env={**spec.env, "PEAGLE_CATALOG": str(catalog.resolve())})
-        _start_local(spec, port, wait, dry_run)
+    if here:
+        flags = entry.profiles[profile] if profile else {}
+        _serve(spec.serve_command(port, flags), catalog, run=yes and not dry_run)
     elif where.to == "kubernetes":
         most = max(size.replicas, 4) if size.max_replicas is None else size.max_replicas
         cluster = kubernetes.Cluster(
@@ -171,11 +182,10 @@ def start(
 
 @app.command()
 def status(name: NameArgument, *, where: Where) -> None:
-    """How a model is doing."""
+    """How a model is doing, with --to kubernetes or sagemaker."""
+    where.check_remote()
     with _failures():
-        if where.to == "local":
-            typer.echo(json.dumps(local.status(name)))
-        elif where.to == "kubernetes":
+        if where.to == "kubernetes":
             typer.echo(kubernetes.status(resource_name(name), where.cluster), nl=False)
         else:
             typer.echo(json.dumps(sagemaker.status(resource_name(name), where.aws_region())))
@@ -188,27 +198,23 @@ def logs(
     where: Where,
     lines: Annotated[int, "Number of lines to print, from the end."] = 100,
 ) -> None:
-    """The last lines that a model's engine wrote."""
+    """The last lines that a model's engine wrote, with --to kubernetes or sagemaker."""
+    where.check_remote()
     check_at_least(1, lines=lines)
     with _failures():
         if where.to == "kubernetes":
             typer.echo(kubernetes.logs(resource_name(name), where.cluster, lines), nl=False)
             return
-        if where.to == "local":
-            written = local.logs(name, lines)
-        else:
-            written = sagemaker.logs(resource_name(name), where.aws_region(), lines)
-        for line in written:
+        for line in sagemaker.logs(resource_name(name), where.aws_region(), lines):
             typer.echo(line)
 
 
 @app.command()
 def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
-    """Stop a model and remove everything that was made for it."""
+    """Stop a model and remove all that was made for it, with --to kubernetes or sagemaker."""
+    where.check_remote()
     with _failures():
-        if where.to == "local":
-            typer.echo("stopped" if local.delete(name) else "was not running")
-        elif where.to == "kubernetes":
+        if where.to == "kubernetes":
             what = f"from namespace {where.namespace}, its weights and its key with it"
             _ask(f"delete {name} {what}", yes)
             typer.echo(kubernetes.delete(resource_name(name), where.cluster), nl=False)
@@ -219,20 +225,13 @@ def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
                 typer.echo(f"deleted {deleted}")
 
 
-def _start_local(spec: Spec, port: int, wait: float, dry_run: bool) -> None:
-    if dry_run:
-        typer.echo(
-            json.dumps({"command": local.command(spec, port), "environment": dict(spec.env)})
-        )
-        return
-    running = local.find(spec.name)
-    if running is None:
-        port = local.free_port(port)
-        with _failures():
-            running = local.start(spec, local.command(spec, port), port, wait)
-    else:
-        typer.echo(f"{spec.name} is running already", err=True)
-    typer.echo(f"url: {running.url}/v1\nkey: {running.key}\nmodel: {spec.name}")
+def _serve(line: list[str], catalog: Path | None, *, run: bool) -> None:
+    """Print the command line for this machine; with `run`, become that process."""
+    env = {} if catalog is None else {"PEAGLE_CATALOG": str(catalog.resolve())}
+    variables = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    typer.echo(" ".join([*variables, shlex.join(line)]))
+    if run:
+        os.execve(sys.executable, [sys.executable, "-m", *line], os.environ | env)
 
 
 def _start_kubernetes(spec: Spec, cluster: kubernetes.Cluster, dry_run: bool, yes: bool) -> None:

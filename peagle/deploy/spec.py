@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.catalog import PARALLEL_METHODS, Entry, PackagedGGUF, flag_options, speculative_config
+from peagle.catalog_fields import Flags
 from peagle.deploy.drafting import Drafting, choose
 from peagle.errors import InputError
 
@@ -79,8 +80,16 @@ class Spec:
             options += ["--k", str(self.drafting.k)]
         return options
 
+    def serve_command(self, port: int | None, flags: Flags) -> list[str]:
+        """The command line on this machine. `peagle serve` reads the entry's flags for vLLM itself;
+        `flags` are further ones."""
+        line = ["peagle", "serve", self.name, "--engine", self.engine, *self.head_options()]
+        if port is not None:
+            line += ["--port", str(port)]
+        return [*line, "--", *flag_options(flags)] if flags else line
+
     def command(self, host: str, port: int) -> list[str]:
-        """The engine's command line; its API key comes by `key_variable`."""
+        """The engine's command line in a container; its API key comes by `key_variable`."""
         where = ["--host", host, "--port", str(port), "--served-model-name", self.name]
         if self.engine == "vllm":
             return ["vllm", "serve", self.model, *where, *flag_options(self.vllm_options())]

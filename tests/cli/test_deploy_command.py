@@ -1,17 +1,21 @@
 """`peagle deploy --to local` and `--to sagemaker`: what is printed and refused."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from runner import invoke
 
-from peagle.deploy import local, sagemaker
+from peagle.cli import serve
+from peagle.deploy import sagemaker
 
-SERVER = Path(__file__).parents[1] / "deploy" / "fake_server.py"
 ROLE = "arn:aws:iam::123456789012:role/peagle"
 THERE = ("--to", "sagemaker", "--region", "us-west-2")
 AWS = (*THERE, "--role", ROLE, "--instance-type", "ml.p5.4xlarge")
@@ -25,31 +29,77 @@ def nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
 
 
-def test_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(_: object, port: int) -> list[str]:
-        return [sys.executable, str(SERVER), str(port), "healthy"]
-
-    monkeypatch.setattr(local, "command", stand_in)
-    shown = invoke("deploy", "smollm2-135m", *LOCAL, "--port", 0).stdout
-    said = dict(line.split(": ") for line in shown.splitlines())
-    assert said["url"].endswith("/v1") and said["key"].startswith("sk-")
-    assert said["model"] == "smollm2-135m"
-    again = invoke("deploy", "smollm2-135m", *LOCAL)
-    assert (again.stdout, again.stderr) == (shown, "smollm2-135m is running already\n")
-    status = json.loads(invoke("deploy", "status", "smollm2-135m", *LOCAL).stdout)
-    assert status["status"] == "healthy"
-    assert "asked smollm2-135m user\n" in invoke("deploy", "logs", "smollm2-135m", *LOCAL).stdout
-    assert invoke("deploy", "delete", "smollm2-135m", *LOCAL).stdout == "stopped\n"
-    assert invoke("deploy", "delete", "smollm2-135m", *LOCAL).stdout == "was not running\n"
+def served(*deploy: object) -> dict[str, Any]:
+    """What `peagle serve` reads from the line that `deploy --to local` prints."""
+    words = shlex.split(invoke("deploy", *deploy, *LOCAL).stdout)
+    assert words[:2] == ["peagle", "serve"]
+    return typer.main.get_command(serve.app).make_context("serve", words[2:]).params
 
 
-def test_local_dry_run(tmp_path: Path) -> None:
-    shown = json.loads(invoke("deploy", "smollm2-135m", *LOCAL, "--dry-run").stdout)
-    assert shown["command"][2:5] == ["peagle", "serve", "smollm2-135m"]
+def test_local_prints_the_line_of_serve() -> None:
+    assert invoke("deploy", "smollm2-135m", *LOCAL).stdout == (
+        "peagle serve smollm2-135m --engine native\n"
+    )
+    plain = served("smollm2-135m", "--dry-run")
+    assert (plain["target"], plain["engine"], plain["port"]) == ("smollm2-135m", "native", 8000)
+    given = served("openai/gpt-oss-20b", "--engine", "native", "--head", "me/my-head", "--k", 4,
+                   "--port", 0)  # fmt: skip
+    assert (given["target"], given["head"]) == ("openai/gpt-oss-20b", "me/my-head")
+    assert (given["k"], given["port"]) == (4, 0)
+
+
+def test_local_with_vllm() -> None:
+    """`peagle serve` knows the entry's flags; those of a profile follow --."""
+    plain = served("gpt-oss-20b", "--engine", "vllm")
+    assert plain["engine"] == "vllm" and not plain["vllm_flags"]
+    assert (plain["head"], plain["k"]) == ("amazon/GPT-OSS-20B-P-EAGLE", 7)
+    profiled = served("gpt-oss-20b", "--engine", "vllm", "--profile", "benchmark", "--port", 1)
+    assert list(profiled["vllm_flags"]) == ["--stream-interval", "20", "--no-enable-prefix-caching"]
+    assert profiled["port"] == 1
+
+
+def test_local_with_a_catalog_of_ones_own(tmp_path: Path) -> None:
+    """The line can be pasted into a shell: paths are quoted."""
+    file = tmp_path / "my own.yaml"
+    file.write_text(yaml.safe_dump({"mine": {"target": "owner/model", "heads": {}}}))
+    line = invoke("deploy", "mine", *LOCAL, "--catalog", file).stdout
+    assert line == f"PEAGLE_CATALOG='{file}' peagle serve mine --engine native\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"), [((), False), (("--yes",), True), (("--yes", "--dry-run"), False)]
+)
+def test_local_runs_in_the_foreground(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], runs: bool
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"mine": {"target": "owner/model", "heads": {}}}))
-    own = invoke("deploy", "mine", *LOCAL, "--catalog", file, "--dry-run").stdout
-    assert json.loads(own)["environment"] == {"PEAGLE_CATALOG": str(file)}
+    became = list[tuple[list[str], str]]()
+
+    def execve(program: str, line: list[str], environ: dict[str, str]) -> None:
+        assert program == sys.executable and environ["PATH"] == os.environ["PATH"]
+        became.append((line[1:], environ["PEAGLE_CATALOG"]))
+
+    monkeypatch.setattr(os, "execve", execve)
+    shown = invoke("deploy", "mine", *LOCAL, "--catalog", file, *options).stdout
+    assert shown.endswith("peagle serve mine --engine native\n")
+    line = ["-m", "peagle", "serve", "mine", "--engine", "native"]
+    assert became == ([(line, str(file))] if runs else [])
+
+
+def test_local_ends_as_serve_does() -> None:
+    """By --yes it becomes `peagle serve`: its errors and its exit code are that command's."""
+    command = [sys.executable, "-m", "peagle", "deploy", "smollm2-135m", *LOCAL, "--yes"]
+    done = subprocess.run([*command, "--port", "-1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == "peagle serve smollm2-135m --engine native --port -1\n"
+    assert "--port -1" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "delete"])
+def test_nothing_local_is_left_running(refused, verb: str) -> None:
+    line = refused("deploy", verb, "smollm2-135m", *LOCAL)
+    assert line.startswith("peagle: --to local: ") and "Ctrl-C" in line
 
 
 def test_a_sagemaker_dry_run_prints_json_and_needs_no_boto3() -> None:
@@ -117,22 +167,19 @@ def test_a_hub_id_is_deployed_as_its_entry() -> None:
 
 
 def test_a_hub_id_that_no_entry_knows(refused) -> None:
-    shown = invoke("deploy", "owner/model", *LOCAL, "--dry-run")
+    shown = invoke("deploy", "owner/model", *LOCAL)
     warning = "warning: owner/model has no head: nothing will draft; name one with --head\n"
     assert shown.stderr == warning
-    assert json.loads(shown.stdout)["command"][3:5] == ["serve", "owner/model"]
-    assert "--head" not in json.loads(shown.stdout)["command"]
-    headed = invoke("deploy", "owner/model", *LOCAL, "--dry-run", "--head", "me/head", "--k", 4)
+    assert shown.stdout == "peagle serve owner/model --engine native\n"
+    headed = invoke("deploy", "owner/model", *LOCAL, "--head", "me/head", "--k", 4)
     assert headed.stderr == ""
-    assert " serve owner/model --head me/head --k 4 " in " ".join(
-        json.loads(headed.stdout)["command"]
-    )
-    assert "is not in the catalog" in refused("deploy", "./model", *LOCAL, "--dry-run")
+    assert headed.stdout == "peagle serve owner/model --engine native --head me/head --k 4\n"
+    assert "is not in the catalog" in refused("deploy", "./model", *LOCAL)
 
 
 def test_the_public_head_drafts_where_there_is_no_other() -> None:
-    shown = invoke("deploy", "gemma-4-31b", *LOCAL, "--dry-run")
-    assert "RedHatAI/gemma-4-31B-it-speculator.eagle3" in json.loads(shown.stdout)["command"]
+    shown = invoke("deploy", "gemma-4-31b", *LOCAL)
+    assert " --head RedHatAI/gemma-4-31B-it-speculator.eagle3\n" in shown.stdout
     assert shown.stderr.startswith(
         "warning: gemma-4-31b has no p-eagle head: "
         "the public eagle3 head RedHatAI/gemma-4-31B-it-speculator.eagle3 drafts (source: https://"

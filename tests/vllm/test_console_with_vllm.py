@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from peagle.deploy.local import free_port
+from peagle.server.run import bind
 
 pytestmark = pytest.mark.vllm
 
@@ -42,7 +42,8 @@ def vllm(tmp_path: Path) -> Iterator[str]:
     python = os.environ.get("PEAGLE_VLLM_PYTHON")
     if not python:
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
-    port = free_port(0)
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
     line = [sys.executable, "-m", "peagle", "serve", TARGET, "--engine", "vllm", "--k", "3"]
     line += ["--vllm-python", python, "--port", str(port), "--", "--max-model-len", "512"]
     line += ["--enforce-eager", "--middleware", "peagle.server.pages.Pages"]
