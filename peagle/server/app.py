@@ -215,7 +215,7 @@ def create_app(api: Api) -> FastAPI:
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     key = api.config.api_key
-    Console(api.llm, api.worker, key).add_routes(app)
+    Console(api.llm, api.worker).add_routes(app)
     responses.complete_document(app, guarded=key is not None)
     # The last one is the outermost.
     if key is not None:

@@ -63,26 +63,6 @@ def loopback(host: str) -> bool:
         return False  # a name, which may lead anywhere
 
 
-def is_trusted(http: Request, key: str | None) -> bool:
-    """Whether a client may have this machine run something: one with the `key`, which has been
-    checked; without, only one on this machine that calls it by such a name."""
-    if key is not None:
-        return True
-    return http.client is not None and loopback(http.client.host) and loopback(_name(_host(http)))
-
-
-def check_same_origin(http: Request) -> None:
-    """Raises ApiError for whatever another site could have a browser send."""
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"content-type {kind!r}: must be application/json")
-    origin = http.headers.get("origin", "")
-    site = http.headers.get("sec-fetch-site", "same-origin")
-    # A browser leaves a scheme's own port out of both headers.
-    if origin.lower() != f"{http.url.scheme}://{_host(http)}".lower() or site != "same-origin":
-        raise ApiError(403, f"origin {origin!r}: only the console at this address may deploy")
-
-
 def _host(http: Request) -> str:
     """The Host header; a client may leave it out only in HTTP/1.0, which no browser speaks."""
     return http.headers.get("host", "localhost")

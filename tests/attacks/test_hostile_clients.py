@@ -23,7 +23,6 @@ ROUTES = (
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("POST", "/peagle/race"),
-    ("POST", "/peagle/deploy"),
 )
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 

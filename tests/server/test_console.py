@@ -1,25 +1,21 @@
-"""What the console's page asks for: its files, the catalog, deployments, who drafted what."""
+"""What the console's page asks for: its files, the catalog, who drafted what."""
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from serving import MODEL, Running, Serve, until
+import yaml
+from serving import MODEL, Running, Serve
 from test_metrics import read
-from typer.testing import CliRunner
 
-from peagle.cli.deploy import app
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.server import auth, console
 from peagle.server.pages import FOLDER
 
 KEY = {"authorization": "Bearer secret"}
-BODY = {"name": "smollm2-135m"}
 
 
 def streamed(response: httpx2.Response) -> list[dict[str, Any]]:
@@ -27,11 +23,6 @@ def streamed(response: httpx2.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Runs in the place of `peagle`; its arguments are the command."""
-    monkeypatch.setattr(console, "PYTHON", (sys.executable, "-c", f"import sys; {script}"))
 
 
 def test_pages(serve: Serve) -> None:
@@ -102,101 +93,16 @@ def test_chosen_k(serve: Serve) -> None:
     assert read(running)["peagle:spec_decode_chosen_k", ""] == 3
 
 
-def test_catalog(running: Running) -> None:
+def test_catalog(running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"my model": {"target": "owner/model", "heads": {}}}))
+    monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     with running.http() as http:
-        about, rows = http.get("/peagle/console").json(), http.get("/peagle/catalog").json()
-    assert about == {"method": "p-eagle", "drafts": "chain, K = 3", "deploys": True}
-    [row] = [row for row in rows if row["name"] == "smollm2-135m"]
-    assert row["command"] == "peagle deploy smollm2-135m --to local --yes --port 0"
+        about, listed = http.get("/peagle/console").json(), http.get("/peagle/catalog").json()
+    assert about == {"method": "p-eagle", "drafts": "chain, K = 3"}
+    rows = {row["name"]: row for row in listed}
+    assert rows["my model"]["command"] == "peagle deploy 'my model'"
+    row = rows["smollm2-135m"]
+    assert row["command"] == "peagle deploy smollm2-135m"
     assert set(row["heads"]) == {"p-eagle", "eagle3"}
     assert row["heads"]["p-eagle"]["folder"] == "smollm2-135m-p-eagle", "no path of this machine"
-
-
-def test_a_deployment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command says on both streams, line by line, and how it ended."""
-    said = "print(' '.join(sys.argv[1:])); print('so', file=sys.stderr); sys.exit(3)"
-    stand_in(monkeypatch, said)
-    running = serve(api_key="secret")
-    with running.http() as http:
-        headers = KEY | {"origin": running.url}
-        events = streamed(http.post("/peagle/deploy", json=BODY, headers=headers))
-        rows = http.get("/peagle/catalog", headers=KEY).json()
-        [shown] = [row["command"] for row in rows if row["name"] == BODY["name"]]
-        assert {"line": shown} in events and {"line": "so"} in events
-        assert events[-1] == {"exit_code": 3}
-        unknown = http.post("/peagle/deploy", json={"name": "smollm"}, headers=headers)
-        assert unknown.status_code == 400 and "did you mean smollm2-135m?" in unknown.text
-
-
-def test_a_deployment_that_is_left(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is interrupted as by Ctrl-C, so that it can take back what it began; then there is room
-    for the next."""
-    left = tmp_path / "left"
-    stand_in(
-        monkeypatch,
-        "import pathlib, time\n"
-        "try: print('begun', flush=True); time.sleep(60)\n"
-        f"except KeyboardInterrupt: pathlib.Path({str(left)!r}).touch()",
-    )
-    running = serve()
-    headers = {"origin": running.url}
-    with running.http() as http:
-        with http.stream("POST", "/peagle/deploy", json=BODY, headers=headers) as response:
-            lines = response.iter_lines()
-            assert "begun" in next(lines)
-            second = streamed(http.post("/peagle/deploy", json=BODY, headers=headers))
-            assert "a deployment is on" in second[0]["error"]["message"]
-        until(left.exists)
-        stand_in(monkeypatch, "print('again')")
-        until(lambda: {"line": "again"} in streamed(
-            http.post("/peagle/deploy", json=BODY, headers=headers)
-        ))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("headers", "content", "status"),
-    [
-        ({}, None, 403),  # no browser
-        ({"origin": "https://example.com"}, None, 403),
-        ({"origin": "null"}, None, 403),
-        ({"origin": "{url}", "sec-fetch-site": "cross-site"}, None, 403),
-        ({"origin": "http://rebound.example", "host": "rebound.example"}, None, 403),
-        ({"origin": "{url}", "content-type": "text/plain"}, b'{"name": "smollm2-135m"}', 400),
-        ({"origin": "{url}", "content-type": ""}, b'{"name": "smollm2-135m"}', 400),
-    ],
-)
-def test_not_for_others(
-    running: Running,
-    monkeypatch: pytest.MonkeyPatch,
-    headers: dict[str, str],
-    content: bytes | None,
-    status: int,
-) -> None:
-    """Nothing runs for what another site can have a browser send, even without a key."""
-    stand_in(monkeypatch, "print('run')")
-    headers = {name: value.format(url=running.url) for name, value in headers.items()}
-    body: dict[str, Any] = {"json": BODY} if content is None else {"content": content}
-    with running.http() as http:
-        got = http.post("/peagle/deploy", headers=headers, **body)
-    assert got.status_code == status and "run" not in got.text.split(), got.text
-
-
-def test_only_this_machine_without_a_key(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client elsewhere sees the command; it cannot run it, whatever it says of itself."""
-    monkeypatch.setattr(auth, "loopback", lambda host: host == "localhost")
-    stand_in(monkeypatch, "print('run')")
-    headers = {"host": "localhost", "origin": "http://localhost"}
-    with running.http() as http:
-        assert not http.get("/peagle/console", headers=headers).json()["deploys"]
-        got = http.post("/peagle/deploy", json=BODY, headers=headers)
-    assert got.status_code == 403 and "give the server an `api_key`" in got.text
-
-
-def test_the_command_is_peagles_own() -> None:
-    """It knows all the options."""
-    line = console._command("smollm2-135m")
-    assert line[:2] == ["peagle", "deploy"]
-    ran = CliRunner().invoke(app, [*line[2:], "--dry-run"])
-    assert ran.exit_code == 0 and '"smollm2-135m"' in ran.output

@@ -1,14 +1,14 @@
-// Models known by name, and the command that serves one on this machine.
+// Models known by name, and how to deploy them.
 
-import { askJson, stream } from "./api.js";
+import { askJson } from "./api.js";
 import { $, METHODS, el } from "./dom.js";
 
-export async function startCatalog(deploys) {
+export async function startCatalog() {
   const rows = await askJson("peagle/catalog");
-  $("entries").replaceChildren(...rows.map((row) => entry(row, deploys)));
+  $("entries").replaceChildren(...rows.map(entry));
 }
 
-function entry(row, deploys) {
+function entry(row) {
   const target = typeof row.target === "string" ? row.target : row.target.member;
   const facts = [
     row.verified && "run by this project", row.licence, row.hardware,
@@ -25,36 +25,35 @@ function entry(row, deploys) {
     el("ul", { class: "facts" }, ...facts.map((fact) => el("li", {}, fact))),
     heads.length ? el("ul", { class: "heads" }, ...heads) : el("p", {}, "No public head is known: train one with peagle train."),
     row.note ? el("p", { class: "note" }, row.note) : "",
-    ...deployment(row, deploys));
+    deployment(row));
 }
 
-// The first click shows the command, the second runs it.
-function deployment({ name, command }, deploys) {
-  const output = el("pre", { class: "output", role: "log", "aria-label": `Output of deploying ${name}`, tabindex: 0, hidden: "" });
-  const run = el("button", { type: "button", class: "main-action" }, "Run it on this machine");
-  const hint = el("p", { class: "note" }, "Run it in a terminal of the machine. From here it runs only where this server has an API key, or is opened on its own machine.");
-  const shown = el("div", { class: "command", hidden: "" }, el("code", {}, command), deploys ? run : hint);
-  const show = el("button", { type: "button", class: "quiet", "aria-expanded": "false" }, "Deploy here");
-  show.addEventListener("click", () => {
-    shown.hidden = !shown.hidden;
-    show.setAttribute("aria-expanded", String(!shown.hidden));
-  });
-  run.addEventListener("click", async () => {
-    run.disabled = true;
-    output.hidden = false;
-    output.textContent = `$ ${command}\n`;
-    const began = performance.now();
-    const timer = setInterval(() => { run.textContent = `Running, ${Math.round((performance.now() - began) / 1000)} s`; }, 500);
+// What deploying does at each place, and the command for it.
+function deployment({ command, target, gpus }) {
+  const packaged = typeof target !== "string"; // only peagle's own engine reads it
+  const image = packaged ? "your image of peagle (--image)" : "an image of vLLM";
+  const replica = packaged ? "on a CPU" : `with ${gpus} GPU${gpus > 1 ? "s" : ""} a replica`;
+  const plans = {
+    local: "This machine: prints the line of peagle serve; --yes runs it in the terminal.",
+    kubernetes: `Kubernetes: a Deployment of ${image} ${replica}, a Service, an autoscaler and a volume. Asks first; --dry-run prints the manifests.`,
+    sagemaker: `SageMaker: a model of ${image}, an endpoint configuration and an endpoint. Takes --region, --role and --instance-type, and asks first; --dry-run prints the requests.`,
+  };
+  const rows = Object.entries(plans).map(([place, plan]) =>
+    el("li", {}, el("p", { class: "note" }, plan), ...copied(`${command} --to ${place}`)));
+  return el("details", {}, el("summary", {}, "Deploy"), el("ul", { class: "plans" }, ...rows));
+}
+
+// Where a browser lends no clipboard (http to another machine) the command is selected.
+function copied(command) {
+  const shown = el("code", {}, command);
+  const button = el("button", { type: "button", class: "quiet", click: async () => {
+    getSelection().selectAllChildren(shown);
     try {
-      for await (const { line, exit_code: code } of stream("peagle/deploy", { name })) {
-        output.append(line ?? (code ? `failed with code ${code}` : "done"), "\n");
-      }
-    } catch (error) {
-      output.append(error.message, "\n");
+      await navigator.clipboard.writeText(command);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Selected";
     }
-    clearInterval(timer);
-    run.textContent = "Run it on this machine";
-    run.disabled = false;
-  });
-  return [show, shown, output];
+  } }, "Copy");
+  return [shown, button];
 }

@@ -52,7 +52,7 @@ try {
     served = `${id} · ${drafting(about)}`;
     if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers alone.";
     startRace();
-    startCatalog(about.deploys).catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));
+    startCatalog().catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));
   } else {
     $("welcome-about").textContent = "This server does not say which tokens were drafted: nothing is tinted.";
     $("race-form").replaceWith(unavailable("The race"));

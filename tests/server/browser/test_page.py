@@ -1,7 +1,7 @@
 """The console in a browser: real clicks against a real server of the tiny target."""
 
 import re
-import sys
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +9,11 @@ import pytest
 from like_vllm import WORDS, LikeVllm
 from serving import MODEL, Running, Serve, start, until
 from tiny import make_drafter, make_target
+from typer.testing import CliRunner
 
 from peagle.catalog import find_entry
+from peagle.cli.deploy import app
 from peagle.engine.llm import LLM
-from peagle.server import console
 
 pytestmark = pytest.mark.browser
 
@@ -196,36 +197,42 @@ def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
     shot(page, "live")
 
 
-def test_catalog_and_deployment(
-    served: Running, opened: Open, shot: Shot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first click shows the command, the second runs it; its output is text."""
-    script = "import sys; print('<b>ran</b>', *sys.argv[1:])"
-    monkeypatch.setattr(console, "PYTHON", (sys.executable, "-c", script))
+def test_catalog(served: Running, opened: Open, shot: Shot) -> None:
     page = opened(f"{served.url}/#catalog")
     entry = page.locator(".entry[data-name=smollm2-135m]")
     (best, *_) = find_entry("smollm2-135m").heads["p-eagle"].acceptance
     entry.get_by_text(f"{best.dataset} {best.length:.2f}").wait_for()
-    command = "peagle deploy smollm2-135m --to local --yes --port 0"
-    assert not entry.get_by_text(command).is_visible()
-    entry.get_by_role("button", name="Deploy here").click()
-    entry.get_by_text(command).wait_for()
-    assert not entry.locator(".output").is_visible(), "nothing runs at the first click"
-    entry.get_by_role("button", name="Run it on this machine").click()
-    entry.locator(".output").get_by_text("done").wait_for()
-    assert f"<b>ran</b> {command}" in entry.locator(".output").inner_text()
-    assert page.locator(".entry b, .output b").count() == 0
+    page.get_by_text("<b>of random weights</b>").wait_for()
+    assert page.locator(".entry b").count() == 0
+    entry.locator("summary").click()
+    entry.get_by_text("your image of peagle").first.wait_for()
     shot(page, "catalog")
 
 
-def test_only_the_command(served: Running, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may not deploy sees how it is done, and no button."""
-    monkeypatch.setattr(console, "is_trusted", lambda *_: False)
-    page = opened(f"{served.url}/#catalog")
-    entry = page.locator(".entry[data-name=smollm2-135m]")
-    entry.get_by_role("button", name="Deploy here").click()
-    entry.get_by_text("Run it in a terminal").wait_for()
-    assert entry.get_by_role("button", name="Run it").count() == 0
+@pytest.mark.parametrize("lent", [True, False])
+def test_deployment(served: Running, opened: Open, lent: bool) -> None:
+    """The plan of each place, and the command for it, which a click copies; where the browser lends
+    no clipboard, it selects the command."""
+    page = opened("about:blank", permissions=["clipboard-read", "clipboard-write"])
+    if not lent:
+        page.add_init_script("delete Navigator.prototype.clipboard")
+    page.goto(f"{served.url}/#catalog")
+    entry = page.locator(".entry[data-name=gpt-oss-20b]")
+    plans = entry.locator(".plans li")
+    entry.locator("summary").wait_for()
+    assert not plans.first.is_visible()
+    entry.locator("summary").click()
+    places = {"local": "peagle serve", "kubernetes": "1 GPU a replica", "sagemaker": "--role"}
+    for number, (place, told) in enumerate(places.items()):
+        plan = plans.nth(number)
+        plan.get_by_text(told).wait_for()
+        plan.get_by_role("button", name="Copy").click()
+        plan.get_by_role("button", name="Copied" if lent else "Selected").wait_for()
+        read = "navigator.clipboard.readText()" if lent else "getSelection().toString()"
+        command = page.evaluate(read)
+        assert command == f"peagle deploy gpt-oss-20b --to {place}"
+        ran = CliRunner().invoke(app, [*shlex.split(command)[2:], "--dry-run"])
+        assert ran.exit_code == 0, ran.output
 
 
 def test_key(serve: Serve, opened: Open, complaints: list[str], shot: Shot) -> None:
@@ -281,7 +288,7 @@ def test_phone(served: Running, opened: Open, shot: Shot, scheme: str) -> None:
     for name in TABS:
         tab(page, name)
         if name == "Catalog":
-            page.get_by_role("button", name="Deploy here").first.click()
+            page.locator(".entry summary").first.click()
         wide = "[document.documentElement.scrollWidth, document.querySelector('main').scrollWidth]"
         assert max(page.evaluate(wide)) <= 360, name
         shot(page, f"phone-{scheme}-{name.lower()}")
