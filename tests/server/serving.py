@@ -62,9 +62,9 @@ def make_llm(drafter: Drafter | None, max_batch: int = 4, kv_tokens: int = 1024)
     return LLM(make_target(), drafter, k=None if drafter is None else 3, **how)
 
 
-def start(llm: LLM, **config: object) -> Running:
+def start(llm: LLM, model: str = MODEL, **config: object) -> Running:
     listening = bind("127.0.0.1", 0)
-    api = Api(llm, ServerConfig(MODEL, **config))  # type: ignore[arg-type]
+    api = Api(llm, ServerConfig(model, **config))  # type: ignore[arg-type]
     server = Server(api)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

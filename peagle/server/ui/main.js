@@ -61,7 +61,7 @@ try {
   startCharts((answers) => {
     $("dot").classList.toggle("on", answers);
     const state = answers ? served : `${id} · not reachable`;
-    if ($("served").textContent !== state) $("served").textContent = state;
+    if ($("served").textContent !== state) $("served").textContent = $("served").title = state;
   });
 } catch (error) {
   $("served").textContent = error.message;
