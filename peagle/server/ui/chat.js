@@ -1,8 +1,9 @@
 // A conversation, streamed; who wrote what is told by the server's own field `peagle_drafts`.
 // Other servers do not have it: there the acceptance length is read from /metrics.
 
+import { Answer } from "./answer.js";
 import { stream } from "./api.js";
-import { $, appendPieces, drafting, el, percent, seconds, tint } from "./dom.js";
+import { $, drafting, el, percent, seconds, tint } from "./dom.js";
 import { acceptanceLength, snapshot } from "./metrics.js";
 
 const EXAMPLES = [
@@ -82,14 +83,19 @@ async function answer(conversation, body) {
     model, messages: conversation, stream: true, stream_options: options,
     temperature: Number($("temperature").value), max_tokens: Number($("max-tokens").value),
   };
+  const shown = new Answer(body);
   let content = "";
-  for await (const event of stream("v1/chat/completions", asked, running.signal)) {
-    const choice = event.choices[0];
-    const text = choice?.delta?.content ?? "";
-    const drafts = choice?.peagle_drafts;
-    content += text;
-    follow(() => appendPieces(body, drafts?.pieces ?? [{ text, place: 0 }]));
-    meter.observe(text, drafts, event.usage);
+  try {
+    for await (const event of stream("v1/chat/completions", asked, running.signal)) {
+      const choice = event.choices[0];
+      const text = choice?.delta?.content ?? "";
+      const drafts = choice?.peagle_drafts;
+      content += text;
+      follow(() => shown.append(drafts?.pieces ?? [{ text, place: 0 }]));
+      meter.observe(text, drafts, event.usage);
+    }
+  } finally {
+    follow(() => shown.end());
   }
   await meter.end();
   const figures = meter.figures();

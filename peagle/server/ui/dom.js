@@ -23,19 +23,6 @@ export const TINTS = 7; // places with a tint of their own
 
 export const tint = (place) => `p${Math.min(place, TINTS)}`;
 
-// Text of an answer, tinted where a draft wrote it, and underlined where lookup found it.
-export function appendPieces(node, pieces) {
-  for (const { text, place, source } of pieces) {
-    if (!text) continue;
-    const last = node.lastChild;
-    const found = source === "lookup";
-    const title = `draft token ${place}${found ? ", from lookup" : ""}`;
-    if (place) node.append(el("span", { class: `token ${tint(place)}${found ? " lookup" : ""}`, title }, text));
-    else if (last?.nodeType === Node.TEXT_NODE) last.appendData(text);
-    else node.append(text);
-  }
-}
-
 export const METHODS = { none: "Target alone", eagle3: "EAGLE-3", "p-eagle": "P-EAGLE", lookup: "Lookup" };
 
 export const percent = (share) => `${Math.round(100 * share)} %`;

@@ -1,7 +1,8 @@
 // None, EAGLE-3 and P-EAGLE on one prompt: measured one after the other, replayed together.
 
+import { Answer } from "./answer.js";
 import { stream } from "./api.js";
-import { $, METHODS, appendPieces, drafting, el, seconds } from "./dom.js";
+import { $, METHODS, drafting, el, seconds } from "./dom.js";
 
 let lanes = [];
 let wanted = 0; // tokens
@@ -93,6 +94,7 @@ class Lane {
     this.shown = 0;
     this.result = null;
     this.text = el("div", { class: "lane-text", tabindex: 0, role: "group", "aria-label": `Answer of ${this.name}` });
+    this.answer = new Answer(this.text);
     this.rate = el("p", { class: "lane-rate" }, "–");
     this.facts = el("p", { class: "lane-facts" });
     this.progress = el("progress", { max: wanted, value: 0, "aria-label": `Tokens of ${this.name}` });
@@ -112,6 +114,7 @@ class Lane {
 
   finish(result, base) {
     this.result = result;
+    this.answer.end();
     this.progress.max = this.progress.value = result.tokens;
     const ratio = el("span", { class: "ratio" }, `${(this.speed / base.speed).toFixed(2)} ×`);
     this.rate.replaceChildren(el("strong", {}, this.speed.toFixed(1)), " tok/s ", ratio);
@@ -122,6 +125,7 @@ class Lane {
   rewind() {
     this.shown = 0;
     this.text.replaceChildren();
+    this.answer = new Answer(this.text);
     this.node.classList.remove("done");
   }
 
@@ -134,7 +138,8 @@ class Lane {
 
   show(end) {
     if (end === this.shown) return;
-    for (const round of this.rounds.slice(this.shown, end)) appendPieces(this.text, round.pieces);
+    for (const round of this.rounds.slice(this.shown, end)) this.answer.append(round.pieces);
+    if (this.result && end === this.rounds.length) this.answer.end();
     this.shown = end;
     this.progress.value = this.rounds[end - 1].tokens;
     this.text.scrollTop = this.text.scrollHeight;
