@@ -94,8 +94,7 @@ def serve(
     """
     try:
         from peagle.server.app import ServerConfig
-        from peagle.server.logs import log_to_stderr
-        from peagle.server.run import bind, check_host
+        from peagle.server.run import bind, check_host, log_to_stderr
         from peagle.server.run import serve as run
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed"

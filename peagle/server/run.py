@@ -1,10 +1,12 @@
-"""A server from its first request to its last."""
+"""A server from its first request to its last, and its log."""
 
 import asyncio
 import gc
+import json
 import logging
 import socket
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import FrameType
 
 import h11
@@ -82,6 +84,34 @@ class Server(uvicorn.Server):
         if self.worker.failed or (self.worker.draining and not self.worker.open):
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+class JsonLines(logging.Formatter):
+    """A line of JSON for each record, with the `fields` it was given. No line holds text of a
+    prompt or an answer."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr() -> None:
+    """Have the server's and uvicorn's logs written."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    for name in ("peagle", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(logging.INFO if name == "peagle" else logging.WARNING)
 
 
 def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
