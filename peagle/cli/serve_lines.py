@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import typer
 
-PAGES = "peagle.server.pages.Pages"  # serves the console in front of vLLM
+PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 

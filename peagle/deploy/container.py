@@ -43,7 +43,7 @@ SERVE_NATIVE = (*SERVE, "dtype", "max-num-seqs", "chat-template")
 RENAMED = {"max-num-seqs": "max-batch"}
 HEAD = {"model": "--head", "num_speculative_tokens": "--k"}
 HEAD_SAYS_ITSELF = ("method", "parallel_drafting")
-ROUTE = ["--middleware", "peagle.server.route.Route"]
+ROUTE = ["--middleware", "peagle.server.middleware.Route"]
 
 Flags = dict[str, list[str]]  # by name, with their values; none: a bare flag
 

@@ -30,8 +30,7 @@ from peagle.server.forms import ChatForm, Form, TextForm
 from peagle.server.limits import Limits, body_limit
 from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
-from peagle.server.pages import Pages
-from peagle.server.route import Route
+from peagle.server.middleware import Pages, Route
 from peagle.server.schema import (
     ChatBody,
     CompletionBody,

@@ -117,7 +117,7 @@ def test_vllm() -> None:
     shared += ["--host", "0.0.0.0", "--port", "8080", "--api-key", "secret", "--"]
     behind = ["--enforce-eager", "--served-model-name", "one", "two"]
     behind += ["--speculative-config", OBJECT]
-    route = ["--middleware", "peagle.server.route.Route"]
+    route = ["--middleware", "peagle.server.middleware.Route"]
     assert command(environ) == [*shared, *behind, *route]
     elsewhere = environ | {"PEAGLE_VLLM_PYTHON": "/vllm/bin/python"}
     assert command(elsewhere) == [*shared, *behind], "what it cannot import, it is not told"

@@ -13,7 +13,7 @@ from test_metrics import read
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.server.pages import FOLDER
+from peagle.server.middleware import FOLDER
 
 KEY = {"authorization": "Bearer secret"}
 

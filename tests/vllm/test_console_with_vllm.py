@@ -46,7 +46,7 @@ def vllm(tmp_path: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     line = [sys.executable, "-m", "peagle", "serve", TARGET, "--engine", "vllm", "--k", "3"]
     line += ["--vllm-python", python, "--port", str(port), "--", "--max-model-len", "512"]
-    line += ["--enforce-eager", "--middleware", "peagle.server.pages.Pages"]
+    line += ["--enforce-eager", "--middleware", "peagle.server.middleware.Pages"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(line, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
     try:

@@ -125,7 +125,7 @@ def test_a_head_is_exported_and_vllm_started(
     assert shown[0] == f"Serving me at {url}/v1\n"
     assert shown[1].startswith(f"curl {url}/v1/chat/completions ")
     assert "Bearer $PEAGLE_API_KEY" in shown[1] and "secret" not in "".join(shown)
-    assert shown[2] == "Console: -- --middleware peagle.server.pages.Pages adds it to vLLM\n"
+    assert shown[2] == "Console: -- --middleware peagle.server.middleware.Pages adds it to vLLM\n"
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "SM_VLLM_ENABLE_PREFIX_CACHING": "false",
         "SM_VLLM_MAX_MODEL_LEN": str(CONTEXT),
         "SM_VLLM_MAX_NUM_SEQS": "4",
-        "SM_VLLM_MIDDLEWARE": "peagle.server.route.Route",  # found beside us:
+        "SM_VLLM_MIDDLEWARE": "peagle.server.middleware.Route",  # found beside us:
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_KVCACHE_SPACE": "1",

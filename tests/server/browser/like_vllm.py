@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from peagle.server.pages import Pages
+from peagle.server.middleware import Pages
 from peagle.server.run import bind
 
 WORDS = ["The", " sky", " is", " blue", "."]

@@ -1,13 +1,16 @@
-"""The console's page: its files, which any server of OpenAI's API can hand out.
+"""Middleware for any server of OpenAI's API: the console's page, and SageMaker's choice of a route.
 
-vLLM does with `--middleware peagle.server.pages.Pages`, where it finds this package.
+It knows nothing of our server, so that vLLM takes it, too, where it finds this package:
+`--middleware peagle.server.middleware.Pages`, or `Route`.
 """
 
+import re
 from pathlib import Path
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
 FOLDER = Path(__file__).with_name("ui")
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -33,7 +36,8 @@ HEADERS = {
 
 
 class Pages:
-    """Middleware, outside of all other: the page holds no secret, and needs no key."""
+    """The console's files. It goes outside of all other middleware: the page holds no secret, and
+    needs no key."""
 
     def __init__(self, app: ASGIApp) -> None:
         """The files are read once: no path of a request is ever opened."""
@@ -45,6 +49,24 @@ class Pages:
         asked = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         page = self._pages.get(scope["path"]) if asked else None
         await (page or self._app)(scope, receive, send)
+
+
+class Route:
+    """SageMaker has one address, /invocations, for all routes: the header
+    `X-Amzn-SageMaker-Custom-Attributes: route=/v1/chat/completions` names one, as in AWS's vLLM
+    container (aws/deep-learning-containers, scripts/docker/vllm/sagemaker_serve.py). Without it the
+    body decides."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/invocations":
+            given = dict(scope["headers"]).get(ATTRIBUTES, b"")
+            if named := re.search(rb"\broute=(/[^\s,;]+)", given):
+                path = named[1].decode("latin-1")
+                scope = {**scope, "path": path, "raw_path": named[1]}
+        await self._app(scope, receive, send)
 
 
 def _response(file: Path) -> Response:
