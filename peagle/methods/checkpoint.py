@@ -8,6 +8,7 @@ of its own (`correction.py`). Ours may hold matrices as int8 rows `NAME` (O, I) 
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from peagle.methods.registry import METHODS
 from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
 from peagle.model.int8 import SCALE, restore_int8
 
+log = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
 REMEDY = "download or export the head again, config.json and tensors together"
 
 
@@ -71,16 +75,15 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
 def read_json(folder: Path) -> dict[str, Any]:
     """The config.json of a head, and under `correction` that of its correction. Raises InputError
     when one is missing or no JSON object."""
-    raw = _read_object(folder)
+    raw = _read_object(folder / "config.json")
     if (folder / FOLDER).is_dir():
-        raw[FOLDER] = _read_object(folder / FOLDER)
+        raw[FOLDER] = _read_object(folder / FOLDER / "config.json")
     return raw
 
 
-def _read_object(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
+def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise InputError(f"head {folder}: no config.json")
+        raise InputError(f"head {file.parent}: no {file.name}")
     try:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -161,30 +164,75 @@ def _without_ours(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a head by our names, with those of its correction. Safetensors only."""
-    tensors = {_our_name(name): tensor for name, tensor in _read_folder(folder).items()}
+    """All tensors of a head by our names, with those of its correction. Safetensors only.
+
+    Raises InputError for files that are missing, damaged, or hold the same tensor.
+    """
+    tensors = _read_folder(folder)
     if (folder / FOLDER).is_dir():
-        own = _read_folder(folder / FOLDER)
-        tensors |= {PREFIX + name: tensor for name, tensor in own.items()}
+        own = {PREFIX + name: tensor for name, tensor in _read_folder(folder / FOLDER).items()}
+        if twice := sorted(tensors.keys() & own):
+            raise InputError(f"head {folder}: {twice[0]!r} is there and in {FOLDER}/; {REMEDY}")
+        tensors |= own
     return tensors
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InputError(f"head {folder}: no .safetensors file (pickles are not loaded)")
-    tensors = dict[str, Tensor]()
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as shard:
-                tensors.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
-        except SafetensorError as error:
-            raise InputError(f"{file}: corrupt safetensors file ({error})") from error
+    tensors, origins = dict[str, Tensor](), dict[str, str]()
+    for file, wanted in _weight_files(folder).items():
+        for stored, tensor in _read_file(file, wanted).items():
+            name, origin = _our_name(stored), f"{stored!r} of {file.name}"
+            if name in tensors:
+                why = f"{origins[name]} and {origin} are the same tensor"
+                raise InputError(f"head {folder}: {why}; {REMEDY}")
+            tensors[name], origins[name] = tensor, origin
     rows = {name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)}
     rows |= {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
     for name in sorted(rows):
         tensors[name] = _weight(folder, name, tensors.get(name), tensors.pop(name + SCALE, None))
     return tensors
+
+
+def _weight_files(folder: Path) -> Mapping[Path, set[str] | None]:
+    """Files to read, and the names of the tensors wanted of each; None: all of them. As in vLLM an
+    index decides, and without one every safetensors file is read."""
+    files = set(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if not index.is_file():
+        if not files:
+            raise InputError(f"head {folder}: no .safetensors file (pickles are not loaded)")
+        return dict.fromkeys(sorted(files))
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: weight_map is not an object of tensors and files; {REMEDY}")
+    wanted = dict[Path, set[str]]()
+    for tensor, name in weight_map.items():
+        file = folder / str(name)
+        if file.name != name or file.suffix != ".safetensors":
+            why = f"{tensor!r} is in {name!r}, which is no .safetensors file of this folder"
+            raise InputError(f"{index}: {why}; {REMEDY}")
+        wanted.setdefault(file, set()).add(tensor)
+    if missing := sorted(wanted.keys() - files):
+        raise InputError(f"{index}: {missing[0].name!r} is missing; {REMEDY}")
+    if left := sorted(file.name for file in files - wanted.keys()):
+        log.warning("%s does not name %s: not read", index, ", ".join(left))
+    return wanted
+
+
+def _read_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as shard:
+            there = set(shard.keys())
+            wanted = there if wanted is None else wanted
+            if missing := sorted(wanted - there):
+                raise InputError(f"{file}: {missing[0]!r} is missing, {INDEX} names it; {REMEDY}")
+            if left := sorted(there - wanted):
+                log.warning("%s: %s does not name %s: not read", file, INDEX, ", ".join(left))
+            return {name: shard.get_tensor(name) for name in sorted(wanted)}
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
+    except SafetensorError as error:
+        raise InputError(f"{file}: corrupt safetensors file ({error})") from error
 
 
 def _weight(folder: Path, name: str, q: Tensor | None, scale: Tensor | None) -> Tensor:
