@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
@@ -47,13 +53,25 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Targ
     try:
         with quiet_hub():
             model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
-            tokenizer = AutoTokenizer.from_pretrained(**where)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
+    return Target(model.to(device), read_tokenizer(name, path, revision), name)
+
+
+def read_tokenizer(target: str, path: str, revision: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a target that is at `path`, a folder or hub id. Raises InputError for one
+    that cannot be read, or is of a class without a tokenizer.json, from which text is decoded."""
+    try:
+        with quiet_hub():
+            tokenizer = AutoTokenizer.from_pretrained(
+                pretrained_model_name_or_path=path, revision=revision
+            )
+    except UNREADABLE as error:
+        raise InputError(f"target {target}: {first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         kind = type(tokenizer).__name__
-        raise InputError(f"target {name}: its tokenizer {kind} has no tokenizer.json: make one")
-    return Target(model.to(device), tokenizer, name)
+        raise InputError(f"target {target}: its tokenizer {kind} has no tokenizer.json: make one")
+    return tokenizer
 
 
 def resolve_device(name: str) -> str:

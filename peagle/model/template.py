@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from peagle.errors import InputError, first_line
-from peagle.model.loader import UNREADABLE, locate
+from peagle.model.loader import locate, read_tokenizer
 
 PLAIN = "plain"  # instead of a file
 # Texts one after another: what a target without a chat template continues.
@@ -18,10 +18,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a target (folder, hub id, .gguf file, catalog name), without its weights."""
     path, revision = locate(target)
-    try:
-        return AutoTokenizer.from_pretrained(path, revision=revision)
-    except UNREADABLE as error:
-        raise InputError(f"target {target}: {first_line(error)}") from error
+    return read_tokenizer(target, path, revision)
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None:

@@ -29,6 +29,20 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+def test_a_tokenizer_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral's own class: refused here as where the target is loaded, with its name."""
+
+    class MistralCommonBackend:
+        chat_template = "{{ messages }}"
+
+    other = MistralCommonBackend()
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda **_: other)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="its tokenizer MistralCommonBackend has no") as error:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
 def test_a_template_file(tmp_path: Path) -> None:
     tokenizer, file = make_tokenizer(), tmp_path / "chat.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
