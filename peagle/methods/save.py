@@ -21,7 +21,8 @@ from peagle.model.drafter import Drafter
 from peagle.model.int8 import SCALE, round_int8
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
-SHARD_SIZE = "15MB"  # so that a repository of heads needs no large-file storage
+# A repository of native heads needs no large-file storage; of an export one file is handier.
+SHARD_SIZES: dict[Dialect, str] = {"native": "15MB", "vllm": "5GB", "speculators": "5GB"}
 
 
 def save_drafter(
@@ -44,7 +45,7 @@ def save_drafter(
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         head = {name: t for name, t in tensors.items() if not name.startswith(PREFIX)}
-        save_torch_state_dict(head, made, max_shard_size=SHARD_SIZE)
+        save_torch_state_dict(head, made, max_shard_size=SHARD_SIZES[dialect])
         if config.correction is not None:
             write_correction(made, config, tensors)
         (made / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")

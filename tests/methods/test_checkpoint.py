@@ -150,6 +150,17 @@ def test_files_stay_under_16_mb(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "head").keys() == {*head.state_dict(), "t2d"}
 
 
+def test_an_export_is_one_file(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 12_000, "num_hidden_layers": 1}
+    head = Drafter(head_config("eagle3", sizes=wide))
+    for dialect in ("vllm", "speculators"):
+        save_drafter(head, tmp_path / dialect, dialect)
+        assert [file.name for file in (tmp_path / dialect).glob("*.safetensors")] == [
+            "model.safetensors"
+        ]
+        assert (tmp_path / dialect / "model.safetensors").stat().st_size > 16_000_000
+
+
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_what_vllm_reads(method: str, target: Any, tmp_path: Path) -> None:
     save_drafter(make_head(head_config(method)), tmp_path / "head", "vllm")
