@@ -51,6 +51,10 @@ def find_head(name: str | Path) -> Path:
     """Folder of a head given as folder or hub id[@revision] (downloaded into the hub's cache)."""
     folder = Path(name).expanduser()
     if folder.is_dir():
+        below = folder / "head"  # of a training run
+        if not (folder / "config.json").is_file():
+            hint = f"; did you mean {below}?" if (below / "config.json").is_file() else ""
+            raise InputError(f"head {name}: no config.json{hint}")
         return folder
     hub_id, _, revision = str(name).partition("@")
     if str(name).startswith((".", "/", "~")) or hub_id.count("/") != 1:

@@ -70,8 +70,6 @@ def examine(
     Raises InputError when there is no such head, or the prompt is too short or too long.
     """
     folder, ids = find_head(head), _prompt_ids(target, prompt)
-    if not (folder / "config.json").is_file():
-        raise InputError(f"head {folder}: no config.json")
     try:
         files = read_head(folder)
     except InputError as error:

@@ -89,6 +89,27 @@ def test_method_of_the_head(refused, target: Path, heads: dict[str, Path]) -> No
     assert f"head {heads['eagle3']} is a eagle3 head, not p-eagle" in line
 
 
+@pytest.mark.parametrize("command", ["doctor", "export", "generate", "eval", "bench", "serve"])
+def test_a_run_folder_in_the_place_of_its_head(
+    refused, target: Path, tmp_path: Path, command: str
+) -> None:
+    run = tmp_path / "mine"
+    (run / "head").mkdir(parents=True)
+    (run / "head" / "config.json").write_text("{}")
+    prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]})
+    options: dict[str, tuple[object, ...]] = {
+        "doctor": (run, target),
+        "export": (run, tmp_path / "made", "--to", "vllm"),
+        "generate": (target, *SAY, "--head", run),
+        "eval": (target, "--dataset", prompts, "--head", run),
+        "bench": (target, "--dataset", prompts, "--methods", "p-eagle", "--p-eagle", run),
+        "serve": (target, "--head", run, "--engine", "native"),
+    }
+    line = refused(command, *options[command])
+    assert f"head {run}: no config.json; did you mean {run / 'head'}?" in line
+    assert ("--head" in line) == (command in ("generate", "eval", "serve"))
+
+
 def drop_fc(file: Path) -> None:
     save_file({k: v for k, v in load_file(file).items() if k != "fc.weight"}, file)
 
