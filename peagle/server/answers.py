@@ -54,8 +54,9 @@ async def _parts(
         async for update in updates:
             chunks = update.chunks
             text = "".join(chunk.text for chunk in chunks)
+            asked = update.request.params.logprobs is not None
             logprobs = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
-            choice = form.part(update.request, text, logprobs or None, update.ended)
+            choice = form.part(update.request, text, logprobs if asked else None, update.ended)
             if options.peagle_drafts:
                 choice["peagle_drafts"] = update.drafting._asdict() | {"pieces": pieces(chunks)}
             yield head | {"choices": [choice]} | tail

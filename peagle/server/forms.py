@@ -5,6 +5,8 @@ a round adds to it, `whole` the choice of a request that has ended. Until a requ
 its index is read.
 """
 
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from peagle.data.response_parser import HARMONY, answer_template
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
-from peagle.server.logprobs import of_chat, of_text
+from peagle.server.logprobs import AnswerLogprobs, of_chat, of_text
 from peagle.server.tools import ParsedAnswer, ResponseParser
 
 Choice = dict[str, Any]
@@ -26,8 +28,7 @@ class TextForm:
     prefix = "cmpl"  # of ids
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._offsets = dict[int, int]()  # characters of each choice so far
+        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
 
     def opening(self, _index: int) -> None:
         """Nothing."""
@@ -36,9 +37,8 @@ class TextForm:
         """Its text may be empty, at the end."""
         shown = None
         if logprobs is not None:
-            offset = self._offsets.get(request.index, 0)
-            shown = of_text(self._tokenizer, logprobs, offset)
-            self._offsets[request.index] = offset + sum(map(len, shown["tokens"]))
+            entries = self._logprobs[request.index].push(logprobs, text, ended)
+            shown = of_text(entries) if entries else None
         reason = request.finish_reason if ended else None
         return {"index": request.index, "text": text, "logprobs": shown, "finish_reason": reason}
 
@@ -58,6 +58,7 @@ class ChatForm:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, most_calls: int | None) -> None:
         self._tokenizer = tokenizer
+        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
         self._most_calls = most_calls
         self._parses = most_calls != 0 or answer_template(tokenizer) is HARMONY
         self._texts = dict[int, ResponseParser]()
@@ -79,7 +80,10 @@ class ChatForm:
         if answer.calls:
             delta["tool_calls"] = [{"index": i} | call for i, call in enumerate(answer.calls)]
             reason = "tool_calls"
-        shown = None if logprobs is None else of_chat(self._tokenizer, logprobs)
+        shown = None
+        if logprobs is not None:
+            entries = self._logprobs[request.index].push(logprobs, text, ended)
+            shown = of_chat(entries) if entries else None
         return {"index": request.index, "delta": delta, "logprobs": shown, "finish_reason": reason}
 
     def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:
