@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from peagle.model.template import check_template
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("user", "assistant", "system", "developer", "tool")
 KEPT = ("tool_call_id", "name")  # templates read these too
+CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
 THOUGHT = ("thinking", "reasoning_content")  # what was thought before; each template reads one
 Message = dict[str, Any]
 
@@ -50,15 +52,63 @@ def render(
     style: Style = PLAIN_STYLE,
 ) -> str:
     """Return the conversation as text; with `answer`, the opening of the assistant's turn follows.
+    A developer is the system where the template does not know one.
 
-    Raises InputError when the tokenizer has no chat template, or the template refuses.
+    Raises InputError when the tokenizer has no chat template, or the template refuses, or leaves
+    out a turn.
     """
+    template = str(tokenizer.chat_template)
+    known = {} if "developer" in template else {"developer": "system"}
+    given = [{**turn, "role": known.get(turn["role"], turn["role"])} for turn in messages]
+    text = apply_template(tokenizer, given, answer, style)
+    turns = tuple((turn["role"], len(turn.get("tool_calls") or ())) for turn in given)
+    how = json.dumps([style.tools, dict(style.args)], default=str)
+    lost = _left_out(tokenizer, template, turns, answer, how)
+    if lost is not None:
+        what = f"a turn of role {messages[lost]['role']!r}, or a call in it"
+        why = f"the chat template leaves out {what}: put it into another turn"
+        raise InputError(f"messages[{lost}]: {why}")
+    return text
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: bool, style: Style
+) -> str:
+    """Return what the template makes of the messages, whatever it leaves out. Raises InputError as
+    `render` does."""
     check_template(tokenizer)
     how = {"tokenize": False, "add_generation_prompt": answer}
     try:
         return tokenizer.apply_chat_template(messages, tools=style.tools, **how, **style.args)
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(f"the chat template refuses this: {first_line(error)}") from error
+
+
+@lru_cache(4096)
+def _left_out(
+    tokenizer: PreTrainedTokenizerBase,
+    _template: str,  # the tokenizer's may change
+    turns: tuple[tuple[str, int], ...],  # role, and number of tool calls
+    answer: bool,
+    style: str,  # JSON
+) -> int | None:
+    """The first turn that the template leaves out, in whole or a call in it; found out with words
+    of our own. None where there is no such turn, or the template refuses the words."""
+    messages, words = list[Message](), list[list[str]]()
+    for number, (role, count) in enumerate(turns):
+        word = f"word{number:05}"
+        names = [f"{word}c{call}" for call in range(count)]
+        message: Message = {"role": role, "content": "" if names else word, "tool_call_id": CALL_ID}
+        if names:
+            message["tool_calls"] = [_tool_call({"name": n}) | {"id": CALL_ID} for n in names]
+        messages.append(message)
+        words.append(names or [word])
+    try:
+        text = apply_template(tokenizer, messages, answer, Style(*json.loads(style))).lower()
+    except InputError:
+        return None
+    lost = (number for number, own in enumerate(words) if any(word not in text for word in own))
+    return next(lost, None)
 
 
 def encode_documents(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, Style, prompt_ids, render, system_turn
+from peagle.data.chat import Message, Style, apply_template, prompt_ids, system_turn
 from peagle.data.conversation import Conversation, PendingRecord
 from peagle.data.dedup import Kept
 from peagle.data.jsonl import append, open_to_append, read_back
@@ -108,7 +108,7 @@ def user_turn(
     Raises InputError when the template does not show the user's words once, and something after.
     """
     asked = [*system, {"role": "user", "content": SENTINEL}]
-    text = render(tokenizer, asked, answer=True, style=style)
+    text = apply_template(tokenizer, asked, True, style)
     start, *rest = text.split(SENTINEL)
     if len(rest) != 1 or not rest[0].strip():
         why = "the chat template cannot be cut where the user speaks"

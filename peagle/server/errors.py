@@ -83,7 +83,8 @@ def _of_input(error: InputError) -> ApiError:
     """400; our messages about a field begin with its name."""
     word = str(error).split()[0].rstrip(":")
     field = NAMES.get(word, word)
-    return ApiError(400, str(error), param=field if field in FIELDS else None)
+    known = field.partition("[")[0] in FIELDS  # messages[1] is part of one
+    return ApiError(400, str(error), param=field if known else None)
 
 
 def _of_body(error: RequestValidationError | ValidationError) -> ApiError:

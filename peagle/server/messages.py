@@ -25,7 +25,8 @@ def conversation_ids(
         llm.check_text(text, "the conversation")
         return llm.prompt_ids(tokenizer(text, add_special_tokens=False)["input_ids"])
     except InputError as error:
-        raise InputError(f"messages: {error}") from error
+        why = str(error)
+        raise InputError(why if why.startswith("messages[") else f"messages: {why}") from error
 
 
 def _text(index: int, message: dict[str, Any]) -> Message:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
+from peagle.data.chat import ROLES
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, shortened
 from peagle.server.tools import named
@@ -60,7 +61,7 @@ def an_object(**properties: Any) -> dict[str, Any]:
 NAME = {"type": "string", "minLength": 1}
 PART = an_object(type={"const": "text"}, text={"type": "string"})
 CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]}
-ROLE = {"enum": ["system", "user", "assistant", "tool"]}
+ROLE = {"enum": list(ROLES)}
 NAMED = an_object(function=an_object(name=NAME))
 WAYS = {"enum": ["auto", "none", "required"]}
 

@@ -194,6 +194,24 @@ def test_reasoning_effort_goes_to_the_template(serve: Serve) -> None:
     assert counts[1] > counts[0]
 
 
+def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
+    """It is refused by its index; a developer is the system."""
+    running = serve()
+    loop = "{% for m in messages if m.role in ['system', 'user', 'assistant'] %}"
+    running.api.llm.tokenizer.chat_template = CHATML.replace("{% for m in messages %}", loop)
+    client: Any = running.client()
+    result = {"role": "tool", "content": "mat", "tool_call_id": "c1"}
+    with pytest.raises(openai.BadRequestError, match="role 'tool'") as told:
+        client.chat.completions.create(model=MODEL, messages=[*ASKED, result], max_tokens=2)
+    assert told.value.param == "messages[2]"
+    counts = []
+    for role in ("system", "developer"):
+        asked = [ASKED[0] | {"role": role}, ASKED[1]]
+        got = client.chat.completions.create(model=MODEL, messages=asked, max_tokens=2)
+        counts.append(got.usage.prompt_tokens)
+    assert counts[0] == counts[1]
+
+
 def test_what_looks_like_a_call(llm: LLM) -> None:
     """Text is held back only while it may be a call, and nothing is lost."""
     for text in ("a <tool", "a <b", "<tool_call>no json</tool_call>", "x<tool_call>", "plain"):
