@@ -1,5 +1,6 @@
 """Tiny random models: a Llama target with a tokenizer and chat template, and heads for it."""
 
+import json
 from collections.abc import Iterable
 
 import torch
@@ -42,6 +43,22 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHATML
     return tokenizer
+
+
+def with_call_tokens(tokenizer: PreTrainedTokenizerFast, special: bool) -> PreTrainedTokenizerFast:
+    """A copy whose ids 3 and 4 are the marks of tool calls, `special` where they have no text."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = state["model"]["vocab"]
+    for number, mark in enumerate(("<tool_call>", "</tool_call>"), start=3):
+        vocab[mark] = vocab.pop(SPECIAL[number])
+        [added] = [token for token in state["added_tokens"] if token["id"] == number]
+        added |= {"content": mark, "special": special}
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        eos_token="<|im_end|>", bos_token="<|endoftext|>",
+    )  # fmt: skip
+    made.chat_template = CHATML + "{# <tool_call> #}"
+    return made
 
 
 def make_target(

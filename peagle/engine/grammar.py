@@ -3,7 +3,7 @@
 Shapes: R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
 import numpy as np
@@ -18,10 +18,14 @@ TOO_COMPLEX = "the grammar cannot be followed any further"
 
 
 class Matcher:
-    """How far one sequence is in its grammar."""
+    """How far one sequence is in its grammar. `spelled`: of each added token the token that begins
+    to spell its text."""
 
-    def __init__(self, state: LLMatcher, vocabulary: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self, state: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]
+    ) -> None:
         self._state, self.vocabulary, self._ends = state, vocabulary, ends
+        self._spelled = spelled
 
     def allowed(self) -> Tensor:
         """Tokens (V,) bool that may come next; at least one.
@@ -30,9 +34,13 @@ class Matcher:
         """
         words = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         if self._state.is_error():
-            why = error_line(self._state.get_error())
-            raise RequestFailure(f"{TOO_COMPLEX}: {why}")
+            raise RequestFailure(f"{TOO_COMPLEX}: {error_line(self._state.get_error())}")
         bits = np.unpackbits(words, count=self.vocabulary, bitorder="little")
+        token = int(bits.argmax())
+        if bits.sum() == 1 and not (self._state.is_stopped() or self.count_allowed([token])):
+            # llguidance finds added tokens in the text that must come, and then refuses them: they
+            # stand for no bytes. The text is spelled with other tokens.
+            bits[[token, self._spelled.get(token, token)]] = 0, 1
         return torch.from_numpy(bits).bool()
 
     def draftable(self) -> Tensor:
@@ -54,11 +62,8 @@ class Matcher:
         rows = torch.ones(len(draft) + 1, self.vocabulary, dtype=torch.bool)
         rows[0], matchers = self.allowed(), {0: self}
         for row, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True), 1):
-            if (
-                parent in matchers
-                and rows[parent, token]
-                and (next := matchers[parent].after(token))
-            ):
+            at = matchers.get(parent)
+            if at and rows[parent, token] and (next := at.after(token)):
                 rows[row], matchers[row] = next.allowed(), next
         return rows
 
@@ -69,10 +74,16 @@ class Matcher:
             return None
         state = self._state.deep_copy()  # `rollback` leaves states that refuse what they allowed
         state.consume_token(token)
-        return Matcher(state, self.vocabulary, self._ends)
+        return Matcher(state, self.vocabulary, self._ends, self._spelled)
 
     def advance(self, tokens: list[int]) -> None:
-        """Tokens that were allowed have been emitted."""
+        """Tokens that were allowed have been emitted; the last one may be an end.
+
+        Raises RequestFailure when the grammar refuses one: a fault of this program.
+        """
+        tokens = [token for token in tokens if token not in self._ends]
+        if self.count_allowed(tokens) < len(tokens) and not self._state.is_error():
+            raise RequestFailure("the grammar refuses a token that it allowed")
         self._state.consume_tokens(tokens)
 
 

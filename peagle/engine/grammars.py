@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from peagle.engine.grammar import Matcher, error_line
 from peagle.engine.judge import Judge
@@ -49,6 +49,29 @@ FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
+class AddedToken(NamedTuple):
+    """A token of a tokenizer's list of added ones, which text is searched for first."""
+
+    id: int
+    special: bool  # it has no text
+
+
+def added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, AddedToken]:
+    """A tokenizer's added tokens by the text that they are found by."""
+    every = tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
+    return {token.content: AddedToken(number, token.special) for number, token in every}
+
+
+def in_lark(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """A text as part of a rule of a Lark grammar. Added tokens in it are written by their ids: a
+    literal stands for bytes, which llguidance does not find in such a token."""
+    added = added_tokens(tokenizer)
+    longest_first = sorted(added, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if added else [text]
+    written = [f"<[{added[part].id}]>" if part in added else json.dumps(part) for part in parts]
+    return " ".join(part for part in written if part != '""')
+
+
 class Grammars:
     """A target's grammars: its vocabulary is read once; compiled ones are kept."""
 
@@ -64,7 +87,8 @@ class Grammars:
         if params.constraint is None:
             return None
         state = self._compiled(*params.constraint).deep_copy()
-        return Matcher(state, len(self._target.embedding), frozenset(self._tokens.eos_tokens))
+        ends = frozenset(self._tokens.eos_tokens)
+        return Matcher(state, len(self._target.embedding), ends, self._spelled)
 
     def warm_up(self) -> None:
         """Read the vocabulary and start the judge now, so that no request waits for them. A target
@@ -89,6 +113,13 @@ class Grammars:
     @cached_property
     def _tokens(self) -> LLTokenizer:
         return LLTokenizer(*self._setup)
+
+    @cached_property
+    def _spelled(self) -> dict[int, int]:
+        """The token that begins to spell the text of each added token."""
+        added = added_tokens(self._target.tokenizer)
+        begin = {start: self._tokens.tokenize_str(start) for start in {text[0] for text in added}}
+        return {token.id: begin[text[0]][0] for text, token in added.items() if begin[text[0]]}
 
     @cached_property
     def _judge(self) -> Judge:

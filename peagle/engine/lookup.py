@@ -3,7 +3,6 @@
 Code, edits and extraction repeat their own context, so this is a draft that costs nothing to make.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
@@ -11,8 +10,7 @@ from operator import mul
 from peagle.engine.tree import Candidate, Draft, Match, Offer, Path
 
 SIZES = (4, 3, 2)  # tokens that must be the same, the most first
-HOPED = 4.0  # tokens that `UNKNOWN` counts for
-UNKNOWN = 0.5  # chance of a token, given the one before, of which nothing is known
+AT_FIRST = (4.0, 2.0)  # tried and accepted tokens that are assumed before any is counted
 FORGET = 0.98  # weight that earlier tokens keep, a token: texts differ
 
 
@@ -43,12 +41,10 @@ class LookupCalibration:
 
     def __init__(self) -> None:
         # By size and depth: tokens that were tried, and those of them that were accepted.
-        self._counts = defaultdict[tuple[int, int], tuple[float, float]](
-            lambda: (HOPED, HOPED * UNKNOWN)
-        )
+        self._counts = dict[tuple[int, int], tuple[float, float]]()
 
     def __call__(self, size: int, depth: int) -> float:
-        tried, accepted = self._counts[size, depth]
+        tried, accepted = self._counts.get((size, depth), AT_FIRST)
         return accepted / tried
 
     def along(self, match: Match) -> list[float]:
@@ -60,7 +56,7 @@ class LookupCalibration:
         """A draft was verified and its rows `path` accepted."""
         for depth, row in enumerate(draft.looked_up()):
             place = (draft.match.size, depth)
-            tried, accepted = self._counts[place]
+            tried, accepted = self._counts.get(place, AT_FIRST)
             self._counts[place] = (tried * FORGET + 1, accepted * FORGET + (row in path))
             if row not in path:
                 break

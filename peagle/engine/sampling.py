@@ -113,8 +113,7 @@ class Sampler:
         if count is None:
             return []
         logs = logits[rows].float().log_softmax(-1)
-        at = torch.tensor(tokens, device=logs.device)[:, None]
-        own = logs.gather(1, at)[:, 0].tolist()
+        own = logs[range(len(tokens)), tokens].tolist()
         top = logs.topk(min(count, self._vocabulary))
         likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         return [

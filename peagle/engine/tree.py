@@ -100,8 +100,7 @@ class Draft:
         path = list[int]()
         row = 0
         for token in self.match.tokens:
-            row = children.get((row, token), 0)
-            if not row:
+            if not (row := children.get((row, token), 0)):
                 break
             path.append(row)
         return path

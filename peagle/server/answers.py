@@ -24,7 +24,8 @@ async def answer(
     http: HttpRequest, worker: Worker, form: Form, body: Generation, job: Job
 ) -> Response:
     """Raises ApiError when a request fails before the first token."""
-    updates = _updates(http, worker, job, asyncio.create_task(_cancel_if_left(http, worker, job)))
+    watch = asyncio.create_task(_cancel_if_left(http, worker, job))
+    updates = _updates(http, worker, job, watch, body.form_field)
     head = {
         "id": f"{form.prefix}-{uuid4().hex}",
         "created": int(time.time()),
@@ -65,16 +66,17 @@ async def _parts(
 
 
 async def _updates(
-    http: HttpRequest, worker: Worker, job: Job, watch: asyncio.Task[None]
+    http: HttpRequest, worker: Worker, job: Job, watch: asyncio.Task[None], form_field: str
 ) -> AsyncGenerator[Update]:
     """Updates until all requests have ended. At the end, or when the consumer leaves early, the
     requests that still run are cancelled and `scope["note"]` gets how the call ended.
+    `form_field` of the body asked for the answers' form.
 
     Raises ApiError when a request fails."""
     try:
         async for update in job.updates():
             if update.ended and update.request.failure is not None:
-                raise _failed(update.request.failure)
+                raise _failed(update.request.failure, form_field)
             yield update
     finally:
         watch.cancel()
@@ -93,11 +95,13 @@ async def _cancel_if_left(http: HttpRequest, worker: Worker, job: Job) -> None:
     worker.cancel(job)
 
 
-def _failed(why: str) -> ApiError:
+def _failed(why: str, form_field: str) -> ApiError:
     """The error of a request that could not go on; the status tells whose fault it is."""
     if why.startswith(TOO_LATE):
         return ApiError(503, why, headers={"retry-after": "1"})
-    return ApiError(400 if why.startswith(TOO_COMPLEX) else 500, why)
+    if why.startswith(TOO_COMPLEX):
+        return ApiError(400, f"{form_field}: {why}: make it simpler", param=form_field)
+    return ApiError(500, why)
 
 
 def stream(parts: AsyncGenerator[Event]) -> StreamingResponse:

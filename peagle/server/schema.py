@@ -216,6 +216,11 @@ class Generation(Body):
             raise InputError("response_format and structured_outputs: leave one of them out")
         return form or other
 
+    @property
+    def form_field(self) -> str:
+        """The field that says which form the answer has, where one does."""
+        return "structured_outputs" if self.response_format.type == "text" else "response_format"
+
 
 class CompletionBody(Generation):
     """POST /v1/completions."""
@@ -262,6 +267,11 @@ class ChatBody(Generation):
     @property
     def longest(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def form_field(self) -> str:
+        forced = self.tool_choice not in ("auto", "none")
+        return "tool_choice" if forced else super().form_field
 
     def offered(self) -> list[dict[str, Any]]:
         """Tools that the target is told of."""

@@ -6,12 +6,14 @@ parsed; else calls are looked for as Hermes and Qwen write them: <tool_call>{"na
 
 import json
 import re
+from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.response_parser import answer_template, to_message
+from peagle.engine.grammars import added_tokens, in_lark
 from peagle.errors import InputError, shortened
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -68,35 +70,33 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     if template is None:
         written = str(getattr(tokenizer, "chat_template", ""))
         if OPEN in written and "<function=" not in written:  # Qwen's coders write that, no JSON
-            return json.dumps(OPEN + "\n"), json.dumps("\n" + CLOSE)
+            return in_lark(tokenizer, OPEN + "\n"), in_lark(tokenizer, "\n" + CLOSE)
     else:
         call = template.get("fields", {}).get("tool_calls", {})
         whole = call.get("transform", {}).get("function") == "{content}"
         if call.get("content") == "json" and whole and "open" in call and "close" in call:
-            return _terminal(tokenizer, call["open"]), _terminal(tokenizer, call["close"])
+            return in_lark(tokenizer, call["open"]), in_lark(tokenizer, call["close"])
     raise InputError(
         "tool_choice: how this target writes tool calls is not known to us, only 'auto' or 'none' "
         "can be had"
     )
 
 
-def _terminal(tokenizer: PreTrainedTokenizerBase, mark: str) -> str:
-    special = mark in tokenizer.all_special_tokens
-    return f"<[{tokenizer.convert_tokens_to_ids(mark)}]>" if special else json.dumps(mark)
-
-
 class ResponseParser:
-    """Parses one answer as it comes: calls, and what may become one, are held back."""
+    """Parses one answer as it comes: calls, and what may become one, are held back. All is held
+    back where a response template parses it, or where the marks of calls have no text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._parses = answer_template(tokenizer) is not None
+        marks = {mark: added_tokens(tokenizer).get(mark) for mark in (OPEN, CLOSE)}
+        self._hidden = {added.id: mark for mark, added in marks.items() if added and added.special}
         self._held = ""
 
     def push(self, text: str) -> str:
         """Add text; returns what is no call for certain."""
         self._held += text
-        if self._parses:
+        if self._parses or self._hidden:
             return ""
         at = self._held.find(OPEN)
         if at < 0:
@@ -110,11 +110,18 @@ class ResponseParser:
         """Parse what was held back, once the answer has ended."""
         if self._parses:
             return _parsed(self._tokenizer, prompt, answer, self._held)
-        found = [_call(body) for body in CALL.findall(self._held)]
+        text = self._with_marks(answer) if self._hidden else self._held
+        found = [_call(body) for body in CALL.findall(text)]
         calls = [call for call in found if call is not None]
         if not calls or len(calls) < len(found):
             return ParsedAnswer(self._held, [])  # nothing is lost of what is no call
-        return ParsedAnswer(CALL.sub("", self._held).strip(), calls)
+        return ParsedAnswer(CALL.sub("", text).strip(), calls)
+
+    def _with_marks(self, answer: list[int]) -> str:
+        """The text of an answer with the marks that decoding leaves out."""
+        runs = groupby(answer, self._hidden.get)
+        decode = self._tokenizer.backend_tokenizer.decode
+        return "".join(mark or decode(list(ids)) for mark, ids in runs)
 
 
 def _parsed(

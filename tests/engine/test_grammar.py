@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 from oracle import end_at
-from tiny import chain, make_target, make_tokenizer
+from tiny import chain, make_target, make_tokenizer, with_call_tokens
 from torch import Tensor
 
 from peagle.engine.grammar import Matcher
-from peagle.engine.grammars import Grammars
+from peagle.engine.grammars import Grammars, in_lark
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.errors import InputError
 from peagle.model.target import Target
@@ -221,8 +221,67 @@ def test_targets_that_cannot_follow_a_grammar(monkeypatch: pytest.MonkeyPatch) -
 def test_a_grammar_that_grows_too_complex_fails_its_request(grammars: Grammars) -> None:
     """A failed matcher drafts nothing and says why when the next token is chosen."""
     matcher = make(grammars, FORMS[1])
-    matcher.advance(tokens("Z"))  # never allowed: how any failure looks
+    matcher._state.consume_tokens(tokens("Z"))  # never allowed: how any failure looks
     assert not matcher.draftable().any() and matcher.count_allowed([5, 6]) == 0
     with pytest.raises(RequestFailure, match="cannot be followed any further") as caught:
         matcher.masks(chain([5]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["added", "special"])
+def with_marks(request: pytest.FixtureRequest) -> Target:
+    """A target whose tokenizer has the marks of tool calls as added tokens 3 and 4."""
+    target = make_target()
+    target.tokenizer = with_call_tokens(make_tokenizer(), special=request.param)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (SamplingParams(regex="<tool_call>x</tool_call>"), "<tool_call>x</tool_call>"),
+        (SamplingParams(regex="a?<tool_(call)>"), None),
+        (SamplingParams(grammar='start: "<tool_call>" "y"'), "<tool_call>y"),
+        (SamplingParams(json_schema={"const": "<tool_call>"}), '"<tool_call>"'),
+        (SamplingParams(json_schema={"const": "a<|im_end|>b"}), '"a<|im_end|>b"'),
+        (SamplingParams(json_schema={"enum": ["<|im_start|>", "<|im_end|>"]}), None),
+    ],
+)
+def test_text_of_a_grammar_that_names_an_added_token_is_spelled(
+    with_marks: Target, params: SamplingParams, text: str | None
+) -> None:
+    """An added token stands for no bytes, an end among them: text of its name is other tokens."""
+    rng, grammars = random.Random(3), Grammars(with_marks)
+    for _ in range(4):
+        said = random_walk(make(grammars, params), 40, rng)
+        assert said[-1] == EOS and min(said[:-1]) > 4
+        written = "".join(TOKENIZER.convert_ids_to_tokens(said[:-1]))
+        assert written == text if text else written.strip('"a').startswith("<")
+        again = make(grammars, params)
+        masks = again.masks(chain(said[:4]))
+        assert all(masks[row, token] for row, token in enumerate(said[:4])), "drafts agree"
+        assert again.count_allowed(said[:-1]) == len(said) - 1
+
+
+def test_added_tokens_in_lark(with_marks: Target) -> None:
+    """They are written by their ids, and are what may come; other text stays a literal."""
+    tokenizer = with_marks.tokenizer
+    assert in_lark(tokenizer, "<tool_call>\n") == '<[3]> "\\n"'
+    assert in_lark(tokenizer, "a</tool_call><|im_end|>") == '"a" <[4]> <[2]>'
+    assert in_lark(TOKENIZER, "<tool_call>\n") == '"<tool_call>\\n"', "no token there"
+    opening, closing = in_lark(tokenizer, "<tool_call>"), in_lark(tokenizer, "</tool_call>")
+    rule = f"start: {opening} X {closing}\nX: /x+/"
+    matcher = make(Grammars(with_marks), SamplingParams(grammar=rule))
+    [x] = tokens("x")
+    assert ids(matcher.allowed()) == {3}
+    assert matcher.count_allowed([3, x, 4]) == 3
+    masks = matcher.masks(chain([3, x, 4]))
+    assert [ids(row) for row in masks] == [{3}, {x}, {x, 4}, {EOS}]
+    matcher.advance([3, x, 4, EOS])
+
+
+def test_a_token_that_the_grammar_refuses_is_no_complexity(grammars: Grammars) -> None:
+    """An emitted token was allowed, so it is no fault of the grammar's author."""
+    matcher = make(grammars, FORMS[1])
+    with pytest.raises(RequestFailure, match="refuses a token that it allowed"):
+        matcher.advance(tokens("Z"))

@@ -1,14 +1,16 @@
 """/v1/chat/completions: the chat template, streams, tool calls."""
 
 import json
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
-from serving import MODEL, Running, Serve
-from tiny import CHATML, make_tokenizer
+from serving import MODEL, Running, Serve, start
+from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
 from peagle.data.chat import prompt_ids
+from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -244,3 +246,32 @@ def test_a_tokenizer_that_parses() -> None:
     text, calls, _ = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
     assert (text, [call["function"]["name"] for call in calls]) == ("ok", ["sit"])
     assert said('ok[CALL]{"name": "s') == ParsedAnswer('ok[CALL]{"name": "s', [])
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("drafts", ["none", "lookup", "head"])
+def test_marks_of_calls_that_are_tokens(special: bool, drafts: str) -> None:
+    """Calls that are demanded are written with these tokens, drafted or not, streamed or not."""
+    target = make_target()
+    target.tokenizer = with_call_tokens(target.tokenizer, special)
+    head = make_drafter(target, "p-eagle") if drafts == "head" else None
+    running = start(LLM(target, head, lookup=drafts != "none", max_batch=2, kv_tokens=1024))
+    create: Any = partial(running.client().chat.completions.create, model=MODEL, messages=ASKED)
+    asked = {"tools": [lie({"enum": ["mat"]}), TOOL], "seed": 1, "max_tokens": 150}
+    try:
+        for choice in ("required", {"type": "function", "function": {"name": "läg"}}):
+            got = create(**asked, tool_choice=choice, parallel_tool_calls=False)
+            message, end = got.choices[0].message, got.choices[0].finish_reason
+            assert (len(message.tool_calls), message.content, end) == (1, None, "tool_calls")
+            *_, last = create(**asked, tool_choice=choice, parallel_tool_calls=False, stream=True)
+            [call], reason = last.choices[0].delta.tool_calls, last.choices[0].finish_reason
+            assert (call.function.arguments, reason) == (
+                message.tool_calls[0].function.arguments, "tool_calls",
+            )  # fmt: skip
+        two = f"start: {' '.join([in_lark(target.tokenizer, CALL)] * 2)}"
+        got = create(**asked, extra_body={"structured_outputs": {"grammar": two}})
+        assert [call.function.name for call in got.choices[0].message.tool_calls] == ["sit", "sit"]
+        text = create(messages=ASKED, max_tokens=20, tools=[TOOL], seed=2, temperature=1)
+        assert text.choices[0].message.content is not None, "text is text"
+    finally:
+        running.stop()

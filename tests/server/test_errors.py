@@ -1,12 +1,15 @@
 """Whatever is wrong is told in OpenAI's form, by field, value and what to do."""
 
+import re
 from typing import Any
 
 import openai
 import pytest
+import torch
 from serving import MODEL, Running, Serve, make_llm, start
 
 from peagle.engine.engine import Engine
+from peagle.engine.grammar import Matcher
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Request
 from peagle.server.limits import body_limit
@@ -231,6 +234,21 @@ def test_a_form_that_is_too_complex(running: Running, stream: bool) -> None:
     assert answer.status_code == (200 if stream else 400)
     assert "the grammar cannot be followed any further" in answer.text
     assert "invalid_request_error" in answer.text
+    assert re.search(r'"param": ?"structured_outputs"', answer.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_breaks_is_no_fault_of_the_client(
+    running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Its mask allows a token that it then refuses: that request fails, with 500."""
+    monkeypatch.setattr(Matcher, "allowed", lambda self: torch.ones(self.vocabulary).bool())
+    body = {"prompt": "a", "stream": stream, "structured_outputs": {"regex": "[0-9]{40}"}}
+    with running.http() as http:
+        answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == (200 if stream else 500)
+    assert "server_error" in answer.text and "the grammar refuses a token" in answer.text
+    assert running.client().completions.create(model=MODEL, prompt="a").choices
 
 
 def test_thousands_of_choices(running: Running) -> None:
