@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 from peagle.bench.plots import draw, fastest, read_methods
 from peagle.bench.summary import drafts
 from peagle.errors import InputError
+from peagle.files import replace_file
 
 HERE = Path(__file__).parent
 
@@ -36,7 +37,7 @@ def write(report: dict[str, Any], output: Path) -> list[Path]:
         pictures={name: _svg(figure) for name, figure in figures.items()},
         published=published(report),
     )
-    written[0].write_text(page)
+    replace_file(written[0], page)
     return written
 
 

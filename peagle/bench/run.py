@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 from peagle.bench.load import Asker, AskError, Conversations, Played, closed_loop, open_loop
 from peagle.bench.summary import Cell, Result, row
+from peagle.files import replace_file, writing
 
 FORMAT = 1
 WARM_UP = [{"role": "user", "content": "Say hello."}]
@@ -107,8 +107,7 @@ def _commit() -> str | None:
 
 
 def write_json(file: Path, report: dict[str, Any]) -> None:
-    """Replace a file in one step."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    made = file.with_name(f".{file.name}")
-    made.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(made, file)
+    """Replace a file in one step. Raises InputError where it cannot be written."""
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps(report, indent=1) + "\n")

@@ -17,6 +17,7 @@ from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, res
 from peagle.cli.options import App, Fields, check_at_least, parse_list
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
+from peagle.files import check_folder, writing
 from peagle.vllm.process import VllmFailed
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
@@ -110,6 +111,7 @@ def run(
 
     check_at_least(1, repeats=repeats, limit=limit)
     pages.check()  # before hours of measuring
+    check_folder(output.parent)
     chosen = "native"
     if url is None:
         native_only = _native_only(k, nodes, methods, model)
@@ -199,7 +201,8 @@ def _native_only(k: str | None, nodes: str | None, methods: str, model: ModelOpt
 def _show(found: dict[str, Any], output: Path) -> None:
     from peagle.bench import report as pages
 
-    written = pages.write(found, output)
+    with writing(output):
+        written = pages.write(found, output)
     print_table(_table(found))
     console.print("written: " + ", ".join(map(str, [output, *written])))
 

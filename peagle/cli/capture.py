@@ -18,6 +18,7 @@ from peagle.cli.common import (
 from peagle.cli.engines import VllmPythonOption
 from peagle.cli.options import Fields, check_at_least, with_flags
 from peagle.errors import InputError
+from peagle.files import check_folder, unusable
 from peagle.train.capture import CaptureConfig
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def capture(
 
     existing_file(data, "--data")
     output = config.output
-    if output.exists() and not output.is_dir():
-        raise InputError(f"--output {output}: is a file, name a folder")
+    check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
     check_at_least(4, max_length=config.max_length)
     config = replace(config, shard_bytes=int(shard_mb * 1e6))
@@ -75,9 +75,8 @@ def capture(
         try:
             run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
-            why = "what was captured before is whole: make room, then run the same command"
-            screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
-            raise typer.Exit(1) from error
+            kept = "what was captured before is whole: the same command goes on from there"
+            raise InputError(f"{unusable(error, output)}; {kept}") from error
         except VllmFailed as error:
             why = "what was captured before is whole: run the same command to continue"
             screen.print(with_flags(f"peagle: {error}; {why}"), markup=False)

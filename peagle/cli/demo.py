@@ -1,12 +1,12 @@
 """`peagle demo`: the demo target alone, with EAGLE-3 and with P-EAGLE, side by side."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from peagle.bench.run import write_json
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.bench.workload import human_eval
 from peagle.catalog import head_path, missing_head
@@ -16,6 +16,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
+from peagle.files import check_folder
 
 app = App()
 TARGET = "smollm2-135m"
@@ -39,6 +40,7 @@ def demo(
         if folder is None:
             raise InputError(str(missing_head(TARGET, method)))
         heads[method] = folder
+    check_folder(output.parent)
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
@@ -60,8 +62,7 @@ def demo(
         "identical": same,
         "rows": results,
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(output, report)
     base = results[0]["tokens_per_second"]
     table = Table("method", "nodes", "tok/s", "speed-up", "acceptance length", "accepted per place")
     for row in results:

@@ -8,6 +8,7 @@ import typer
 from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
 from peagle.cli.options import App
 from peagle.errors import InputError
+from peagle.files import check_folder, writing
 from peagle.methods.checkpoint import read_config
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.save import save_drafter
@@ -42,11 +43,13 @@ def export(
     name = target or read_config(find_head(head)).provenance.target
     if not name:
         raise InputError(f"head {head} does not say what it was trained for: name it with --target")
+    check_folder(output)
     logging.disable_progress_bar()
     model = load_target(name, device="cpu")
     assert model.tokenizer is not None
     use_template(model.tokenizer, chat_template)
     drafter = load_drafter(head, model, force=force)
-    save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
-    write_card(output)
+    with writing(output):
+        save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
+        write_card(output)
     screen.print(f"wrote {output} ({to})")

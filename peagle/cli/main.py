@@ -149,10 +149,20 @@ def root(
     context.with_resource(_our_warnings_in_a_line())
 
 
+def in_a_line(error: Exception) -> str:
+    """An error as its user reads it: which file, where a file is to blame, and what to do."""
+    from peagle.files import cache_fix, unusable
+
+    text = str(unusable(error) if isinstance(error, OSError) else error)
+    fix = cache_fix(text) if isinstance(error.__cause__, OSError) else ""
+    return text if fix in text else f"{text}; {fix}"
+
+
 def main() -> None:
-    """Entry point. Bad input is one line and exit code 2, a request that fails one and code 1."""
+    """Entry point. Bad input, or a file that cannot be used, is one line and exit code
+    2; a request that fails is one and code 1."""
     try:
         app()
-    except (InputError, RequestFailure) as error:
-        print(f"peagle: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+    except (InputError, OSError, RequestFailure) as error:
+        print(f"peagle: {in_a_line(error)}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, RequestFailure) else 2)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
+from safetensors import SafetensorError
 from transformers.utils import logging
 
 from peagle.cli.common import (
@@ -27,6 +28,7 @@ from peagle.data.example import Example
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
+from peagle.files import check_folder, unusable
 from peagle.methods.load import load_drafter
 from peagle.methods.save import with_provenance
 from peagle.methods.spec import HeadSpec
@@ -102,6 +104,7 @@ def train(
     if checkpoints(training.output) and not resume:
         why = "add --resume, or name a new folder"
         raise InputError(f"{training.output} holds a checkpoint: {why}")
+    check_folder(training.output)
     if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         why = "for several processes make it first, with peagle data synth"
         raise InputError(f"--data synth: {why}")
@@ -121,7 +124,6 @@ def train(
         drafter = with_correction(drafter, frozen=correction == "frozen")
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
-    _make_folder(training.output)
     examples, states, walk = _split(examples, captured, model, measured_on)
     where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
@@ -204,13 +206,6 @@ def _max_length(asked: int | None, captured: Captures | None, recipe: str | None
     return default if asked is None else asked
 
 
-def _make_folder(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output {output}: no folder can be there ({error})") from error
-
-
 def _documents(
     data: Captures | str, target: Target, config: TrainConfig, max_length: int
 ) -> list[Example]:
@@ -267,10 +262,9 @@ def _train(trainer: Trainer) -> None:
         except FloatingPointError as error:
             screen.print(with_flags(f"peagle: {error}"))
             raise typer.Exit(1) from error
-        except OSError as error:
-            why = "what was saved before is whole: make room, then --resume"
-            screen.print(f"peagle: {output}: cannot be written ({error}); {why}")
-            raise typer.Exit(1) from error
+        except (OSError, SafetensorError) as error:
+            kept = "what was saved before is whole: --resume goes on from there"
+            raise InputError(f"{unusable(error, output)}; {kept}") from error
     if trainer.accelerator.is_main_process:
         for folder in (output / "head", output / "best"):
             if folder.is_dir():

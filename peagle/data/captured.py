@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from copy import copy
@@ -19,6 +18,7 @@ import torch
 from peagle.data.example import Example, fingerprint
 from peagle.data.shard import DTYPE, OpenShard, Shard
 from peagle.errors import InputError, first_line
+from peagle.files import replace_file
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target, TargetOutput
 
@@ -60,12 +60,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     shards = [shard._asdict() for shard in manifest.shards]
     origin = asdict(manifest.origin)
     record = {"format": FORMAT, "dtype": DTYPE_NAME, **origin, "shards": shards}
-    temporary = folder / f".{MANIFEST}"
-    with temporary.open("w") as file:
-        file.write(json.dumps(record, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / MANIFEST)
+    replace_file(folder / MANIFEST, json.dumps(record, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:

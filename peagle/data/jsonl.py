@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from peagle.errors import InputError
+from peagle.files import unusable, writing
 
 LINE_START = b'{"record": '
 T = TypeVar("T")
@@ -24,7 +25,7 @@ def open_to_append(output: Path) -> BinaryIO:
         why = "another process is writing it: name another file"
         raise InputError(f"output {output}: {why}") from error
     except OSError as error:
-        raise InputError(f"output {output}: {error.strerror}") from error
+        raise unusable(error, output) from error
     return file
 
 
@@ -54,8 +55,16 @@ def read_back(
 
 
 def append(file: BinaryIO, lines: Iterable[dict[str, Any]]) -> None:
-    """Write lines and wait until the disk has them."""
+    """Write lines and wait until the disk has them. Raises InputError, and leaves the file as it
+    was, where the disk refuses."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    file.write(text.encode())
-    file.flush()
-    os.fsync(file.fileno())
+    left = memoryview(text.encode())
+    size = os.fstat(file.fileno()).st_size
+    with writing(Path(file.name)):
+        try:
+            while left:  # not through the buffer, which would try again when it is closed
+                left = left[os.write(file.fileno(), left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise

@@ -26,6 +26,7 @@ from transformers import (
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
+from peagle.files import writing
 from peagle.model.target import Target
 from peagle.paths import cache_dir
 
@@ -161,15 +162,17 @@ def _dequantized(gguf: Path, digest: str) -> Path:
     done = _cache_folder(digest)
     if done.is_dir():
         return done
-    done.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
+    with writing(done.parent, "cache"):
+        done.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
     try:
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         quantization = GgufConfig(dequantize=True)
         model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        model.save_pretrained(folder)
+        with writing(done.parent, "cache"):
+            model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
         os.replace(folder, done)
     except (*UNREADABLE, NotImplementedError) as error:

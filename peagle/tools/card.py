@@ -7,6 +7,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from peagle.catalog import load_catalog, speculative_config
 from peagle.catalog_fields import is_hub_id
+from peagle.files import replace_file
 from peagle.methods.checkpoint import read_config
 from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
@@ -22,7 +23,7 @@ def write_card(folder: Path) -> None:
     file = folder / "README.md"
     if file.is_file() and MARK not in file.read_text():
         return
-    file.write_text(str(model_card(read_config(folder))))
+    replace_file(file, str(model_card(read_config(folder))))
 
 
 def model_card(config: DrafterConfig) -> ModelCard:

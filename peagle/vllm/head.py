@@ -9,6 +9,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from peagle.catalog import choose_head, known_entry, speculative_config
 from peagle.errors import InputError, first_line
+from peagle.files import writing
 from peagle.methods.checkpoint import read_config, read_json
 from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
 from peagle.methods.load import find_head, load_drafter
@@ -107,5 +108,7 @@ def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bo
         model = load_target(target, device="cpu")  # the GPU is vLLM's
         assert model.tokenizer is not None
         use_template(model.tokenizer, template)
-        save_drafter(load_drafter(head.folder, model, force=force), folder, "vllm", dtype=None)
+        drafter = load_drafter(head.folder, model, force=force)
+        with writing(folder, "cache"):
+            save_drafter(drafter, folder, "vllm", dtype=None)
     return replace(head, folder=folder, config=read_config(folder))

@@ -120,7 +120,8 @@ def test_data(copy: Path, refused: Peagle, content: bytes) -> None:
 @pytest.mark.parametrize("below", ["", "/run"])
 def test_output_that_is_a_file(copy: Path, refused: Peagle, below: str) -> None:
     line = refused(copy, *command(copy, output=f"answers.jsonl{below}"))
-    assert line.startswith(f"--output {copy / 'answers.jsonl'}{below}: no folder can be there")
+    where = copy / f"answers.jsonl{below}"
+    assert line == f"--output {where}: Not a directory: name another path"
 
 
 MANIFESTS = {

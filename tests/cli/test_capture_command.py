@@ -8,6 +8,7 @@ import pytest
 from runner import SMALL, invoke, metrics, save_target
 from typer.testing import CliRunner
 
+from peagle.cli.common import screen
 from peagle.cli.main import app
 from peagle.data.captured import Captured
 
@@ -110,7 +111,7 @@ def test_a_folder_that_is_no_capture(target: Path, tmp_path: Path, refused) -> N
         (("--engine", "vllm", "--device", "cuda"), "--device cuda: vLLM finds its devices itself"),
         ((*VLLM, sys.executable), "vLLM is not installed there"),
         (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
-        (("--output", __file__), "is a file, name a folder"),
+        (("--output", __file__), f"--output {__file__}: Not a directory: name another path"),
     ],
 )
 def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, said) -> None:
@@ -128,17 +129,17 @@ def test_too_little_room(
     assert "0.0 MB are free" in line
 
 
-def test_a_disk_that_refuses_is_a_failure(
-    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_refuses(
+    target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("peagle.train.capture.write_shard", full)
-    command = [str(part) for part in capture(target, answers, tmp_path)]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 1
-    assert "what was captured before is whole: make room" in result.stderr
+    monkeypatch.setattr(screen, "quiet", True)
+    line = refused(*capture(target, answers, tmp_path))
+    assert f"--output {tmp_path}: No space left on device: make room" in line
+    assert "what was captured before is whole" in line
 
 
 def test_a_vllm_that_ends_is_a_failure(

@@ -58,14 +58,20 @@ class Library:
 def load() -> Library:
     """The compiled library. Raises NoCompiler."""
     try:
-        return Library(_compiled())
-    except (OSError, RuntimeError) as error:  # no folder, no home
+        return Library(_kept())
+    except OSError as error:
+        log.warning("native code is not kept: set PEAGLE_HOME to a writable folder (%s)", error)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            return Library(_compile(Path(scratch)))
+    except OSError as error:
         raise NoCompiler(first_line(error)) from None
 
 
-def _compiled() -> Path:
-    """The shared library, from the cache or made: one for each source and processor. Its
-    name has the hash of its content: to load a damaged file could end the process."""
+def _kept() -> Path:
+    """The shared library in the cache, made where it is not there: one for each source and
+    processor. Its name has the hash of its content: to load a damaged file could end the process.
+    Raises OSError where the cache cannot be used."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
     key = _digest(repr((texts, FLAGS, _processor())).encode())
     folder = cache_dir()

@@ -64,6 +64,18 @@ def test_a_damaged_library_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptur
     assert len(made.read_bytes()) == len(whole)
 
 
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code is compiled into a temporary folder, and one line says what would keep it."""
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "file" / "peagle"))
+    assert library.load().tiles in (True, False)
+    (message,) = caplog.messages
+    assert message.startswith("native code is not kept: set PEAGLE_HOME to a writable folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_code_of_another_processor_is_not_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,67 @@
+"""Writing files, and errors of files that cannot be used."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from peagle.errors import InputError, first_line
+from peagle.paths import cache_dir
+
+FULL = os.strerror(errno.ENOSPC)
+NO_TEMPORARY = "No usable temporary directory"  # begins the message of `tempfile`
+
+
+def unusable(error: Exception, path: Path | None = None, field: str = "output") -> InputError:
+    """The error of a file or folder that cannot be read or written: its path, why, and the fix.
+    `path` is the one that the user named; an error of a file elsewhere has its own."""
+    own = getattr(error, "filename", None)
+    text = getattr(error, "strerror", None) or first_line(error)
+    if path and (own is None or Path(own).absolute().is_relative_to(path.absolute().parent)):
+        text = f"{field} {path}: {text}"
+    elif own:
+        text = f"{own}: {text}"
+    room = "make room, or " if FULL in text else ""
+    return InputError(f"{text}: {room}{cache_fix(text) or 'name another path'}")
+
+
+def cache_fix(text: str) -> str:
+    """The fix for a message that names a cache which cannot be written; empty for others."""
+    from huggingface_hub.constants import HF_HOME  # noqa: PLC0415 (takes time)
+
+    marks = {"PEAGLE_HOME": str(cache_dir()), "HF_HOME": HF_HOME, "TMPDIR": NO_TEMPORARY}
+    moved = [variable for variable, mark in marks.items() if mark in text]
+    return f"set {moved[0]} to a folder that can be written" if moved else ""
+
+
+@contextmanager
+def writing(path: Path, field: str = "output") -> Iterator[None]:
+    """Raises InputError, which names `path`, where something cannot be written there."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # the latter: the writer's word for a full disk
+        raise unusable(error, path, field) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raises InputError, before the work begins, for an output folder that cannot be written."""
+    with writing(folder):
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        tempfile.TemporaryFile(dir=there).close()
+
+
+def replace_file(file: Path, content: str) -> None:
+    """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
+    made = file.with_name(f".{file.name}")
+    try:
+        with made.open("w") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(made, file)
+    finally:
+        made.unlink(missing_ok=True)
