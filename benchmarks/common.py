@@ -2,8 +2,10 @@
 
 import argparse
 import hashlib
+import json
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,22 +13,21 @@ from typing import Any
 from transformers.utils import logging
 
 from peagle.bench import run, workload
+from peagle.bench.load import Played, Sample
 from peagle.bench.side_by_side import device_name
 from peagle.catalog import find_entry, head_path
 from peagle.cli.common import progress_bar
-from peagle.data.captured import Captured
 from peagle.data.chat import prompt_ids
-from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion
-from peagle.model.target import Target
-from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
+from peagle.engine.request import Completion, Stats
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")
 RESULTS = Path(__file__).resolve().parent / "results"
 PROBLEMS = 164  # in HumanEval
+
+Plays = dict[str, Played]  # by the way they were played
 
 
 def options(description: str | None, output: str) -> argparse.ArgumentParser:
@@ -97,14 +98,6 @@ def decode(
     return run.completions()
 
 
-def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captured:
-    """What the target makes of documents of at most `length` tokens, captured into `folder`."""
-    config = CaptureConfig(folder, max_length=length)
-    plan = plan_capture(target, examples, config)
-    capture(in_process(target, plan.origin.feature_layers), examples, folder, plan)
-    return Captured(folder)
-
-
 def fingerprint(head: Path) -> str:
     """Changes when a head's weights do."""
     digest = hashlib.sha256()
@@ -124,3 +117,50 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
     """Write a report, whole or not at all."""
     run.write_json(path, report)
     print(f"written: {path}", flush=True)
+
+
+class Journal:
+    """A file of JSON lines: what all was measured with, then what was played, in order."""
+
+    def __init__(self, file: Path, about: dict[str, Any], *, resume: bool) -> None:
+        """Exits where `resume` finds a file that was measured with anything else."""
+        self.file = file
+        self.plays = dict[str, dict[int, Plays]]()  # by part and number
+        if resume and file.is_file():
+            self._read(json.loads(json.dumps(about)))
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(about) + "\n")
+
+    def add(self, part: str, number: int, plays: Plays) -> None:
+        """Note what was played at one place of a part, in every way."""
+        self.plays.setdefault(part, {})[number] = plays
+        kept = {way: _kept(played) for way, played in plays.items()}
+        with self.file.open("a") as lines:
+            lines.write(json.dumps({"part": part, "number": number, "plays": kept}) + "\n")
+
+    def of(self, part: str) -> dict[int, Plays]:
+        """What was played of a part, by number."""
+        return self.plays.setdefault(part, {})
+
+    def _read(self, about: dict[str, Any]) -> None:
+        text = self.file.read_text()
+        whole = text[: text.rfind("\n") + 1]  # the last line may have been cut short
+        self.file.write_text(whole)
+        before, *lines = map(json.loads, whole.splitlines())
+        other = sorted(key for key in about if before.get(key) != about[key])
+        if other:
+            sys.exit(f"{self.file}: measured with other {', '.join(other)}: leave out --resume")
+        for line in lines:
+            plays = {way: _played(**kept) for way, kept in line["plays"].items()}
+            self.plays.setdefault(line["part"], {})[line["number"]] = plays
+
+
+def _kept(played: Played) -> dict[str, Any]:
+    samples = [asdict(sample) | {"text": ""} for sample in played.samples]
+    return {"seconds": played.seconds, "samples": samples, "drafting": asdict(played.drafting)}
+
+
+def _played(seconds: float, samples: list[dict[str, Any]], drafting: dict[str, Any]) -> Played:
+    asked = [Sample(**sample | {"output": tuple(sample["output"])}) for sample in samples]
+    return Played(asked, seconds, Stats(**drafting), whole=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import tables
 import torch
 from common import (
     METHODS,
@@ -49,6 +50,7 @@ from peers import (
     vllm_peer,
 )
 
+from peagle.catalog import PARALLEL_METHODS, speculative_config
 from peagle.cli.common import progress_bar
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -159,23 +161,23 @@ def vllm_rows(
     """vLLM's rows, and its versions and settings; one process a method."""
     rows, known = list[Row](), dict[str, Any]()
     for method, k in {"none": 0, **args.k}.items():
-        request = {
-            "target": locate(TARGET)[0],
+        start = {
+            "model": locate(TARGET)[0],
             "dtype": "bfloat16",
-            "ignore_eos": True,
             "max_num_seqs": max(args.concurrency),
             "max_model_len": CONTEXT,
-            "compile": True,
-            "prefix_caching": True,
-            "method": method,
+            "enforce_eager": False,
+            "enable_prefix_caching": True,
         }
+        parallel = method in PARALLEL_METHODS
         if k:
-            request |= {"head": str(folder / method), "k": k}
+            start["speculative_config"] = speculative_config(parallel, str(folder / method), k)
         peer = vllm_peer(python, args.threads)
+        request = {"start": start, "ignore_eos": True}
         answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM})
-        known[method] = {name: answer[name] for name in ("settings", "versions")}
-        if k:  # where the head lies for now says nothing
-            known[method]["settings"]["speculative_config"]["model"] = method
+        # Where the head lies for now says nothing.
+        drafts = speculative_config(parallel, method, k) if k else None
+        known[method] = {**answer["versions"], **start, "speculative_config": drafts}
         for concurrency in args.concurrency:
             if concurrency == 1 or method != "eagle3":
                 decode = peer.decoder({**request, "concurrency": concurrency})
@@ -187,8 +189,10 @@ def llama_rows(
     python: str, args: argparse.Namespace, warm_up: list[int]
 ) -> tuple[list[Row], dict[str, Any]]:
     """llama.cpp's row, and its versions."""
-    request = {"model": str(gguf_file()), "context": CONTEXT, "threads": args.threads}
-    peer = llama_peer(python, args.threads)
+    threads = args.threads
+    start = {"model_path": str(gguf_file()), "n_ctx": CONTEXT, "n_threads": threads}
+    request = {"start": {**start, "n_threads_batch": threads}}
+    peer = llama_peer(python, threads)
     answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM})
     return [Row("llama.cpp", "none", 0, "Q4_1", 1, peer.decoder(request))], answer["versions"]
 
@@ -246,22 +250,6 @@ def base_of(row: Row, rows: list[Row]) -> Row:
     """Our target alone, in bf16, at the row's concurrency."""
     wanted = ("peagle", "none", "bf16", row.concurrency)
     return next(r for r in rows if (r.engine, r.method, r.weights, r.concurrency) == wanted)
-
-
-def show(report: dict[str, Any]) -> None:
-    """The report as a table, and the goals."""
-    for row in report["rows"]:
-        name = f"{row['engine']} {row['weights']}, {row['method']}"
-        k = f"K = {row['k']}" if row["k"] else ""
-        speed = f"{row['tokens_per_second']:6.1f} ({row['least']:.1f} – {row['most']:.1f}) tok/s"
-        print(f"c = {row['concurrency']:<3} {name:32} {k:13} {row['ratio']:5.2f} ×  {speed:30} "
-              f"AL {row['acceptance_length']:.2f}  same {row['same']}")  # fmt: skip
-    for peer, reason in report["left_out"].items():
-        print(f"left out: {peer}: {reason}")
-    for goal in report["goals"]:
-        met = {True: "met", False: "NOT met", None: "not measured"}[goal["met"]]
-        found = "" if goal["ratio"] is None else f"{goal['ratio']:.2f}, "
-        print(f"{goal['goal']}: {found}wanted {goal['wanted']}: {met}")
 
 
 def peer_rows(
@@ -341,7 +329,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         report = run(args, Path(folder))
-    show(report)
+    print("\n".join(tables.engines(report)))
     write_json(args.output, report)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from common import RESULTS, environment, human_eval, write_json
-from peers import HERE, Peer, PeerFailure
+from peers import PeerFailure, vllm_peer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
@@ -158,17 +158,17 @@ def in_vllm(
     """vLLM's ids and acceptance beside ours, or what it says against the target or the head."""
     drafter = Head(head, read_config(head), K)
     _, flags = plan(look(Path(python)), drafter, AutoConfig.from_pretrained(target))
-    request = {
-        "target": str(target), "prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True,
-        "max_num_seqs": 1, "whole_caches": bool(flags),
+    start = {
+        "model": str(target), "dtype": "float32", "max_num_seqs": 1, "max_model_len": 1024,
+        "enforce_eager": True, "enable_prefix_caching": False,
+        "disable_hybrid_kv_cache_manager": bool(flags),
     }  # fmt: skip
+    request = {"prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True}
     result: dict[str, Any] = {"flags": flags}
-    heads = {"none": {}, "p-eagle": {"head": str(head), "k": K}}
-    for method, more in heads.items():
-        environ = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        peer = Peer([python, str(HERE / "vllm_generate.py")], environ)
+    for method, drafts in {"none": None, "p-eagle": drafter.speculative()}.items():
+        peer = vllm_peer(python, int(os.environ.get("OMP_NUM_THREADS", "1")))
         try:
-            said = peer.ask({**request, "method": method, **more})
+            said = peer.ask({**request, "start": {**start, "speculative_config": drafts}})
         except PeerFailure as failure:
             return {**result, "refused": {"method": method, "message": str(failure)}}
         finally:

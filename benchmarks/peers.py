@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from ctypes.util import find_library
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +15,13 @@ from common import TARGET
 from transformers import AutoModelForCausalLM
 
 from peagle.catalog import PackagedGGUF, find_entry
+from peagle.errors import InputError
 from peagle.model.loader import fetch_gguf, locate
 from peagle.paths import cache_dir
+from peagle.vllm.process import environment, look
+from peagle.vllm.serve import server_environment
 
-HERE = Path(__file__).resolve().parent
+PROCESS = str(Path(__file__).with_name("peer_process.py"))
 CONTEXT = 1024  # tokens a prompt and its answer may have
 
 Prompts = list[list[int]]  # token ids
@@ -120,29 +122,27 @@ def transformers_decoder(dtype: torch.dtype, lookup: int | None = None) -> Decod
 
 
 def vllm_peer(python: str, threads: int) -> Peer:
-    """A process for `vllm_generate.py`, with the libraries that vLLM asks for and the settings
-    that it gives its own worker processes with them."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
-    environment = {"OMP_NUM_THREADS": str(threads)}
-    openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
-    preload = [find_library("tcmalloc_minimal") or find_library("tcmalloc")]
-    if openmp.is_file():
-        preload.append(str(openmp))
-        places = ",".join(map(str, cores))
-        environment |= {
-            "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{places}]",
+    """A process of vLLM, with the libraries that it asks for and the settings that it gives its own
+    worker processes with them. Raises PeerFailure without a vLLM."""
+    try:
+        installed = look(Path(python))
+    except InputError as error:
+        raise PeerFailure(str(error)) from error
+    given = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
+    environ = server_environment(installed, None, environment(given=given))
+    if installed.openmp:
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+        environ |= {
+            "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cores}]",
             "KMP_BLOCKTIME": "5",
             "KMP_TPAUSE": "0",
         }
-    if found := [name for name in preload if name]:
-        environment["LD_PRELOAD"] = ":".join(found)
-    return Peer([python, str(HERE / "vllm_generate.py")], environment)
+    return Peer([python, PROCESS, "vllm"], environ)
 
 
 def llama_peer(python: str, threads: int) -> Peer:
-    """A process for `llama_generate.py`."""
-    command = [python, str(HERE / "llama_generate.py")]
-    return Peer(command, {"OMP_NUM_THREADS": str(threads)})
+    """A process of llama.cpp."""
+    return Peer([python, PROCESS, "llama"], {"OMP_NUM_THREADS": str(threads)})
 
 
 def gguf_file() -> Path:

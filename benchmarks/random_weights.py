@@ -16,6 +16,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import tables
 import torch
 from common import RESULTS, whole_numbers
 from tokenizers import Tokenizer, models
@@ -232,10 +233,7 @@ def main() -> None:
         report = measure(args)
     except InputError as error:
         parser.error(str(error))
-    for row in report["rows"]:
-        way = f"{row['method']:7} K = {row['k']}  c = {row['concurrency']:<3}"
-        length = row["acceptance_length"] or 1.0
-        print(f"{way} {row['output_tps']:8.1f} tok/s {row['speed_up']:5.2f} ×  AL {length:.2f}")
+    print("\n".join(tables.grid(report)))
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def main() -> None:
             sys.exit(f"{step.name} ended with code {done.returncode}")
         print(f"--- {step.name}: {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
     if not args.short:
-        subprocess.run([sys.executable, str(HERE / "docs_tables.py")], check=True)
+        subprocess.run([sys.executable, str(HERE / "tables.py")], check=True)
 
 
 if __name__ == "__main__":

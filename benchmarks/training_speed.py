@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import tables
 import torch
-from common import RESULTS, TARGET, captured, environment, write_json
+from common import RESULTS, TARGET, environment, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
 from peagle.data.captured import Captured
@@ -30,6 +31,7 @@ from peagle.methods.spec import HeadSpec
 from peagle.model.device import keep_freed_memory
 from peagle.model.loader import load_target
 from peagle.model.target import Target
+from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
@@ -102,6 +104,14 @@ def peak(device: torch.device) -> float:
     return 2 * 4096**3 / median(taken[1:])
 
 
+def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captured:
+    """What the target makes of documents of at most `length` tokens, captured into `folder`."""
+    config = CaptureConfig(folder, max_length=length)
+    plan = plan_capture(target, examples, config)
+    capture(in_process(target, plan.origin.feature_layers), examples, folder, plan)
+    return Captured(folder)
+
+
 def make(target: Target, examples: list[Example], states: Captured, row: dict[str, Any]) -> Row:
     """A training that is ready to run; it is never saved."""
     changes = dict(row)
@@ -168,11 +178,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "training_speed.json")
     args = parser.parse_args()
     report = run(args)
-    first = report["rows"][0]["answer_tokens_per_second"]
-    for row in report["rows"]:
-        speed = row["answer_tokens_per_second"]
-        share = f"{100 * row['share_of_peak']:.0f} % of {report['peak_flops'] / 1e9:.0f} GFLOP/s"
-        print(f"{row['row']:30} {speed / first:5.2f} ×  {speed:7.1f} tok/s  {share}")
+    print("\n".join(tables.training_speed(report)))
     write_json(args.output, report)
 
 

@@ -148,10 +148,10 @@ def test_pictures_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["figures.py", "--output", str(tmp_path)])
     runpy.run_path(str(ROOT / "docs" / "figures.py"), run_name="__main__")
     monkeypatch.setattr(sys, "argv", ["speedup_chart.py", "--output", str(tmp_path)])
-    runpy.run_path(str(ROOT / "benchmarks" / "speedup_chart.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "docs" / "speedup_chart.py"), run_name="__main__")
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
     kept = {file.name: file.read_text() for file in (ROOT / "docs" / "figures").glob("*.svg")}
-    assert drawn == kept, "python docs/figures.py; python benchmarks/speedup_chart.py"
+    assert drawn == kept, "python docs/figures.py; python docs/speedup_chart.py"
 
 
 def test_the_readme_is_short_and_plain() -> None:
@@ -177,8 +177,14 @@ def test_the_readmes_links_lead_somewhere() -> None:
         assert address or (ROOT / link).is_file(), link
 
 
-def test_the_tables_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = runpy.run_path(str(ROOT / "benchmarks" / "readme_tables.py"))
-    table = "\n".join(script["heads"]())
-    assert table in (ROOT / "README.md").read_text(), "python benchmarks/readme_tables.py"
-    assert "\n".join(script["speed"]()) in (ROOT / "docs" / "benchmarks.md").read_text()
+def test_the_tables_are_what_the_script_writes() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text()
+    pages = {
+        "README.md": script["heads"](),
+        "docs/benchmarks.md": script["lines_of"](script["SHIPPED"]),
+        "docs/training.md": script["lines_of"](script["TRAINING"]),
+    }
+    for page, lines in pages.items():
+        assert "\n".join(lines) in (ROOT / page).read_text(), "python benchmarks/tables.py"
+    assert "\n".join(script["lines_of"](script["BENCHMARKS"])) in benchmarks

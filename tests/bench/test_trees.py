@@ -38,7 +38,7 @@ def part(trees):
 
 
 def test_a_journal_goes_on_behind_its_last_whole_line(trees, tmp_path: Path) -> None:
-    journal_of = import_module("journal").Journal
+    journal_of = import_module("common").Journal
     file, about = tmp_path / "all.jsonl", {"device": "a machine", "settings": {"k": (1,)}}
     first = journal_of(file, about, resume=True)
     first.add("edits", 4, {"alone": played(1.5)})
@@ -54,7 +54,7 @@ def test_a_journal_goes_on_behind_its_last_whole_line(trees, tmp_path: Path) -> 
 
 
 def test_only_what_is_missing_is_played(trees, part, tmp_path: Path, monkeypatch) -> None:
-    journal = import_module("journal").Journal(tmp_path / "all.jsonl", {}, resume=False)
+    journal = import_module("common").Journal(tmp_path / "all.jsonl", {}, resume=False)
     journal.add("humaneval", 1, {})
     asked = list[int]()
     monkeypatch.setattr(trees, "open_engines", lambda *_: {})

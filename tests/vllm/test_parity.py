@@ -4,9 +4,7 @@
 PEAGLE_VLLM_PYTHON names.
 """
 
-import json
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from peagle.catalog import head_path
+from peagle.catalog import PARALLEL_METHODS, head_path, speculative_config
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
@@ -100,23 +98,22 @@ def run_ours(
 
 
 def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> Outcome:
-    """One vLLM process; the request and the response lie beside the exported head."""
-    request, response = head.with_name("request.json"), head.with_name("response.json")
-    wanted = {
-        "target": locate(TARGET)[0],
-        "prompts": prompts,
-        "head": str(head),
-        "method": method,
-        "k": DEPTHS[method],
+    """One vLLM process."""
+    start = {
+        "model": locate(TARGET)[0],
+        "speculative_config": speculative_config(
+            method in PARALLEL_METHODS, str(head), DEPTHS[method]
+        ),
         "dtype": "float32",
-        "max_tokens": MAX_TOKENS,
         "max_num_seqs": BATCH,
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
     }
-    request.write_text(json.dumps(wanted))
-    command = [python, str(BENCHMARKS / "vllm_generate.py"), str(request), str(response)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
-    assert run.returncode == 0, f"vLLM failed:\n{run.stderr[-4000:]}"
-    answer = json.loads(response.read_text())
+    peer = import_module("peers").vllm_peer(python, int(os.environ.get("OMP_NUM_THREADS", "1")))
+    request = {"start": start, "prompts": prompts, "max_tokens": MAX_TOKENS, "concurrency": BATCH}
+    answer = peer.ask(request)
+    peer.close()
     return Outcome(*(answer[field] for field in Outcome._fields))
 
 

@@ -1,6 +1,6 @@
 """Draw the README's chart: throughput by method and load, relative to the target alone.
 
-    python benchmarks/speedup_chart.py [--output docs/figures]
+    python docs/speedup_chart.py [--output docs/figures]
 
 From benchmarks/results/bench.json (`make bench`): the best K of each method at each number of
 concurrent requests. One picture for light pages and one for dark ones; the same versions draw the
@@ -76,9 +76,9 @@ def draw(report: dict[str, Any], look: Look) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=HERE.parent / "docs" / "figures")
+    parser.add_argument("--output", type=Path, default=HERE / "figures")
     output = parser.parse_args().output
-    report = json.loads((HERE / "results" / "bench.json").read_text())
+    report = json.loads((HERE.parent / "benchmarks" / "results" / "bench.json").read_text())
     with matplotlib.rc_context({"svg.hashsalt": "peagle", "svg.fonttype": "path"}):
         for look in LOOKS:
             file = output / f"speedup-{look.name}.svg"

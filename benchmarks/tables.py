@@ -1,0 +1,326 @@
+"""Write the tables of README.md and docs/ from benchmarks/results/ and peagle/catalog.yaml.
+
+    python benchmarks/tables.py
+
+Where a result is missing, its table is left out.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peagle.catalog import load_catalog
+
+RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = RESULTS.parents[1]
+END = "<!-- end of tables -->"
+NAMES = {"none": "the target alone", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE"}
+TITLES = {
+    "humaneval": "HumanEval",
+    "mt-bench": "MT-Bench, both turns",
+    "edits": "Edits: a file of 60 lines with one variable renamed",
+}
+PARTS = {
+    "float32": "float32, greedy",
+    "float32-sampled": "float32, sampled",
+    "exact": "bf16, batch-invariant, greedy",
+    "exact-sampled": "bf16, batch-invariant, sampled",
+}
+
+Lines = list[str]
+Report = dict[str, Any]
+
+
+def table(head: list[str], rows: list[list[object]]) -> Lines:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(map(str, line)) + " |" for line in lines] + [""]
+
+
+def where(report: Report, *settings: str) -> str:
+    """Device and settings, in words."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    given = "; ".join(f"{name.replace('_', ' ')} {report['settings'][name]}" for name in settings)
+    return f"{report['device']}; {versions}{'; ' + given if given else ''}."
+
+
+def times(ratio: float, edges: list[float] | None) -> str:
+    """A ratio of speeds with its 95 % interval."""
+    return f"{ratio:.2f} ×" + (f" ({edges[0]:.2f}–{edges[1]:.2f})" if edges else "")
+
+
+def length(row: Report) -> str:
+    """Acceptance length; a dash without drafts."""
+    return f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
+
+
+def aims(found: list[Report], name: str, ratio: str) -> Lines:
+    """Aims and whether they are met; None is not measured."""
+    words = {True: "met", False: "not met", None: "not measured"}
+    rows: list[list[object]] = [
+        [aim[name], aim["wanted"], aim[ratio] or "–", words[aim["met"]]] for aim in found
+    ]
+    return table(["aim", "wanted", "found", ""], rows)
+
+
+def demo(report: Report) -> Lines:
+    """`peagle demo`."""
+    base = report["rows"][0]["tokens_per_second"]
+    same = "identical" if report["identical"] else "NOT identical"
+    about = (
+        f"`peagle demo`: {report['prompts']} HumanEval prompts, at most {report['max_tokens']} "
+        f"tokens each, greedy, {report['dtype']}, one request at a time, on {report['device']}; "
+        f"token ids {same} in all rows."
+    )
+    rows: list[list[object]] = []
+    for row in report["rows"]:
+        speed = row["tokens_per_second"]
+        cells = [NAMES[row["method"]], row["k"] or "–", f"{speed:.1f}", times(speed / base, None)]
+        rows.append([*cells, f"{row['acceptance_length']:.2f}"])
+    return [about, "", *table(["", "K", "tok/s", "", "acceptance length"], rows)]
+
+
+def acceptance(report: Report) -> Lines:
+    """Acceptance length by data set, K and head."""
+    found = report["rows"]
+    depths = sorted({row["k"] for row in found})
+    rows: list[list[object]] = []
+    for dataset, method in dict.fromkeys((row["dataset"], row["method"]) for row in found):
+        mine = {r["k"]: r for r in found if (r["dataset"], r["method"]) == (dataset, method)}
+        longest = mine[depths[0]]["settings"]["max_tokens"]
+        lengths = [length(mine[k]) for k in depths]
+        rows.append([f"{dataset}, at most {longest} tokens", NAMES[method], *lengths])
+    about = "Acceptance length (1 + accepted draft tokens a round), chat template, greedy, bf16:"
+    return [about, "", *table(["", "", *(f"K = {k}" for k in depths)], rows)]
+
+
+def lossless(report: Report) -> Lines:
+    """Outputs with each head beside those of the target alone."""
+    rows: list[list[object]] = []
+    for part, method in dict.fromkeys((row["part"], row["method"]) for row in report["rows"]):
+        mine = [r for r in report["rows"] if (r["part"], r["method"]) == (part, method)]
+        sizes = [f"{r['nodes']} nodes + lookup" if r["nodes"] else f"K = {r['k']}" for r in mine]
+        drafts = "–" if method == "none" else ", ".join(dict.fromkeys(sizes))
+        together = ", ".join(map(str, dict.fromkeys(row["batch"] for row in mine)))
+        equal, whole, ties = (
+            sum(row[name] for row in mine) for name in ("identical", "prompts", "ties")
+        )
+        same = f"{equal} of {whole}"
+        rows.append([PARTS[part], NAMES[method], drafts, together, same, ties])
+    settings = report["settings"]
+    about = (
+        f"Outputs that equal the target's own, decoded alone, on {settings['prompts']} HumanEval "
+        f"prompts × at most {settings['max_tokens']} tokens ({report['device']}):"
+    )
+    head = ["", "head", "drafts", "prompts at a time", "identical", "ties"]
+    return [about, "", *table(head, rows)]
+
+
+def heads() -> Lines:
+    """Heads of the catalog, with the acceptance lengths that are recorded for them."""
+    rows: list[list[object]] = []
+    for name, entry in load_catalog().items():
+        for method, head in entry.heads.items():
+            page = f"[{head.hub}](https://huggingface.co/{head.hub})"
+            place = page if head.hub else "in this repository"
+            shown = [each for each in head.acceptance if each.dataset in ("HumanEval", "MT-Bench")]
+            lengths = [f"{each.dataset} {each.length:.2f} (K = {each.k})" for each in shown]
+            sources = sorted({each.source for each in shown}) or ["the head's page"]
+            title = f"{NAMES[method]}, {place}"
+            rows.append([f"`{name}`", title, ", ".join(lengths) or "–", "; ".join(sources)])
+    return table(["target", "head", "acceptance length", "source"], rows)
+
+
+def grid(report: Report) -> Lines:
+    """Times the target alone at each load, the best K of each method, and where they cross."""
+    rows = report["rows"]
+    loads = sorted({row["concurrency"] for row in rows})
+    base = {row["concurrency"]: row["output_tps"] for row in rows if row["method"] == "none"}
+    lines: list[list[object]] = [["none", "–", "–", *(f"{base[load]:.1f} tok/s" for load in loads)]]
+    for method, k in dict.fromkeys((r["method"], r["k"]) for r in rows if r["method"] != "none"):
+        mine = {r["concurrency"]: r for r in rows if (r["method"], r["k"]) == (method, k)}
+        lengths = [r["acceptance_length"] for r in mine.values() if r["acceptance_length"]]
+        mean = f"{sum(lengths) / len(lengths):.2f}" if lengths else "–"
+        cells = [times(mine[load]["speed_up"], mine[load]["speed_up_95"]) for load in loads]
+        lines.append([NAMES[method], k, mean, *cells])
+    settings = where(report, "conversations", "max_tokens", "dtype", "repeats")
+    head = ["method", "K", "AL", *(f"c = {load}" for load in loads)]
+    return [settings, "", *table(head, lines), *_best(rows, loads), ""]
+
+
+def _best(rows: list[Report], loads: list[int]) -> Lines:
+    """P-EAGLE and EAGLE-3 at their best K, one against the other."""
+    best = dict[tuple[str, int], Report]()
+    for row in sorted(rows, key=lambda row: row["output_tps"]):
+        best[row["method"], row["concurrency"]] = row
+    ratios, crossed = list[str](), list[str]()
+    for c in loads:
+        pair = [best.get((method, c)) for method in ("eagle3", "p-eagle")]
+        crossed += [f"{NAMES[r['method']]} at c = {c}" for r in pair if r and r["speed_up"] < 1]
+        if all(pair):
+            ratios.append(f"{pair[1]['output_tps'] / pair[0]['output_tps']:.2f} (c = {c})")
+    slower = f"Slower than the target alone, even at the best K: {', '.join(crossed)}."
+    faster = "At no load is the best K of either slower than the target alone."
+    ends = slower if crossed else faster
+    against = f"P-EAGLE ÷ EAGLE-3, each at its best K: {', '.join(ratios)}."
+    return [against, "", ends] if ratios else [ends]
+
+
+def trees(report: Report) -> Lines:
+    """Trees, lookup and chains: a data set at a time, then all loads."""
+    lines = [where(report, "dtype", "max_tokens"), ""]
+    loads: dict[int, list[Report]] = {}
+    for part, rows in report["parts"].items():
+        if part.startswith("load "):
+            loads[int(part.removeprefix("load "))] = rows
+        else:
+            lines += _compared(part, rows)
+    more = _under_load(dict(sorted(loads.items()))) if loads else []
+    return [*lines, *more, *aims(report["aims"], "aim", "found")]
+
+
+def _compared(part: str, rows: list[Report]) -> Lines:
+    """A data set."""
+    bases = sorted({base for row in rows for base in row["over"]})
+    bases.sort(key=lambda base: base != "alone")
+    lines: list[list[object]] = []
+    for row in rows:
+        cells = [row["way"], f"{row['output_tps']:.1f}", length(row), row["nodes"] or "–"]
+        cells += [row["rows_per_round"], f"{row['tokens_per_forward']:.2f}"]
+        same = f"{row['same']} of {row['compared']}" if "same" in row else "–"
+        lines.append([*cells, *(_over(row, base) for base in bases), same])
+    divided = [f"÷ {base}" for base in bases]
+    head = ["", "tok/s", "AL", "nodes", "rows", "tokens a forward", *divided, "same answers"]
+    title = f"**{TITLES[part]}**, {rows[0]['requests']} answers, one request at a time:"
+    return [title, "", *table(head, lines)]
+
+
+def _under_load(loads: dict[int, list[Report]]) -> Lines:
+    """Times the target alone, by load."""
+    found = {(c, row["way"]): row for c, rows in loads.items() for row in rows}
+    ways = [row["way"] for row in next(iter(loads.values()))]
+    lines: list[list[object]] = []
+    for way in ways:
+        cells = [_over(found[c, way], "alone") for c in loads]
+        speeds = [f"{found[c, way]['output_tps']:.1f} tok/s" for c in loads]
+        lines.append([way, *(speeds if way == "alone" else cells)])
+    best = list[str]()
+    for c in loads:
+        row = found[c, "P-EAGLE"]
+        beside = next(base for base in row["over"] if base != "alone")
+        best.append(f"{_over(row, beside)} {beside} (c = {c})")
+    first = found[next(iter(loads)), ways[0]]
+    title = f"**Loads**, {first['repeats']} repeats, {first['requests']} answers each:"
+    against = f"P-EAGLE ÷ the best pinned setting: {', '.join(best)}."
+    return [title, "", *table(["", *(f"c = {c}" for c in loads)], lines), against, ""]
+
+
+def _over(row: Report, base: str) -> str:
+    """Times another way's speed."""
+    return times(*row["over"][base]) if base in row["over"] else "–"
+
+
+def engines(report: Report) -> Lines:
+    """Engines side by side."""
+    lines: list[list[object]] = []
+    for row in report["rows"]:
+        cells = [row["concurrency"], row["engine"], row["weights"], row["method"], row["k"] or "–"]
+        speed = f"{row['tokens_per_second']:.1f} ({row['least']:.1f}–{row['most']:.1f})"
+        lines.append([*cells, times(row["ratio"], None), speed, length(row), row["same"]])
+    head = ["c", "engine", "weights", "method", "K", "× ours alone", "tok/s", "AL", "same ids"]
+    left = [f"Left out: {name}: {why}." for name, why in report["left_out"].items()]
+    settings = where(report, "prompts", "max_tokens", "repeats", "threads")
+    return [settings, "", *table(head, lines), *left, "", *aims(report["goals"], "goal", "ratio")]
+
+
+def families(report: Report) -> Lines:
+    """Tiny random models of every family."""
+    lines: list[list[object]] = []
+    for row in report["rows"]:
+        made, out, ours = row["train"], row["export"], row["generate"]
+        lines.append([
+            f"{row['family']} (`{row['architecture']}`)",
+            f"{made['steps']} steps, loss {made['loss_first']:.2f} → {made['loss_last']:.2f}",
+            f"{ours['same']} of {ours['prompts']}, AL {ours['acceptance_length']:.2f}",
+            f"`{out['architecture']}`, same weights: {'yes' if out['same_weights'] else 'NO'}",
+            _in_vllm(row.get("vllm"), ours["prompts"]),
+        ])  # fmt: skip
+    head = ["target", "train", "generate = none", "export", "vLLM"]
+    return [where(report, *report["settings"]), "", *table(head, lines)]
+
+
+def _in_vllm(found: Report | None, prompts: int) -> str:
+    if found is None:
+        return "not run"
+    parts = [
+        f"{NAMES[method]}: {found[method]['same']} of {prompts} as ours"
+        + (f", AL {found[method]['acceptance_length']:.2f}" if method == "p-eagle" else "")
+        for method in ("none", "p-eagle")
+        if method in found
+    ]
+    if refused := found.get("refused"):
+        said = refused["message"].replace("|", "\\|")
+        parts.append(f"{NAMES[refused['method']]} refused: `{said}`")
+    return "; ".join(parts)
+
+
+def training_speed(report: Report) -> Lines:
+    """How fast a head trains."""
+    lines: list[list[object]] = [
+        [row["row"], row["answer_tokens_per_second"], row["megaflops_a_token"],
+         f"{100 * row['share_of_peak']:.0f} %"]
+        for row in report["rows"]
+    ]  # fmt: skip
+    head = ["way", "answer tokens a second", "MFLOP a token", "of the device's peak"]
+    about = f"Peak {report['peak_flops'] / 1e9:.0f} GFLOP/s (bf16 product of 4,096 × 4,096)."
+    return [where(report, "threads", "pack"), about, "", *table(head, lines)]
+
+
+Sections = dict[str, tuple[str | None, Callable[[Report], Lines]]]  # by result: title, lines
+SHIPPED: Sections = {
+    "demo-8-prompts": (None, demo),
+    "acceptance": (None, acceptance),
+    "lossless": (None, lossless),
+}
+BENCHMARKS: Sections = {
+    "bench": ("HumanEval prompts at several loads, this engine", grid),
+    "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
+    "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
+    "bench-gpt-oss-20b": ("GPT-OSS-20B's shape, random weights, given acceptance", grid),
+    "engines": ("Engines side by side", engines),
+    "families": ("Every family of targets", families),
+}
+TRAINING: Sections = {"training_speed": ("How fast a head trains", training_speed)}
+
+
+def lines_of(sections: Sections) -> Lines:
+    """The tables of the results that exist."""
+    lines = Lines()
+    for result, (title, section) in sections.items():
+        file = RESULTS / f"{result}.json"
+        if not file.is_file():
+            continue
+        lines += [f"### {title}", ""] if title else []
+        lines += section(json.loads(file.read_text()))
+        lines += [f"From `benchmarks/results/{result}.json`.", ""]
+    return lines
+
+
+def replace(page: str, name: str, lines: Lines) -> None:
+    """Write lines between the page's markers."""
+    file, begin = ROOT / page, f"<!-- tables: {name} -->"
+    before, rest = file.read_text().split(begin)
+    _, after = rest.split(END, 1)
+    file.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def main() -> None:
+    replace("README.md", "heads", heads())
+    replace("docs/benchmarks.md", "shipped heads", lines_of(SHIPPED))
+    replace("docs/benchmarks.md", "benchmarks", lines_of(BENCHMARKS))
+    replace("docs/training.md", "training", lines_of(TRAINING))
+
+
+if __name__ == "__main__":
+    main()
