@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleList
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -23,6 +24,7 @@ from transformers import (
 VOCAB = 67
 WINDOW = 4
 TAPS = (1, 2, 3)
+LEFT = (*TAPS, 4)  # and what leaves the last layer
 LAYERS = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, **LAYERS}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -109,7 +111,8 @@ def build(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 @dataclass
 class Reference:
-    """What transformers itself computes for a sequence: logits (T, V), features (T, F·E)."""
+    """What transformers itself computes for a sequence: logits (T, V), features (T, F·E) of LEFT,
+    the last before the final norm."""
 
     ids: Tensor
     logits: Tensor
@@ -118,9 +121,14 @@ class Reference:
 
 @torch.no_grad()
 def reference(model: PreTrainedModel, ids: Tensor) -> Reference:
+    parts = model.get_decoder().modules()
+    layers = next(part for part in parts if isinstance(part, ModuleList) and len(part) == 4)
+    left = list[Tensor]()
+    hook = layers[-1].register_forward_hook(lambda _, __, out: left.append(out))
     out = model(ids[None], output_hidden_states=True, use_cache=False)
-    features = torch.cat([out.hidden_states[layer][0] for layer in TAPS], dim=-1)
-    return Reference(ids, out.logits[0], features)
+    hook.remove()
+    states = [*(out.hidden_states[layer] for layer in TAPS), left[0]]
+    return Reference(ids, out.logits[0], torch.cat(states, dim=-1)[0])
 
 
 def random_ids(length: int, seed: int = 0) -> Tensor:

@@ -21,7 +21,8 @@ class TargetModel(Protocol):
 
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
         """Run the batch's rows and keep their keys and values. Returns hidden states (T, E) and
-        the residual stream that enters the layers `taps`, side by side (T, F·E)."""
+        the residual stream that enters the layers `taps`, side by side (T, F·E), see
+        `Target.forward`."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

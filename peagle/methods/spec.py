@@ -29,8 +29,8 @@ class HeadSpec:
     layers: Number of decoder layers of the head. Default: 4, or 1 for eagle3.
     depths: Number of draft tokens per round to train for (K).
     draft_vocab: Size of the draft vocabulary, the most frequent tokens.
-    feature_layers: Target layers whose hidden states the head reads, as 2,15,27. Default: those of
-        vLLM.
+    feature_layers: Target layers whose inputs the head reads, as 2,15,27; the number of layers is
+        what leaves the last one. Default: those of vLLM.
     embedding: Input embedding of the head: full (its own table), mask-row (the target's, with a
         trained row for the mask token) or shared (the target's). Default: mask-row, or shared for
         eagle3.

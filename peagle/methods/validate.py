@@ -153,8 +153,9 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
         raise Problem(f"{ids}; the head was trained with {trained}", rewrite)
     if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
         raise Problem(f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it", rewrite)
-    if not 0 <= ids[0] <= ids[-1] < count:
-        raise Problem(f"{ids}: the target has layers 0 to {count - 1}", rewrite)
+    if not 0 <= ids[0] <= ids[-1] <= count:
+        known = f"the target has layers 0 to {count - 1}, and {count} is what leaves the last"
+        raise Problem(f"{ids}: {known}", rewrite)
     width = head.tensors["fc.weight"].shape[1] if "fc.weight" in head.tensors else None
     if width not in (None, len(ids) * head.target_width):
         many = f"{len(ids)} layers of {head.target_width}"

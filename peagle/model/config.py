@@ -32,7 +32,7 @@ class DrafterConfig:
 
     method: str  # a name in methods/registry.py
     transformer: PretrainedConfig  # LlamaConfig or Qwen3Config: sizes, RoPE, eps, biases
-    feature_layers: tuple[int, ...]  # the residual stream entering these target layers
+    feature_layers: tuple[int, ...]  # see `Target.forward`: the residual stream entering these
     draft_vocab_size: int
     target_hidden_size: int
     mask_token_id: int | None = None  # placeholder token; None: nothing is masked

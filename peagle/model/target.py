@@ -33,7 +33,7 @@ class Step:
 
     def __init__(self, attend: Attend, taps: Sequence[int]) -> None:
         self.attend = attend
-        self.taps = dict[int, Tensor | None].fromkeys(taps)  # what enters these layers, (T, E)
+        self.taps = dict[int, Tensor | None].fromkeys(taps)  # (T, E), see `Target.forward`
 
 
 def _attention(  # noqa: PLR0913 (the interface of transformers)
@@ -92,6 +92,7 @@ class Target:
         self.head = _head_only(self.model, self.decoder)
         for index, layer in enumerate(self.layers):
             layer.register_forward_pre_hook(_tap(index), with_kwargs=True)
+        self.layers[-1].register_forward_hook(_tap(len(self.layers)), with_kwargs=True)
         self.kv_shapes = self._probe()
 
     @property
@@ -108,10 +109,7 @@ class Target:
         """A target of the same weights, whose modules can be replaced without changing this one."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         model = deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
-        for layer in _decoder_layers(model.get_decoder(), len(self.layers)):
-            layer._forward_pre_hooks.clear()
-            layer._forward_pre_hooks_with_kwargs.clear()
-        return Target(model, self.tokenizer, self.name)
+        return Target(model, self.tokenizer, self.name)  # hooks twice: they note the same
 
     def exact(self) -> "Target":
         """A target of the same weights whose experts compute a row at a time. Each expert sees a
@@ -123,17 +121,18 @@ class Target:
 
     def check_layers(self, layers: Sequence[int]) -> None:
         """Raises InputError for feature layers that the target does not have."""
-        if any(not 0 <= layer < len(self.layers) for layer in layers):
-            raise InputError(
-                f"feature layers {list(layers)}: {self.name} has layers 0 to {len(self.layers) - 1}"
-            )
+        last = len(self.layers)
+        if any(not 0 <= layer <= last for layer in layers):
+            known = f"{self.name} has layers 0 to {last - 1}, and {last} is what leaves the last"
+            raise InputError(f"feature layers {list(layers)}: {known}")
 
     @torch.no_grad()
     def forward(
         self, ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Run tokens `ids` (T,) at `positions` (T,); `attend` holds the keys and the mask. The
-        features are what enters the layers `taps`, side by side."""
+        features are what enters the layers `taps`, side by side; one more than the last layer is
+        what leaves that, before the final norm (as in vLLM)."""
         step = Step(attend, taps)
         out = self.decoder(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, peagle_step=step
@@ -171,13 +170,14 @@ class Target:
 
 
 def _tap(layer: int) -> Any:
-    """A hook that notes what enters a layer, in forwards that ask for it."""
+    """A hook that notes what enters a layer, or what leaves the one before (a forward hook's
+    `out`), in forwards that ask for it."""
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *out: Any) -> None:
         step: Step | None = kwargs.get("peagle_step")
         if step is not None and layer in step.taps:
-            states: Tensor = args[0] if args else kwargs["hidden_states"]
-            step.taps[layer] = states[0]
+            states: Any = (out or args or (kwargs["hidden_states"],))[0]
+            step.taps[layer] = states[0].flatten(0, -2)  # a layer may return a tuple
 
     return note
 

@@ -187,11 +187,15 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
 
 
 def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """(N, F, E) from an unchanged forward of the model, with its own attention."""
+    """(N, F, E) from an unchanged forward of the model, with its own attention. What leaves the
+    last layer is taken there: transformers reports it after the final norm."""
     plain = target.copy()
     plain.model.set_attn_implementation("eager")
+    last = list[Tensor]()
+    plain.layers[-1].register_forward_hook(lambda _, __, out: last.append(out))
     out = plain.decoder(tokens[None], output_hidden_states=True, use_cache=False)
-    return torch.stack([out.hidden_states[layer][0] for layer in layers], dim=1)
+    states = [*out.hidden_states[:-1], last[0]]
+    return torch.stack([states[layer][0].flatten(0, -2) for layer in layers], dim=1)
 
 
 @torch.no_grad()

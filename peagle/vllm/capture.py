@@ -70,7 +70,8 @@ def through_vllm(
     the capture; vLLM's log is put there when it fails.
     """
     norm = last_norm(target)
-    layers = [*feature_layers, len(target.layers)]  # the last is what leaves the last layer
+    # The last id is what leaves the last layer; it may be a feature, and vLLM returns it once.
+    layers = sorted({*feature_layers, len(target.layers)})
 
     @torch.no_grad()
     def read(file: Path, ids: list[int]) -> TargetOutput:
@@ -79,12 +80,13 @@ def through_vllm(
         except SafetensorError as error:
             raise VllmFailed(f"vLLM's file cannot be read ({error}): is the disk full?") from error
         file.unlink()
-        states = tensors["hidden_states"]  # (N, F + 1, E)
+        states = tensors["hidden_states"]  # (N, F + 1, E), or (N, F, E)
         shape = (len(ids), len(layers), target.config.hidden_size)
         if tensors["token_ids"].tolist() != ids or states.shape != shape:
             raise VllmFailed(f"vLLM ran other tokens or layers than it was given ({file.name})")
         # A copy: a view would keep the file's bytes on the disk.
-        return TargetOutput(norm(states[:, -1]), states[:, :-1].flatten(1).clone())
+        features = states[:, : len(feature_layers)].flatten(1).clone()
+        return TargetOutput(norm(states[:, -1]), features)
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
         files = (output / FILES).absolute()

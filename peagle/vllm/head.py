@@ -81,9 +81,9 @@ def _check_sizes(name: str, head: DrafterConfig, target: PretrainedConfig) -> No
         if trained != found:
             why = f"its {what} is {trained}, that of the target is {found}"
             raise InputError(f"head {name} was trained for another target: {why}")
-    last = target.num_hidden_layers - 1
-    if max(head.feature_layers) > last:
-        why = f"it reads layer {max(head.feature_layers)}, the target has layers 0 to {last}"
+    count = target.num_hidden_layers  # as an id: what leaves the last layer
+    if max(head.feature_layers) > count:
+        why = f"it reads layer {max(head.feature_layers)}, the target has layers 0 to {count - 1}"
         raise InputError(f"head {name}: {why}")
 
 

@@ -15,7 +15,7 @@ from peagle.backends.tiles import ROW_TILE, TiledTarget
 from peagle.backends.torch import TorchBackend
 from peagle.model.target import Target, TargetOutput
 
-POOL, TAPS = 24, (1, 3)
+POOL, TAPS = 24, (1, 4)
 
 
 class Reusing:

@@ -3,7 +3,7 @@ reference backend, and by the one that is chosen here."""
 
 import pytest
 import torch
-from families import FAMILIES, TAPS, WINDOW, Reference, build, random_ids, reference
+from families import FAMILIES, LEFT, WINDOW, Reference, build, random_ids, reference
 from torch import Tensor
 
 from peagle.backends.base import TargetModel
@@ -53,12 +53,12 @@ def new_cache(target: Target) -> KVCache:
 
 def run(model: TargetModel, cache: KVCache, ids: Tensor, start: int) -> TargetOutput:
     """The next tokens of a request."""
-    return model.forward(Batch.of([Span(ONE, start, ids.tolist())]), cache, TAPS)
+    return model.forward(Batch.of([Span(ONE, start, ids.tolist())]), cache, LEFT)
 
 
 def test_whole_sequence(family: tuple[Target, Reference, Reference]) -> None:
     target, wanted, _ = family
-    out = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend(), TAPS)
+    out = target.forward(wanted.ids, torch.arange(LENGTH), CausalAttend(), LEFT)
     close(out.features, wanted.features)
     close(target.logits(out.hidden), wanted.logits)
 
@@ -118,7 +118,7 @@ def test_packed_requests_do_not_see_each_other(
     ]
     for step in packed:
         spans = [Span(own, start, ref.ids[start:end].tolist()) for own, ref, start, end in step]
-        out = model.forward(Batch.of(spans), cache, TAPS)
+        out = model.forward(Batch.of(spans), cache, LEFT)
         at = 0
         for _, ref, start, end in step:
             rows = slice(at, at + end - start)
@@ -135,7 +135,7 @@ def test_draft_trees_are_their_branches(family: tuple[Target, Reference, Referen
     right = wanted.ids[13:18].tolist()  # rows 0, 2, 3, 5, 6
     ids = [right[0], 5, right[1], right[2], 6, right[3], right[4]]
     tails = [[], [1], [2], [2, 3], [1, 4], [2, 3, 5], [2, 3, 5, 6]]
-    out = model.forward(Batch.of([Span(ONE, 13, ids, tails)]), cache, TAPS)
+    out = model.forward(Batch.of([Span(ONE, 13, ids, tails)]), cache, LEFT)
     rows = [0, 2, 3, 5, 6]
     check(model, TargetOutput(out.hidden[rows], out.features[rows]), wanted, slice(13, 18))
 

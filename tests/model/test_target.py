@@ -138,7 +138,7 @@ def test_kv_shapes_are_those_of_the_keys_and_values(family: str) -> None:
     assert target.kv_shapes == [found[layer] for layer in range(len(target.layers))]
 
 
-@pytest.mark.parametrize("layers", [(1, 4), (-1, 2)])
+@pytest.mark.parametrize("layers", [(1, 5), (-1, 2)])
 def test_taps_outside_the_target(layers: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="tiny has layers 0 to 3"):
         tiny_llama().check_layers(layers)

@@ -96,6 +96,22 @@ def test_healthy_flags_pass(target: Target, method: str, flag: str, tmp_path: Pa
     assert wrong(examine(tmp_path / "head", target)) == []
 
 
+@pytest.mark.parametrize("dialect", ["native", "vllm", "speculators"])
+@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+def test_a_tap_after_the_last_layer(
+    target: Target, method: str, dialect: Any, tmp_path: Path
+) -> None:
+    """Features are what leaves the layer, before the final norm; trainer and engine agree."""
+    head = make_head(target, method, "shared")
+    layers = [0, 3, len(target.layers)]
+    known = replace(head.config.provenance, feature_layers=layers)
+    head.config = replace(head.config, feature_layers=tuple(layers), provenance=known)
+    save_drafter(head, tmp_path / "head", dialect)
+    checks = examine(tmp_path / "head", target)
+    assert wrong(checks) == []
+    assert {"features", "logits"} <= {check.name for check in checks if check.state == "ok"}
+
+
 def test_bfloat16_passes(tmp_path: Path) -> None:
     plain = make_target(layers=7)
     target = Target(plain.model.bfloat16(), plain.tokenizer, plain.name)
@@ -196,7 +212,7 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("feature layers", "in eagle_config only: vLLM would tap", change(**{LAYER_IDS: None})),
     ("feature layers", "vLLM would count 3", two_layers),
     ("feature layers", "not strictly ascending", forgotten([2, 0, 6], [2, 0, 6])),
-    ("feature layers", "the target has layers 0 to 6", forgotten([0, 2, 7], [0, 2, 7])),
+    ("feature layers", "the target has layers 0 to 6", forgotten([0, 2, 8], [0, 2, 8])),
     ("feature layers", "fc reads 96 features, [0, 2] are 2 layers", forgotten([0, 2], [0, 2])),
     ("feature layers", "malformed", forgotten(["0", 2, 6], ["0", 2, 6])),
     ("mask token", "outside the vocabulary", change(ptd_token_id=128)),

@@ -38,7 +38,7 @@ def test_features_and_hidden_states_are_those_of_transformers(
     assert target.tokenizer is not None
     ids = [target.tokenizer.encode(prompt) for prompt in human_eval_prompts(6)]
     data = [Example(one, [True] * len(one)) for one in ids]
-    layers = default_feature_layers(len(target.layers))
+    layers = (*default_feature_layers(len(target.layers)), len(target.layers))
     theirs, exact = through_vllm(Vllm(Path(python)), target, layers, tmp_path / "vllm"), []
 
     def noted(documents: list[list[int]]):
@@ -47,7 +47,7 @@ def test_features_and_hidden_states_are_those_of_transformers(
             yield output
 
     for name, run in (("vllm", noted), ("transformers", in_process(target, layers))):
-        plan = plan_capture(target, data, CaptureConfig(tmp_path / name))
+        plan = plan_capture(target, data, CaptureConfig(tmp_path / name, feature_layers=layers))
         capture(run, data, tmp_path / name, plan)
     wanted = list(in_process(target, layers)([example.ids for example in data]))
     for one, other in zip(exact, wanted, strict=True):

@@ -247,7 +247,7 @@ def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_
     """By its sizes, before anything is loaded."""
     for name, made, said in (
         ("wide", make_target(vocab=256), "its vocabulary is 128, that of the target is 256"),
-        ("short", make_target(layers=3), "it reads layer 3, the target has layers 0 to 2"),
+        ("short", make_target(layers=2), "it reads layer 3, the target has layers 0 to 1"),
     ):
         made.model.save_pretrained(tmp_path / name)
         line = refused(tmp_path / name, "--engine", "vllm", "--head", heads["eagle3"])

@@ -109,6 +109,15 @@ def test_it_is_the_capture_of_transformers(
     check_same(read, target, data, tmp_path / "transformers")
 
 
+def test_a_feature_that_leaves_the_last_layer(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM returns it once, though it is also what the final norm is computed of."""
+    monkeypatch.setattr(sys.modules[__name__], "LAYERS", (0, 2, len(target.layers)))
+    read = captured(target, data, tmp_path / "vllm")
+    check_same(read, target, data, tmp_path / "transformers")
+
+
 def test_files_are_read_and_deleted_as_they_come(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:

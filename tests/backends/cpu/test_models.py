@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from families import FAMILIES, PLAIN, TAPS, build  # noqa: E402
+from families import FAMILIES, LEFT, PLAIN, build  # noqa: E402
 from tiny_heads import head_config  # noqa: E402
 
 from peagle.backends.base import TargetModel
@@ -58,7 +58,7 @@ def run(model: TargetModel, target: Target) -> list[Tensor]:
     cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
     found = list[Tensor]()
     for batch in rounds():
-        out = model.forward(batch, cache, TAPS)
+        out = model.forward(batch, cache, LEFT)
         found += [out.hidden.clone(), out.features.clone(), model.logits(out.hidden).clone()]
     return found + [part for pair in cache.layers for part in pair]
 
@@ -108,11 +108,11 @@ def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype)
     target = Target(build(configs[family]()).to(dtype), None, family)
     model: TargetModel = CpuBackend(exact=True).target(target)
     cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
-    whole = model.forward(Batch.of([Span(BLOCKS[0], 0, list(range(3, 43)))]), cache, TAPS)
+    whole = model.forward(Batch.of([Span(BLOCKS[0], 0, list(range(3, 43)))]), cache, LEFT)
     hidden, features = whole.hidden.clone(), whole.features.clone()
     for start, count in ((0, 1), (1, 13), (14, 26)):
         span = Span(BLOCKS[0], start, list(range(3 + start, 3 + start + count)))
-        out = model.forward(Batch.of([span]), cache, TAPS)
+        out = model.forward(Batch.of([span]), cache, LEFT)
         assert torch.equal(out.hidden, hidden[start : start + count])
         assert torch.equal(out.features, features[start : start + count])
 

@@ -40,9 +40,9 @@ struct Forward {
   const Cache<T>* caches;
   const T *x, *embedding;  // (rows, width); an embedding for a head's first layer
   const T *cos, *sin;      // (rows, head)
-  const int64_t* taps;     // layers, in any order
+  const int64_t* taps;     // layers, in any order; `count` is after the last
   int64_t tap_count;
-  T* features;      // (rows, taps, width): what enters these layers
+  T* features;      // (rows, taps, width): what enters these layers, or leaves the last
   T *out, *normed;  // (rows, width): what leaves the last layer, and its norm
   int64_t threads;
 };
@@ -137,6 +137,7 @@ void decode(const Model<T>& m, const Forward<T>& f) {
       run_layer(x, f.out, m.layers[i], f.caches[i], m, f, static_cast<T*>(free), room);
       x = f.out;
     }
+    tap(x, m.count, m, f);
     norm(f.out, m.norm, f.normed, m.width, rows, m.width, m.eps);
   });
 }

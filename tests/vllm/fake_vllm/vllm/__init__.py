@@ -40,7 +40,7 @@ class LLM:
         speculative = given["speculative_config"]
         assert speculative["method"] == "extract_hidden_states"
         hf_config = speculative["draft_model_config"]["hf_config"]
-        self.layers = hf_config["eagle_aux_hidden_state_layer_ids"]
+        self.layers = sorted(set(hf_config["eagle_aux_hidden_state_layer_ids"]))  # as vLLM does
         self.longest, self.count = given["max_model_len"], 0
         self.model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=given["dtype"])
 
