@@ -59,7 +59,9 @@ def capture(
     loaded = load_target(target, device="cpu" if vllm else device)  # the GPU is vLLM's
     assert loaded.tokenizer is not None
     use_template(loaded.tokenizer, chat_template)
-    examples = read_examples(data, loaded.tokenizer, config.max_length)
+    # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
+    longest = min(config.max_length, loaded.max_context - 1)
+    examples = read_examples(data, loaded.tokenizer, longest)
     passing = tokens_in_passing(loaded, [e.ids for e in examples]) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)
     tapped = plan.origin.feature_layers

@@ -64,7 +64,8 @@ def train(
     head: HeadSpec,
     max_length: Annotated[
         int | None,
-        f"Maximum length of a document in tokens; the rest is cut. Default: {MAX_LENGTH}.",
+        "Maximum length of a document in tokens, at most the target's context; the rest is cut. "
+        f"Default: {MAX_LENGTH}.",
     ] = None,
     held_out: Annotated[
         Path | None,
@@ -215,7 +216,7 @@ def _documents(
         return data.examples()
     file = _synthesize(target, config) if data == "synth" else Path(data)
     assert target.tokenizer is not None
-    return read_examples(file, target.tokenizer, max_length)
+    return read_examples(file, target.tokenizer, min(max_length, target.max_context))
 
 
 def _synthesize(target: Target, config: TrainConfig) -> Path:

@@ -46,7 +46,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     k = k.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)  # (M, G, S, H), stride 0 over G
     v = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
     if spec.softcap is not None:
-        out = _soft_capped(q, k, v, mask, spec)
+        out = _capped(q, k, v, mask, spec)
     elif spec.sinks is not None:
         out = _with_sinks(q, k, v, mask, spec)
     else:
@@ -54,9 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _soft_capped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
-) -> Tensor:
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     assert spec.softcap is not None and spec.sinks is None
     scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.scale / spec.softcap)) * spec.softcap
     if mask is not None:

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import DrafterConfig
 from peagle.model.correction import Correction
-from peagle.model.layers import FirstLayer, Layer, Rotation, kv_shape
+from peagle.model.layers import FirstLayer, Layer, Rotation, head_size
 
 
 class DrafterOutput(NamedTuple):
@@ -77,6 +77,7 @@ class Drafter(nn.Module):
             else None
         )
         self.rotary = Rotary(sizes)
+        self.rotary.rope_type = "default"  # frequencies stay, as a target's: see `Target`
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
         if config.mask_token_id is not None:
@@ -152,7 +153,9 @@ class Drafter(nn.Module):
     @property
     def kv_shapes(self) -> list[HeadShape]:
         """What each layer keeps of a token."""
-        return [kv_shape(self.config.transformer)] * len(self.layers)
+        sizes = self.config.transformer
+        size = head_size(sizes)
+        return [HeadShape(sizes.num_key_value_heads, size, size)] * len(self.layers)
 
     @property
     def target_ids(self) -> Tensor:

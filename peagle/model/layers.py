@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from peagle.model.attention import Attend, AttentionSpec, HeadShape
+from peagle.model.attention import Attend, AttentionSpec
 
 
 class Rotation(NamedTuple):
@@ -100,12 +100,6 @@ class FirstLayer(Layer):
         both = torch.cat([self.input_layernorm(embedding), normed], dim=-1)
         x = x + self.self_attn(both, rotate, attend, 0)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def kv_shape(config: PretrainedConfig) -> HeadShape:
-    """What a layer keeps of a token."""
-    size = head_size(config)
-    return HeadShape(config.num_key_value_heads, size, size)
 
 
 def head_size(config: PretrainedConfig) -> int:

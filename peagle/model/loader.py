@@ -30,6 +30,8 @@ from peagle.files import writing
 from peagle.model.target import Target
 from peagle.paths import cache_dir
 
+log = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNREADABLE = (
     OSError,
@@ -56,7 +58,12 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Targ
             model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
     except UNREADABLE as error:
         raise InputError(f"target {name}: {first_line(error)}") from error
-    return Target(model.to(device), read_tokenizer(name, path, revision), name)
+    target = Target(model.to(device), read_tokenizer(name, path, revision), name)
+    longest = getattr(target.config, "max_position_embeddings", None) or 0
+    if target.max_context < longest:
+        why = "beyond it LongRoPE has other factors, for all requests together"
+        log.warning("target %s: context %d, not %d: %s", name, target.max_context, longest, why)
+    return target
 
 
 def read_tokenizer(target: str, path: str, revision: str | None) -> PreTrainedTokenizerBase:

@@ -55,21 +55,18 @@ def _attention(  # noqa: PLR0913 (the interface of transformers)
     return peagle_step.attend(cast(int, module.layer_idx), q, k, v, spec)[None], None
 
 
+class _States(tuple[Tensor]):
+    """A decoder's output of hidden states alone: router logits and the like are absent."""
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
 class _Passthrough(nn.Module):
     """Stands in for the decoder, so that the model's own head (caps, scales) runs on states."""
 
-    class Output:
-        def __init__(self, hidden: Tensor) -> None:
-            self.last_hidden_state = hidden
-
-        def __getitem__(self, index: int) -> Tensor:
-            return (self.last_hidden_state,)[index]
-
-        def __getattr__(self, name: str) -> None:  # router logits and the like: absent
-            return None
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> "_Passthrough.Output":
-        return self.Output(inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
+        return _States([inputs_embeds])
 
 
 class Target:
@@ -88,6 +85,7 @@ class Target:
         self.device, self.dtype = model.device, model.dtype
         self.model = model.requires_grad_(False).eval()
         self.decoder = model.get_decoder()
+        _fix_rope(self.decoder)
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         self.head = _head_only(self.model, self.decoder)
         for index, layer in enumerate(self.layers):
@@ -102,8 +100,14 @@ class Target:
 
     @property
     def max_context(self) -> int:
-        """Longest sequence, prompt and output, the target was made for."""
-        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+        """Longest sequence, prompt and output, the target was made for: with LongRoPE, by the
+        factors for short ones, as in vLLM where no length is given."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        longest = [getattr(self.config, "max_position_embeddings", None) or 1 << 30]
+        for table in [rope, *rope.values()]:  # one for all layers, or one for each kind
+            if isinstance(table, dict) and table.get("rope_type") == "longrope":
+                longest.append(table["original_max_position_embeddings"])
+        return min(longest)
 
     def copy(self) -> "Target":
         """A target of the same weights, whose modules can be replaced without changing this one."""
@@ -144,8 +148,7 @@ class Target:
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V) through the model's own head."""
-        logits: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits
-        return logits[0]
+        return cast(Tensor, self.head(inputs_embeds=hidden[None], use_cache=False).logits)[0]
 
     def _probe(self) -> list[HeadShape]:
         """The shape of every layer's keys and values, by one token through the model and its head.
@@ -162,10 +165,8 @@ class Target:
         except (TypeError, AttributeError):  # a model that keeps our keyword argument to itself
             shapes.clear()
         if missing := set(range(len(self.layers))) - set(shapes):
-            raise InputError(
-                f"target {self.name} ({self.config.model_type}): layers {sorted(missing)} do not "
-                "use the attention interface of transformers; such models are not supported"
-            )
+            why = f"layers {sorted(missing)} do not use the attention interface of transformers"
+            raise InputError(f"target {self.name} ({self.config.model_type}): {why}: unsupported")
         return [shapes[layer] for layer in range(len(self.layers))]
 
 
@@ -180,6 +181,15 @@ def _tap(layer: int) -> Any:
             step.taps[layer] = states[0].flatten(0, -2)  # a layer may return a tuple
 
     return note
+
+
+def _fix_rope(decoder: Any) -> None:
+    """Keep RoPE's frequencies as they are after loading. Those of dynamic RoPE and LongRoPE follow
+    the longest request of a forward: a row would depend on the rows beside it."""
+    for module in decoder.modules():
+        if kind := getattr(module, "rope_type", None):  # one for all layers, or one for each kind
+            each = isinstance(kind, dict)
+            module.rope_type = dict.fromkeys(kind, "default") if each else "default"
 
 
 def _refuse_foreign_mixers(model: PreTrainedModel, name: str) -> None:

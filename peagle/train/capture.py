@@ -44,7 +44,8 @@ class CaptureConfig:
     output: Folder for the shards; documents that it holds are not captured again.
     feature_layers: Target layers whose inputs are captured, as 2,15,27; the number of layers is
         what leaves the last one. Default: those of vLLM.
-    max_length: Maximum length of a document in tokens; the rest is cut.
+    max_length: Maximum length of a document in tokens, less than the target's context; the rest is
+        cut.
     shard_bytes: Size of one shard file in bytes.
     """
 

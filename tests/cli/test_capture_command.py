@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runner import SMALL, invoke, metrics, save_target
+from runner import SMALL, invoke, metrics, save_target, write_lines
 from typer.testing import CliRunner
 
 from peagle.cli.common import screen
@@ -29,6 +29,17 @@ def folder(target: Path, answers: Path, tmp_path_factory: pytest.TempPathFactory
 def capture(target: Path, answers: Path, folder: Path) -> tuple[object, ...]:
     where = ("--data", answers, "--output", folder)
     return ("data", "capture", target, *where, "--shard-mb", 0.05)
+
+
+def test_documents_are_cut_at_the_context(tmp_path: Path) -> None:
+    """What is longer is never served; the last place is that of vLLM's answer."""
+    target = save_target(tmp_path / "target", context=32)
+    data = write_lines(tmp_path / "long.jsonl", {"prompt_ids": [5, 6], "answer_ids": [7] * 60})
+    invoke(*capture(target, data, tmp_path / "made"))
+    [document] = Captured(tmp_path / "made").examples()
+    assert len(document.ids) == 31
+    invoke("train", target, "--data", data, "--output", tmp_path / "run", *SMALL, "--steps", 1)
+    assert metrics(tmp_path / "run")[0]["answer_tokens"] == 30
 
 
 def test_a_capture_can_be_trained_on(
