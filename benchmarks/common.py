@@ -67,9 +67,10 @@ def whole_numbers(text: str) -> list[int]:
 def load(
     dtype: str, batch: int = 1, *, deterministic: bool = False, quantize: str | None = None
 ) -> LLM:
-    """The demo target, without a head as yet."""
+    """The demo target, alone as yet."""
     logging.disable_progress_bar()
-    return LLM(TARGET, dtype=dtype, max_batch=batch, deterministic=deterministic, quantize=quantize)
+    how = {"dtype": dtype, "quantize": quantize}
+    return LLM(TARGET, lookup=False, max_batch=batch, deterministic=deterministic, **how)
 
 
 def human_eval(limit: int = PROBLEMS) -> list[str]:

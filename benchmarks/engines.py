@@ -116,7 +116,7 @@ def our_decoder(
     beginning with what is measured."""
 
     def decode(prompts: Prompts, max_tokens: int) -> Decoded:
-        used = llm.use(drafter, k, max_batch=concurrency)
+        used = llm.use(drafter, k, lookup=False, max_batch=concurrency)
         used.generate([warm_up], SamplingParams(max_tokens=WARM, ignore_eos=True))
         started = time.perf_counter()
         answers = used.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))

@@ -186,7 +186,7 @@ def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
     target = folder / "target"
     make_target(FAMILIES[name](), target)
     trained = train(target, folder)
-    llm = LLM(str(target), dtype="float32", deterministic=True)
+    llm = LLM(str(target), lookup=False, dtype="float32", deterministic=True)
     exported = export(folder / "run" / "head", llm, folder / "exported")
     prompts = [llm.tokenizer(q[-120:])["input_ids"] for q in human_eval(8)]
     alone = decode(llm, prompts)

@@ -87,7 +87,7 @@ class Way(NamedTuple):
 
     def of(self, llm: LLM, folders: dict[str, Path]) -> LLM:
         """The LLM that decodes this way."""
-        tree = {"nodes": self.nodes, "lookup": True} if self.nodes else {}
+        tree = {"nodes": self.nodes, "lookup": True} if self.nodes else {"lookup": False}
         chain = {"k": self.k} if self.k else {}
         return llm.use(folders.get(self.method), **tree, **chain, max_batch=self.batch)
 

@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     def opened(cell: Cell) -> Synthetic:
         drafter, k = drafters.get(cell.method), cell.k or None
-        used = llm.use(drafter, k, max_batch=cell.concurrency)
+        used = llm.use(drafter, k, lookup=False, max_batch=cell.concurrency)
         return Synthetic(used, params, args.prompt_tokens, accepted.get(cell.method, []))
 
     heads = {m: f"random, acceptance length {length} at K = 7" for m, length in given.items()}

@@ -192,7 +192,7 @@ def choose_head(target: str, head: str | None, method: str | None, k: int | None
         unknown = f"no {method} head is known for {target}: name one with `head`"
         raise InputError(missing or unknown)
     if missing:
-        warnings.warn(InputWarning(f"no speculation, {missing}"), stacklevel=2)
+        warnings.warn(InputWarning(missing), stacklevel=2)
     return None
 
 

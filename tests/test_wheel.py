@@ -168,9 +168,9 @@ def test_the_wheel_is_what_runs(installed: Installed) -> None:
 @pytest.mark.slow
 def test_generate_uses_the_head(installed: Installed) -> None:
     shown = installed.works("generate", TARGET, *SAY)
-    assert re.search(r"p-eagle, .*acceptance length [1-9].*, 8 tokens", shown)
+    assert re.search(r"p-eagle, .*, [1-9]\.\d\d tokens a target forward, 8 tokens", shown)
     shown = installed.works("generate", TARGET, *SAY, "--method", "eagle3")
-    assert re.search(r"eagle3, .*acceptance length [1-9].*, 8 tokens", shown)
+    assert re.search(r"eagle3, .*, [1-9]\.\d\d tokens a target forward, 8 tokens", shown)
 
 
 @pytest.mark.slow
@@ -282,9 +282,9 @@ def test_without_the_package_of_heads(without_heads: Installed) -> None:
     assert remedy in without_heads.refused("demo")
     assert remedy in without_heads.refused("generate", TARGET, *SAY, "--method", "p-eagle")
     done = without_heads.peagle("generate", TARGET, *SAY)
-    assert done.returncode == 0 and "no drafting" in done.stdout
+    assert done.returncode == 0 and "lookup (no head for this model)" in done.stdout
     [line] = done.stderr.splitlines()
-    assert "warning: no speculation" in line and remedy in line
+    assert "warning: the p-eagle head of" in line and remedy in line
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def own_answers(target: Target, count: int, length: int = 24) -> list[Example]:
     """Documents whose answers are the target's own greedy continuations."""
     prompts = random_prompts(count, 4, vocab=target.embedding.shape[0], seed=9)
     params = SamplingParams(max_tokens=length, ignore_eos=True)
-    done = LLM(target, max_batch=count).generate(prompts, params)
+    done = LLM(target, max_batch=count, lookup=False).generate(prompts, params)
     return [
         Example([*p, *c.token_ids], [False] * len(p) + [True] * length)
         for p, c in zip(prompts, done, strict=True)

@@ -25,7 +25,7 @@ class Contender:
     drafter: Drafter | None
     k: int | None = None  # a chain; without `k` and `nodes`: what pays, round by round
     nodes: int | None = None  # a tree
-    lookup: bool | None = None  # None: in trees of a head
+    lookup: bool | None = None  # None: not in chains
     seconds: float = 0.0
     stats: Stats = field(default_factory=Stats)
     outputs: list[list[int]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Contender:
 def load_contenders(llm: LLM, heads: dict[str, Path]) -> list[Contender]:
     """The target alone, then each head by method; what is drafted is chosen round by round."""
     drafting = [Contender(method, llm.load_head(folder)) for method, folder in heads.items()]
-    return [Contender("none", None), *drafting]
+    return [Contender("none", None, lookup=False), *drafting]
 
 
 def compare(

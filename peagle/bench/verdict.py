@@ -48,7 +48,7 @@ def time_head(
     fitting = [ids for ids in prompts if len(ids) < llm.target.max_context]
     if not fitting:
         return []
-    alone = Contender("none", None)
+    alone = Contender("none", None, lookup=False)
     heads = [
         Contender(llm.method, llm.drafter, row["k"], row["max_nodes"], row["lookup"])
         for row in measured

@@ -28,7 +28,7 @@ def chat(
         run = llm.stream([prompt_ids(llm.tokenizer, history)], sampling)
         show(run)
         check_answered(run)
-        console.print(f"[dim]{last_line(llm, run)}[/]")
+        console.print(f"[dim]{last_line(llm, run, model)}[/]")
         history.append({"role": "assistant", "content": run.completions()[0].text})
 
 

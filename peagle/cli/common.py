@@ -64,13 +64,14 @@ class ModelOptions:
     head: Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for
         the target.
     method: Drafting method: p-eagle, eagle3, lookup or none. Lookup drafts what followed when the
-        newest tokens occurred before, without a head. Default: the method of the head.
+        newest tokens occurred before, without a head. Default: the method of the head, lookup
+        where there is none.
     no_speculation: Decode with the target alone, the same as --method none.
     k: Number of draft tokens per round (num_speculative_tokens), one after another. Default: chosen
         every round.
     nodes: Number of draft tokens per round, as a tree. Default: chosen every round.
-    no_lookup: Draft with the head alone. Default: trees also hold what followed when the newest
-        tokens occurred before.
+    no_lookup: Draft with the head alone, or nothing without one. Default: trees also hold what
+        followed when the newest tokens occurred before.
     dtype: Data type of the weights: auto (as in the checkpoint), float32, bfloat16 or float16.
     quantize: Weight quantization of the target's decoder layers: int8 or int4, on the CPU only.
         Default: none.
@@ -122,11 +123,11 @@ def open_llm(
         )
         use_template(llm.tokenizer, options.chat_template)
         drafter = None if folder is None else llm.load_head(folder, force=options.force)
-    if drafter is None:
-        return llm.use(None, nodes=options.nodes, lookup=True) if method == "lookup" else llm
-    if method is not None and drafter.config.method != method:
+    if drafter is not None and method not in (None, drafter.config.method):
         raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
-    lookup = False if options.no_lookup else None
+    lookup = True if method == "lookup" else None
+    if options.no_lookup or method == "none":
+        lookup = False
     return llm.use(drafter, options.k, nodes=options.nodes, lookup=lookup)
 
 

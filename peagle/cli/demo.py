@@ -64,13 +64,14 @@ def demo(
     }
     write_json(output, report)
     base = results[0]["tokens_per_second"]
-    table = Table("method", "nodes", "tok/s", "speed-up", "acceptance length", "accepted per place")
+    table = Table("method", "nodes", "tok/s", "speed-up", "tokens a target forward",
+                  "accepted per place")  # fmt: skip
     for row in results:
         shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
         speed = row["tokens_per_second"]
         nodes = f"{row['nodes']:.1f}" if row["nodes"] else "-"
         table.add_row(row["method"], nodes, f"{speed:.1f}", f"{speed / base:.2f}×",
-                      f"{row['acceptance_length']:.2f}", shares)  # fmt: skip
+                      f"{row['tokens_per_forward']:.2f}", shares)  # fmt: skip
     weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
     console.print(f"{TARGET}, {weights}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
     console.print(table)

@@ -64,8 +64,9 @@ def evaluate(
     chains = parse_list(k or CHAINS, "k", least=1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", least=1) if nodes else ()
     llm = open_llm(target, model, max_batch=batch)
-    if llm.drafter is None and not (llm.lookup and trees):
-        why = "give `nodes`" if llm.lookup else "name one with --head"
+    lookup = model.drafting == "lookup"
+    if llm.drafter is None and not (lookup and trees):
+        why = "give `nodes`" if lookup else "name one with --head"
         raise InputError(f"no head to measure for {target}: {why}")
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
     used += [llm.use(llm.drafter, nodes=most, lookup=llm.lookup) for most in trees]

@@ -70,7 +70,7 @@ def generate(
         return
     show(show_trees(llm, run) if show_tree else run)
     check_answered(run)
-    console.print(f"[dim]{last_line(llm, run)}[/]")
+    console.print(f"[dim]{last_line(llm, run, model)}[/]")
 
 
 def read_schema(path: Path) -> str:
@@ -111,12 +111,17 @@ def summary(run: Run) -> dict[str, object]:
     return shown
 
 
-def last_line(llm: LLM, run: Run) -> str:
+def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
     """How drafting fared, in one line."""
-    result = summary(run)
-    drafting = "no drafting, "
+    result, stats = summary(run), run.completions()[0].stats
+    parts = ["no drafting"]
     if llm.method != "none":
+        by_default = llm.drafter is None and model.method is None
         most = f"K = {llm.k}" if llm.nodes is None else f"≤ {llm.nodes} nodes"
-        length = f"acceptance length {result['acceptance_length']}"
-        drafting = f"{llm.method}, {most}, {result['nodes'] or 0:.1f} a round, {length}, "
-    return f"{drafting}{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s"
+        parts = [
+            f"{llm.method} (no head for this model)" if by_default else llm.method,
+            f"{most}, {stats.nodes_per_round:.1f} a round",
+            f"{stats.tokens_per_forward:.2f} tokens a target forward",
+        ]
+    parts.append(f"{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s")
+    return ", ".join(parts)

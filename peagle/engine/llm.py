@@ -37,9 +37,9 @@ MOST_NODES = 256  # that may be asked for
 
 
 class LLM:
-    """A target, alone or with a head that drafts for it. It never changes: `use` makes another one
-    over the same target. Several LLMs over one target may decode in turns, and several threads may
-    use one LLM.
+    """A target with a head that drafts for it, or with lookup, or alone. It never changes: `use`
+    makes another one over the same target. Several LLMs over one target may decode in turns, and
+    several threads may use one LLM.
 
     >>> llm = LLM("smollm2-135m", head="heads/smollm2-135m-p-eagle")
     >>> llm.generate(["def fib(n):"], SamplingParams(max_tokens=64))[0].text
@@ -63,8 +63,7 @@ class LLM:
         *,
         k: int | None = None,  # num_speculative_tokens: chains as long as that
         nodes: int | None = None,  # trees as large as that; neither: what pays, round by round
-        lookup: bool
-        | None = None,  # what followed before is drafted, too; None: in trees of a head
+        lookup: bool | None = None,  # what followed before is drafted, too; None: not in chains
         max_batch: int | None = None,  # requests that run together; None: by device and memory
         kv_tokens: int | None = None,  # of KV cache, for all of them; None: by free memory
         deterministic: bool = False,
@@ -122,6 +121,8 @@ class LLM:
             if nodes is not None and not (method.parallel or lookup):
                 why = f"{method.title} drafts chains"
                 raise InputError(f"nodes {nodes}: {why}: give `k`, or a head of another method")
+        if drafter is None and lookup is None:  # there is nothing else to draft with
+            lookup = k is None and loaded.backend.trees
         chains = k is not None or not (drafter or lookup)
         size = None if chains else _tree_nodes(nodes, loaded.backend)
         if lookup and size is None:
@@ -152,8 +153,9 @@ class LLM:
         max_batch: int | None = None,
         kv_tokens: int | None = None,
     ) -> "LLM":
-        """Another LLM over the same target, with this head and K or tree; None decodes with the
-        target alone. `max_batch` and `kv_tokens` stay as they are here where they are not given.
+        """Another LLM over the same target, with this head and K or tree; None drafts by lookup, or
+        nothing where `lookup` is False. `max_batch` and `kv_tokens` stay as they are here where
+        they are not given.
 
         Raises InputError as the constructor does. Warns (InputWarning) when K is above what the
         head was trained for.
@@ -176,7 +178,7 @@ class LLM:
 
     @property
     def method(self) -> str:
-        """How tokens are drafted; "none" without a head."""
+        """How tokens are drafted: the head's method, "lookup" or "none"."""
         if self.drafter is not None:
             return self.drafter.config.method
         return "lookup" if self.lookup else "none"

@@ -77,7 +77,7 @@ class Races:
     def _use(self, own: LLM, lane: Lane) -> LLM:
         """Another LLM over the target of `own`, with a lane's head and the server's options."""
         if lane.method == "none":
-            return own.use(None)
+            return own.use(None, lookup=False)
         head = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
         served = self._llm
         if served.method == "none":

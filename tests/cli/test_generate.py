@@ -76,7 +76,8 @@ def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[str, Path])
     assert shown.startswith(text + "\n")
     last = shown.removeprefix(text + "\n")
     assert "\x1b" not in last
-    assert re.match(r"p-eagle, ≤ 32 nodes, \d+\.\d a round, acceptance length ", last)
+    gained = r"\d+\.\d a round, \d+\.\d\d tokens a target forward, 40 tokens, "
+    assert re.match(f"p-eagle, ≤ 32 nodes, {gained}", last)
     assert last.endswith(" tok/s\n")
 
 
@@ -84,9 +85,25 @@ def test_accepted_tokens_are_green_on_a_terminal(target: Path, heads: dict[str, 
     green = "\x1b[32m"
     drafted = invoke("generate", target, *ASK, "--head", heads["p-eagle"], "--k", 4, color=True)
     assert green in drafted.stdout
-    plain = invoke("generate", target, *ASK, color=True)
+    plain = invoke("generate", target, *ASK, "--no-speculation", color=True)
     assert green not in plain.stdout
     assert "no drafting" in plain.stdout
+
+
+def test_without_a_head_lookup_drafts(target: Path) -> None:
+    """The last line says so, and what it gained over the whole answer."""
+    default = printed("generate", target, *ASK)
+    assert default["lookup"]
+    for options, drafting in {
+        (): "lookup (no head for this model), ",
+        ("--method", "lookup"): "lookup, ",
+        ("--no-lookup",): "no drafting, ",
+        ("--no-speculation",): "no drafting, ",
+    }.items():
+        [*_, last] = invoke("generate", target, *ASK, *options).stdout.splitlines()
+        assert last.startswith(drafting)
+        assert ("tokens a target forward" in last) == last.startswith("lookup")
+        assert printed("generate", target, *ASK, *options)["token_ids"] == default["token_ids"]
 
 
 def test_what_the_model_says_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:

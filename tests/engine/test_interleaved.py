@@ -207,7 +207,7 @@ def test_threads_with_llms_of_their_own(dtype: torch.dtype) -> None:
         return [
             LLM(target, one, k=K),
             LLM(target, other, k=2, deterministic=True),
-            LLM(target, max_batch=2),
+            LLM(target, max_batch=2, lookup=False),
         ]
 
     wanted = [llm.generate(prompts, params) for llm, prompts in zip(make(), THREADS, strict=True)]

@@ -34,7 +34,7 @@ def test_decoding_is_counted(
 ) -> None:
     head = drafters["p-eagle"]
     llm = {
-        "none": LLM(target),
+        "none": LLM(target, lookup=False),
         "chain": LLM(target, head, k=3),
         "tree": LLM(target, head, nodes=8, lookup=False),
         "tree + lookup": LLM(target, head, nodes=8),
@@ -42,7 +42,7 @@ def test_decoding_is_counted(
         "lookup": LLM(target, nodes=8, lookup=True),
     }[kind]
     # The prompt has the beginning of the answer: lookup knows it.
-    answer = LLM(target).generate([prompt], PARAMS)[0].token_ids
+    answer = LLM(target, lookup=False).generate([prompt], PARAMS)[0].token_ids
     said = prompt if len(prompt) == 1 else [*prompt, *answer[:20], *prompt]
     stats, chunks, rounds = run(llm, said)
     assert (stats.forwards, stats.tokens) == (rounds, PARAMS.max_tokens - 1)

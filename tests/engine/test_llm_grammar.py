@@ -106,7 +106,7 @@ def test_greedy_is_what_it_is_without_drafts(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # K above what the head was trained for
         done = LLM(wide, wide_drafters[method], k=k, max_batch=3).generate(prompts, params)
-    plain = LLM(wide, max_batch=3).generate(prompts, params)
+    plain = LLM(wide, max_batch=3, lookup=False).generate(prompts, params)
     assert [(c.token_ids, c.text) for c in done] == [(c.token_ids, c.text) for c in plain]
 
 
@@ -258,7 +258,7 @@ def test_lookup_drafts_only_what_the_grammar_allows(
                 refused += not masks[request.draft.parents[row - 1], request.draft.tokens[row - 1]]
         run.step()
     assert looked_up > 20 and (refused == 0) == filtered
-    alone = LLM(wide).generate([prompt], params)[0]
+    alone = LLM(wide, lookup=False).generate([prompt], params)[0]
     assert run.completions()[0].token_ids == alone.token_ids
 
 

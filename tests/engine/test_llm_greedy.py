@@ -38,7 +38,7 @@ LENGTHS = [SamplingParams(max_tokens=n) for n in (20, 1, 33, 7, 26, 2, 40)]
 @pytest.fixture(scope="module")
 def plain(target: Target) -> list[tuple[list[int], str, str]]:
     """What the target alone makes of PROMPTS."""
-    return outcome(LLM(target, max_batch=3).generate(PROMPTS, LENGTHS))
+    return outcome(LLM(target, max_batch=3, lookup=False).generate(PROMPTS, LENGTHS))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -55,12 +55,14 @@ def test_equals_plain_for_every_k_and_batch(
 
 def test_plain_batching_equals_one_by_one(target: Target) -> None:
     params = SamplingParams(max_tokens=25)
-    alone = [LLM(target).generate([prompt], params)[0] for prompt in PROMPTS]
-    assert outcome(LLM(target, max_batch=3).generate(PROMPTS, params)) == outcome(alone)
+    alone = [LLM(target, lookup=False).generate([prompt], params)[0] for prompt in PROMPTS]
+    assert outcome(LLM(target, max_batch=3, lookup=False).generate(PROMPTS, params)) == outcome(
+        alone
+    )
 
 
 def test_plain_is_the_argmax_without_a_cache(target: Target) -> None:
-    done = LLM(target).generate(PROMPTS[:3], SamplingParams(max_tokens=15))
+    done = LLM(target, lookup=False).generate(PROMPTS[:3], SamplingParams(max_tokens=15))
     for prompt, completion in zip(PROMPTS, done, strict=False):
         ids = torch.tensor(prompt + completion.token_ids)
         hidden = target.forward(ids, torch.arange(len(ids)), CausalAttend()).hidden
@@ -103,7 +105,9 @@ LONG = [prompt for prompt in random_prompts(12, seed=5) if len(prompt) > 2][:5]
 
 def futures(target: Target, length: int) -> list[list[int]]:
     """Prompts of LONG with their true greedy continuations."""
-    done = LLM(target).generate(LONG, SamplingParams(max_tokens=length, ignore_eos=True))
+    done = LLM(target, lookup=False).generate(
+        LONG, SamplingParams(max_tokens=length, ignore_eos=True)
+    )
     return [p + c.token_ids for p, c in zip(LONG, done, strict=True)]
 
 
@@ -114,7 +118,9 @@ def test_max_tokens_inside_an_accepted_run(
     for max_tokens in range(1, 12):
         params = SamplingParams(max_tokens=max_tokens)
         done = LLM(target, drafters["eagle3"], k=4).generate(LONG, params)
-        assert outcome(done) == outcome(LLM(target).generate(LONG, params)), max_tokens
+        assert outcome(done) == outcome(LLM(target, lookup=False).generate(LONG, params)), (
+            max_tokens
+        )
         assert {c.finish_reason for c in done} == {"length"}
 
 
@@ -178,7 +184,7 @@ def test_eos_with_real_heads(
 def test_two_engines_share_a_target(target: Target, drafters: dict[str, Drafter]) -> None:
     """An engine made or used in between does not take the features away."""
     speculative, params = LLM(target, drafters["p-eagle"], k=3), SamplingParams(max_tokens=12)
-    plain = LLM(target)
+    plain = LLM(target, lookup=False)
     first = speculative.generate(PROMPTS, params)
     plain.generate(PROMPTS, params)
     assert total(first).rounds > 0
@@ -186,7 +192,7 @@ def test_two_engines_share_a_target(target: Target, drafters: dict[str, Drafter]
 
 
 def test_use_switches_heads(target: Target, drafters: dict[str, Drafter]) -> None:
-    llm, params = LLM(target), SamplingParams(max_tokens=12)
+    llm, params = LLM(target, lookup=False), SamplingParams(max_tokens=12)
     assert llm.method == "none" and total(llm.generate(PROMPTS, params)).rounds == 0
     plain = outcome(llm.generate(PROMPTS, params))
     for method, drafter in drafters.items():
@@ -196,7 +202,25 @@ def test_use_switches_heads(target: Target, drafters: dict[str, Drafter]) -> Non
         fixed = used.use(drafter, used.k)
         done = fixed.generate(PROMPTS, params)
         assert outcome(done) == plain and total(done).rounds > 0
-        assert total(fixed.use(None).generate(PROMPTS, params)).rounds == 0
+        assert total(fixed.use(None, lookup=False).generate(PROMPTS, params)).rounds == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_a_head_lookup_drafts(target: Target, temperature: float) -> None:
+    """Unless it is refused or a chain is asked for, with the same tokens. A repeated prompt is
+    where it drafts."""
+    llm = LLM(target, nodes=8)
+    assert (llm.method, llm.lookup, llm.nodes) == ("lookup", True, 8)
+    adaptive = LLM(target)
+    assert (adaptive.method, adaptive.lookup, adaptive.adaptive) == ("lookup", True, True)
+    for alone in (LLM(target, lookup=False), LLM(target, k=3), llm.use(None, lookup=False)):
+        assert (alone.method, alone.lookup, alone.k, alone.nodes) == ("none", False, 0, None)
+    prompts = [prompt * 4 for prompt in PROMPTS]
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=3)
+    wanted = outcome(alone.generate(prompts, params))
+    done = llm.generate(prompts, params)
+    assert outcome(done) == wanted == outcome(adaptive.generate(prompts, params))
+    assert total(done).rounds > 0
 
 
 def test_k_above_what_a_head_was_trained_for_warns_once(
@@ -225,7 +249,7 @@ def test_a_head_of_unknown_depth_drafts_as_deep_as_it_is_asked(target: Target) -
         assert LLM(target, drafter).k == 7
         llm = LLM(target, drafter, k=18)
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    alone = outcome(LLM(target).generate(PROMPTS, params))
+    alone = outcome(LLM(target, lookup=False).generate(PROMPTS, params))
     assert outcome(llm.generate(PROMPTS, params)) == alone
 
 

@@ -66,7 +66,11 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"k": 2, "max_batch": 1, "kv_tokens": 161},
         {"k": 2, "lookahead": 2, "max_batch": 1, "blocks": 11},
     ),
-    ({"head": None}, {"head": None, "layers": (), "k": 0, "lookahead": 0}),
+    ({"head": None, "lookup": False}, {"head": None, "layers": (), "k": 0, "lookahead": 0}),
+    (
+        {"head": None},
+        {"head": None, "layers": (), "k": 0, "lookahead": 32, "lookup": True, "adaptive": True},
+    ),  # fmt: skip
     ({"head": "other", "k": 3}, {"head": "other", "layers": (0, 1, 3)}),
 ]
 

@@ -41,7 +41,7 @@ def test_the_same_tokens_as_alone(
     target: Target, drafters: dict[str, Drafter], kind: str, nodes: int, max_batch: int
 ) -> None:
     params = [replace(own, **MANY[kind]) for own in LENGTHS]
-    alone = LLM(target, max_batch=2).generate(PROMPTS, params)
+    alone = LLM(target, max_batch=2, lookup=False).generate(PROMPTS, params)
     done = LLM(target, drafters["p-eagle"], nodes=nodes, max_batch=max_batch)
     found = done.generate(PROMPTS, params)
     assert [a.token_ids for a in found] == [a.token_ids for a in alone]
@@ -52,7 +52,7 @@ def test_log_probabilities_are_those_of_the_path(
     target: Target, drafters: dict[str, Drafter]
 ) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True, logprobs=3)
-    alone = LLM(target).generate(PROMPTS, params)
+    alone = LLM(target, lookup=False).generate(PROMPTS, params)
     found = LLM(target, drafters["p-eagle"], nodes=12).generate(PROMPTS, params)
     for one, other in zip(alone, found, strict=True):
         assert one.logprobs is not None and other.logprobs is not None
@@ -66,9 +66,9 @@ def test_an_answer_ends_within_a_path(
 ) -> None:
     llm = LLM(target, drafters["p-eagle"], nodes=12)
     params = SamplingParams(max_tokens=40)
-    said = LLM(target).generate(PROMPTS, replace(params, ignore_eos=True))
+    said = LLM(target, lookup=False).generate(PROMPTS, replace(params, ignore_eos=True))
     end_at(monkeypatch, target, *{answer.token_ids[9] for answer in said})
-    alone = LLM(target).generate(PROMPTS, params)
+    alone = LLM(target, lookup=False).generate(PROMPTS, params)
     found = llm.use(drafters["p-eagle"], nodes=12).generate(PROMPTS, params)
     assert [(a.token_ids, a.finish_reason) for a in found] == [
         (a.token_ids, a.finish_reason) for a in alone
@@ -84,7 +84,7 @@ def test_preempted_and_cached(
     start = random_prompts(1, longest=50)[0] * 2
     prompts = [[*start[:40], token, 9, 8] for token in range(20, 28)]
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    alone = LLM(target, deterministic=deterministic).generate(prompts, params)
+    alone = LLM(target, deterministic=deterministic, lookup=False).generate(prompts, params)
     llm = LLM(target, deterministic=deterministic)
     llm = llm.use(drafters["p-eagle"], nodes=9, kv_tokens=400, max_batch=8)
     run = llm.stream(prompts, params)
@@ -98,7 +98,7 @@ def test_the_context_ends(target: Target, drafters: dict[str, Drafter]) -> None:
     """Slots of a tree may lie behind the context's end, positions never."""
     prompt = (random_prompts(1)[0] * 100)[: target.max_context - 12]
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    alone = LLM(target).generate([prompt], params)[0]
+    alone = LLM(target, lookup=False).generate([prompt], params)[0]
     found = LLM(target, drafters["p-eagle"], nodes=40).generate([prompt], params)[0]
     assert found.token_ids == alone.token_ids and len(found.token_ids) == 12
 
@@ -108,7 +108,7 @@ def test_a_grammar_prunes_branches(
     target: Target, drafters: dict[str, Drafter], nodes: int
 ) -> None:
     params = SamplingParams(max_tokens=40, regex="(cat|hat|the mat|that|then) [a-z]{3,9}(;|!) *")
-    alone = LLM(target).generate(PROMPTS, params)
+    alone = LLM(target, lookup=False).generate(PROMPTS, params)
     found = LLM(target, drafters["p-eagle"], nodes=nodes).generate(PROMPTS, params)
     assert [a.token_ids for a in found] == [a.token_ids for a in alone]
     assert sum(sum(a.stats.accepted) for a in found) > 3
@@ -119,7 +119,7 @@ def test_what_moves_is_read_again(target: Target) -> None:
     keys, values and features must move."""
     drafter = make_drafter(target, "p-eagle", seed=4)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    alone = LLM(target).generate(PROMPTS, params)
+    alone = LLM(target, lookup=False).generate(PROMPTS, params)
     run = LLM(target, drafter, nodes=60).stream(PROMPTS, params)
     moved, move = list[int](), type(run.engine.cache).move
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +137,7 @@ def test_what_moves_is_read_again(target: Target) -> None:
 def test_a_walk_that_forgets_to_move_is_noticed(target: Target) -> None:
     drafter = make_drafter(target, "p-eagle", seed=4)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    alone = LLM(target).generate(PROMPTS, params)
+    alone = LLM(target, lookup=False).generate(PROMPTS, params)
     run = LLM(target, drafter, nodes=60).stream(PROMPTS, params)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(run.engine.cache), "move", lambda *_: None)

@@ -36,7 +36,7 @@ def greedy(llm: LLM, length: int = LENGTH) -> list[list[int]]:
 def test_accepted_drafts_change_nothing(kind: str, batch: int, oracle: Oracle) -> None:
     target = quantized(kind, torch.float32)
     drafter = make_drafter(target, "p-eagle")
-    said = greedy(LLM(target), LENGTH + 8)
+    said = greedy(LLM(target, lookup=False), LENGTH + 8)
     oracle.futures = [p + a for p, a in zip(PROMPTS, said, strict=True)]
     oracle.error_rate = 0.3
     llm = LLM(target, drafter, k=4, max_batch=batch)
@@ -49,7 +49,7 @@ def test_accepted_drafts_change_nothing(kind: str, batch: int, oracle: Oracle) -
 def test_heads_that_guess_change_nothing_bit_for_bit(kind: str, method: str) -> None:
     target = quantized(kind, torch.bfloat16)
     drafter = make_drafter(target, method).bfloat16()
-    plain = greedy(LLM(target, max_batch=1, deterministic=True))
+    plain = greedy(LLM(target, max_batch=1, deterministic=True, lookup=False))
     llm = LLM(target, drafter, k=7, max_batch=1, deterministic=True)
     assert greedy(llm) == plain
 

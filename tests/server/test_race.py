@@ -58,8 +58,8 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
         ("p-eagle", {"lookup": False}, ["", "chain", "tree"]),
         ("p-eagle", {"nodes": 9}, ["", "chain with lookup, 9 nodes", "tree with lookup, 9 nodes"]),
         ("p-eagle", {"nodes": 9, "lookup": False}, ["", "chain", "tree, 9 nodes"]),
-        ("none", {}, ["", "chain with lookup", "tree with lookup"]),
-        ("lookup", {"lookup": True}, ["", "chain with lookup", "tree with lookup", "chain"]),
+        ("none", {"lookup": False}, ["", "chain with lookup", "tree with lookup"]),
+        ("lookup", {}, ["", "chain with lookup", "tree with lookup", "chain"]),
     ],
 )
 def test_lanes_draft_as_the_server(
@@ -111,14 +111,15 @@ def test_nothing_is_left_of_it(drafter: Drafter) -> None:
     running.stop()
 
 
-@pytest.mark.parametrize("method", ["none", "p-eagle"])
-def test_fewer_lanes(serve: Serve, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+@pytest.mark.parametrize("method", ["none", "lookup", "p-eagle"])
+def test_fewer_lanes(drafter: Drafter, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """A target that no catalog knows races with what is served, or alone."""
     monkeypatch.delenv("PEAGLE_CATALOG")
-    running = serve() if method == "p-eagle" else start(LLM(make_target(), max_batch=4))
+    head = drafter if method == "p-eagle" else None
+    running = start(LLM(make_target(), head, lookup=method == "lookup", max_batch=4))
     first, *_, verdict = race(running)
     methods = [lane["method"] for lane in first["lanes"]]
-    assert methods == (["none"] if method == "none" else ["none", "p-eagle"])
+    assert methods == list(dict.fromkeys(["none", method]))
     assert verdict["identical"]
     running.stop()
 

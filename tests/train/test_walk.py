@@ -33,7 +33,7 @@ def documents(target: Target) -> list[Example]:
     """Greedy answers; what comes after them is known, so that a draft may pass their end."""
     prompts = random_prompts(6, 4, seed=9)
     params = SamplingParams(max_tokens=LENGTH + BEYOND, ignore_eos=True)
-    answers = LLM(target, max_batch=1).generate(prompts, params)
+    answers = LLM(target, max_batch=1, lookup=False).generate(prompts, params)
     flags = [True] * LENGTH + [False] * BEYOND
     return [
         Example([*prompt, *answer.token_ids], [False] * len(prompt) + flags)
