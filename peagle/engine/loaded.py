@@ -24,12 +24,7 @@ class Loaded:
     """A target that is ready to decode: what all LLMs over it share. Nothing here changes."""
 
     def __init__(
-        self,
-        target: Target,
-        *,
-        own: bool,
-        deterministic: bool,
-        backend: Backend | None = None,
+        self, target: Target, *, own: bool, deterministic: bool, backend: Backend | None = None
     ) -> None:
         """`own`: nobody else has this target."""
         self.target = target

@@ -22,13 +22,7 @@ def weights_hash(target: Target) -> str:
 
 def config_hash(target: Target) -> str:
     """Fingerprint of the architecture: sizes only, whatever the dtype or library version."""
-    keys = (
-        "hidden_size",
-        "model_type",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "vocab_size",
-    )
+    keys = ("hidden_size", "model_type", "num_attention_heads", "num_hidden_layers", "vocab_size")
     sizes = {key: getattr(target.config, key, None) for key in keys}
     return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -59,12 +59,7 @@ class Trainee(nn.Module):
     """Drafter and loss in one forward: what data parallelism wraps."""
 
     def __init__(
-        self,
-        drafter: Drafter,
-        target: Target,
-        decay: float = 1.0,
-        *,
-        bf16: bool = True,
+        self, drafter: Drafter, target: Target, decay: float = 1.0, *, bf16: bool = True
     ) -> None:
         super().__init__()
         self.drafter, self.target, self.bf16 = drafter, target, bf16

@@ -36,13 +36,7 @@ from peagle.train.state import (
     snapshot,
     write_settings,
 )
-from peagle.train.step import (
-    Sequence,
-    StepResult,
-    Trainee,
-    compile_layers,
-    run_target,
-)
+from peagle.train.step import Sequence, StepResult, Trainee, compile_layers, run_target
 from peagle.train.step import supervised_elements as supervised
 
 if TYPE_CHECKING:

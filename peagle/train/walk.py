@@ -78,10 +78,7 @@ class Walk:
     """
 
     def __init__(
-        self,
-        target: Target,
-        documents: list[Example],
-        states: States | None = None,
+        self, target: Target, documents: list[Example], states: States | None = None
     ) -> None:
         self.target = target
         self.documents = documents
