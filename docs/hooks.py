@@ -18,7 +18,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 INTRODUCTION = """# Command line
 
 Every command with its arguments and options, as `--help` says them. Exit codes: 0 is done, 2 is
-bad input (one line says what and how to mend it), 1 is any other failure, or a check that failed.
+bad input (one line says what and how to mend it), 130 is stopped by Ctrl-C, 1 is any other failure,
+or a check that failed.
 """
 
 

@@ -157,7 +157,7 @@ def _measure(
     def write(done: list[Result], whole: bool) -> None:
         write_json(output, report(done, about, whole))
 
-    with progress_bar("loads") as bar, closing(answers):
+    with progress_bar("loads", f"measured, each is in {output}") as bar, closing(answers):
         task = bar.add_task("", total=len(cells) * repeats)
         try:
             play(answers.groups(results), answers.opened, conversations, repeats, settings["rate"],

@@ -24,6 +24,8 @@ from peagle.train.capture import CaptureConfig
 if TYPE_CHECKING:
     from peagle.vllm.capture import Vllm
 
+KEPT = "what was captured before is whole: run the same command to continue"
+
 
 def capture(
     target: TargetArgument,
@@ -72,16 +74,14 @@ def capture(
         f"{len(examples)} documents, {plan.tokens} tokens: {size_text(plan.bytes)} on disk"
         + left * bool(there)
     )
-    with progress_bar("documents") as bar:
+    with progress_bar("documents", KEPT) as bar:
         task = bar.add_task("", total=len(examples), completed=there)
         try:
             run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
-            kept = "what was captured before is whole: the same command goes on from there"
-            raise InputError(f"{unusable(error, output)}; {kept}") from error
+            raise InputError(f"{unusable(error, output)}; {KEPT}") from error
         except VllmFailed as error:
-            why = "what was captured before is whole: run the same command to continue"
-            screen.print(with_flags(f"peagle: {error}; {why}"), markup=False)
+            screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
             raise typer.Exit(1) from error
     screen.print(f"captured to {output}: train with --data {output}")
 

@@ -1,14 +1,23 @@
 """What several commands share: option types, loading, printing."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from peagle.catalog import choose_head
@@ -23,6 +32,8 @@ screen = Console(stderr=True, highlight=False, soft_wrap=True)
 console = Console(highlight=False, soft_wrap=True)
 
 PIPED_WIDTH = 140  # characters
+WRITTEN = "written, run it again to go on"  # records of a data file, after Ctrl-C
+LOG_SECONDS = 30.0  # between lines about progress, where stderr is no terminal
 
 TargetArgument = Annotated[
     str,
@@ -161,18 +172,51 @@ def print_table(table: Table) -> None:
     Console(highlight=False, width=width).print(table)
 
 
-def progress_bar(what: str) -> Progress:
-    """A progress bar on stderr; silent when that is not a terminal."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=screen, disable=not screen.is_terminal)
+@contextmanager
+def progress_bar(what: str, kept: str = "") -> Iterator[Progress]:
+    """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C says
+    how many of `what` are done, and what is `kept` of them."""
+    count, note = MofNCompleteColumn(), TextColumn("{task.description}")
+    columns = (TextColumn(what), BarColumn(), count, note, TimeRemainingColumn())
+    bar = Progress(*columns, console=screen, disable=not screen.is_terminal)
+    bar.speed_estimate_period = 20 * LOG_SECONDS
+    over = Event()
+    try:
+        with bar:
+            Thread(target=_log, args=(bar, what, over)).start()
+            yield bar
+    except KeyboardInterrupt:
+        done = (f"{_done(task)} {what} {kept}".strip() for task in bar.tasks)
+        raise KeyboardInterrupt(*done) from None
+    finally:
+        over.set()
+
+
+def _log(bar: Progress, what: str, over: Event) -> None:
+    """Print lines as "12 of 30 answers, 310 tokens/s, 40 s left" where the bar is not shown."""
+    while not over.wait(LOG_SECONDS):
+        for task in bar.tasks if bar.disable else ():
+            left = f"{task.time_remaining:.0f} s left" if task.time_remaining else ""
+            parts = (f"{_done(task)} {what}", task.description, left)
+            screen.print(", ".join(filter(None, parts)), markup=False)
+
+
+def _done(task: Task) -> str:
+    return f"{task.completed:.0f} of {task.total or 0:.0f}"
 
 
 @contextmanager
-def counting(what: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for work that reports (done, total)."""
-    with progress_bar(what) as bar:
+def counting(what: str, total: int | None, kept: str) -> Iterator[Callable[..., None]]:
+    """A progress bar for work that reports what is done, the total, and perhaps its tokens."""
+    started = time.monotonic()
+
+    def count(done: int, total: int, tokens: int = 0) -> None:
+        speed = f"{tokens / (time.monotonic() - started):.0f} tokens/s" if tokens else ""
+        bar.update(task, completed=done, total=total, description=speed)
+
+    with progress_bar(what, kept) as bar:
         task = bar.add_task("", total=total)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield count
 
 
 def existing_file(path: Path, option: str) -> Path:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.cli.capture import capture
 from peagle.cli.common import (
+    WRITTEN,
     ChatTemplateOption,
     JsonOption,
     ModelOptions,
@@ -88,7 +89,7 @@ def synth(
         template_args=_pairs(chat_template_arg or [], "--chat-template-arg"),
     )
     llm = open_llm(target, model, max_batch=batch)
-    with counting("records", config.count) as count:
+    with counting("records", config.count, WRITTEN) as count:
         report = synthesize(llm, output, config, count)
     kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(report.kinds.items()))
     screen.print(f"wrote {report.written} records to {output}, which has {kinds}")
@@ -141,7 +142,7 @@ def regenerate(
         _check_template(source.tokenizer, args)
     else:
         raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")
-    with counting("records", None) as count:
+    with counting("answers", None, WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
     _tell(report, output)
 

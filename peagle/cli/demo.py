@@ -48,7 +48,7 @@ def demo(
         llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
         rows = load_contenders(llm, heads)
     ids = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
-    with progress_bar("prompts") as bar:
+    with progress_bar("prompts", "answered") as bar:
         task = bar.add_task("", total=len(ids))
         compare(llm, rows, ids, sampling, lambda: bar.advance(task))
     same, results = identical(rows), [row.row() for row in rows]

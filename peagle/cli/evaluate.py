@@ -71,7 +71,7 @@ def evaluate(
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
     used += [llm.use(llm.drafter, nodes=most, lookup=llm.lookup) for most in trees]
     rows = list[dict[str, Any]]()
-    with progress_bar(f"{dataset.stem}") as bar:
+    with progress_bar("turns", "answered") as bar:
         turns = sum(map(len, conversations))
         task = bar.add_task("", total=len(used) * turns)
         for one in used:

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from peagle.errors import InputError
 
 FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
+STOPPED = 130  # exit code after Ctrl-C
 RUNNING = ContextVar[TyperCommand | None]("the command that runs", default=None)
 
 
@@ -52,6 +53,9 @@ class _Command(TyperCommand):
         except InputError as error:
             error.args = (with_flags(str(error)),)
             raise
+        except KeyboardInterrupt as stop:
+            typer.echo(": ".join(["stopped", *map(str, stop.args)]), err=True)
+            raise typer.Exit(STOPPED) from stop
         finally:
             RUNNING.reset(running)
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging
 
 from peagle.cli.common import (
+    WRITTEN,
     ChatTemplateOption,
     DeviceOption,
     TargetArgument,
@@ -20,7 +21,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.options import App, check_at_least, with_flags
+from peagle.cli.options import STOPPED, App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
@@ -129,7 +130,7 @@ def train(
     where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
     (continue_run if resume else start_over)(trainer)
-    _train(trainer)
+    _train(trainer, len(walk.documents))
 
 
 def _captures(data: str) -> Captures | None:
@@ -228,7 +229,7 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
     wanted = SynthConfig(count=max(records, SYNTH_LEAST), max_tokens=SYNTH_TOKENS)
     file = config.output / "data.jsonl"
-    with counting("writing data", records) as count:
+    with counting("records", records, WRITTEN) as count:
         synthesize(LLM(target), file, wanted, count)
     return file
 
@@ -245,18 +246,26 @@ def _drafter(
     return new_drafter(target, answers, spec)
 
 
-def _train(trainer: Trainer) -> None:
-    """Run, showing progress and what was measured on the way."""
+def _train(trainer: Trainer, measured: int) -> None:
+    """Run, showing progress and what was found on the documents to measure on."""
     output = trainer.config.output
-    with progress_bar("training") as bar:
+    tokens = sum(len(example.ids) for example in trainer.data)
+    answers = sum(sum(example.supervised) for example in trainer.data)
+    screen.print(
+        f"training on {len(trainer.data)} documents ({tokens} tokens, {answers} of answers), "
+        f"measured on {measured} held out: steps {trainer.progress.step + 1} to "
+        f"{trainer.total_steps}"
+    )
+    with progress_bar("steps") as bar:
         task = bar.add_task("", total=trainer.total_steps, completed=trainer.progress.step)
 
         def show(metrics: dict[str, Any]) -> None:
-            bar.update(task, completed=metrics["step"])
+            bar.update(task, completed=metrics["step"], description=f"loss {metrics['loss']}")
             if "acceptance_length" in metrics:
                 shares = " ".join(f"{share:.3f}" for share in metrics["accepted_per_position"])
                 length = metrics["acceptance_length"]
-                screen.print(f"step {metrics['step']}: acceptance length {length} ({shares})")
+                found = f"acceptance length {length} over {measured} documents ({shares})"
+                screen.print(f"step {metrics['step']}: {found}")
 
         try:
             trainer.run(show)
@@ -272,7 +281,7 @@ def _train(trainer: Trainer) -> None:
                 write_card(folder)
     if not trainer.finished:
         screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
-        raise typer.Exit(1)
+        raise typer.Exit(STOPPED)
     screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
 
 

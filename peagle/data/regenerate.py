@@ -1,6 +1,6 @@
 """The target answers prompts itself: what a drafter must learn to predict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -23,8 +23,9 @@ class Engine(NamedTuple):
 
     tokenizer: PreTrainedTokenizerBase
     max_context: int
-    group: int  # records answered together and written together
-    generate: Callable[[list[list[int]], SamplingParams], Sequence[Completion]]
+    group: int  # records answered together
+    # Answers, each with the number of its prompt, in the order in which they end.
+    generate: Callable[[list[list[int]], SamplingParams], Iterable[tuple[int, Completion]]]
 
 
 class Report(NamedTuple):
@@ -39,7 +40,12 @@ class Report(NamedTuple):
 
 def native(llm: LLM) -> Engine:
     """Answer with our own engine."""
-    return Engine(llm.tokenizer, llm.target.max_context, llm.max_batch * 4, llm.generate)
+    return Engine(
+        llm.tokenizer,
+        llm.target.max_context,
+        llm.max_batch * 4,
+        lambda prompts, params: llm.stream(prompts, params).ended(),
+    )
 
 
 def through_vllm(target: str, tokenizer: PreTrainedTokenizerBase) -> Engine:
@@ -54,11 +60,14 @@ def regenerate(
     output: Path,
     params: SamplingParams,
     limit: int | None = None,  # of records
-    on_record: Callable[[int, int], None] = lambda done, total: None,
+    on_answers: Callable[[int, int, int], None] = lambda written, total, tokens: None,
 ) -> Report:
     """Answer every record, turn by turn, and append to `output` one line an answer: `messages` for
     people, `prompt_ids` and `answer_ids` for exact training; from an endpoint one line a record,
     `messages` only.
+
+    A record is written when its last answer ends; `on_answers` is told the answers in the file, all
+    that are wanted, and the tokens that this run wrote.
 
     Records already in `output` are skipped, so a stopped run continues. A conversation that leaves
     too little room for an answer loses its oldest turns. Raises InputError when `output` holds
@@ -69,13 +78,17 @@ def regenerate(
     with open_to_append(output) as file:
         finished = _finished_records(file, conversations)
         todo = [PendingRecord(i, asks) for i, asks in enumerate(wanted) if i not in finished]
-        left = len(todo)
+        total = sum(len(each.asks) for each in wanted)
+        left = sum(len(record.conversation.asks) for record in todo)
+        tokens = 0
 
         def write(records: list[PendingRecord]) -> None:
-            nonlocal left
-            append(file, [line for record in records for line in record.lines])
-            left -= len(records)
-            on_record(len(wanted) - left, len(wanted))
+            nonlocal left, tokens
+            lines = [line for record in records for line in record.lines]
+            append(file, lines)
+            left -= sum(len(record.conversation.asks) for record in records)
+            tokens += sum(len(line.get("answer_ids", ())) for line in lines)
+            on_answers(total - left, total, tokens)
 
         write([])
         if isinstance(source, Servers):
@@ -85,8 +98,9 @@ def regenerate(
             for start in range(0, len(todo), engine.group):
                 group = todo[start : start + engine.group]
                 while records := [record for record in group if record.open]:
-                    answer_turn(engine, records, params)
-                write(group)
+                    for record in answer_turn(engine, records, params):
+                        if not record.open:
+                            write([record])
     return Report(
         sum(record.answers for record in todo if not record.open),
         sum(record.truncated for record in todo),
@@ -96,8 +110,11 @@ def regenerate(
     )
 
 
-def answer_turn(engine: Engine, records: list[PendingRecord], params: SamplingParams) -> None:
-    """Answer the next turn of all records together; a turn that does not fit is skipped."""
+def answer_turn(
+    engine: Engine, records: list[PendingRecord], params: SamplingParams
+) -> Iterator[PendingRecord]:
+    """Answer the next turn of all records together, and yield each when its answer ends. A turn
+    that does not fit is skipped."""
     asked: list[tuple[PendingRecord, list[Message]]] = []
     prompts: list[list[int]] = []
     for record in records:
@@ -107,13 +124,14 @@ def answer_turn(engine: Engine, records: list[PendingRecord], params: SamplingPa
             prompts.append(ids)
         else:
             record.skip()
-    if not asked:
-        return
-    answers = engine.generate(prompts, params)
-    for (record, messages), ids, answer in zip(asked, prompts, answers, strict=True):
+            yield record
+    for number, answer in engine.generate(prompts, params) if asked else ():
+        record, messages = asked[number]
+        ids = prompts[number]
         message = to_message(engine.tokenizer, ids, answer.token_ids, answer.text)
         tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
         record.add_answer(messages, message, tokens)
+        yield record
 
 
 def _fit(

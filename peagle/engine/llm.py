@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -286,13 +287,8 @@ class LLM:
         Raises RequestFailure, once all have ended, when one of them could not go on; `stream` tells
         them apart by their finish_reason.
         """
-        run = Run(self, prompts, params)
-        for _ in run:
-            pass
-        for request in run.requests:
-            if request.failure is not None:
-                raise RequestFailure(f"prompt {request.index}: {request.failure}")
-        return run.completions()
+        answers = dict(Run(self, prompts, params).ended())
+        return [answers[number] for number in sorted(answers)]
 
     def stream(
         self,
@@ -355,23 +351,38 @@ class Run:
     def _fetch(self) -> list[Chunk]:
         return [chunk for request in self.requests for chunk in self.engine.fetch(request)]
 
+    def ended(self) -> Iterator[tuple[int, Completion]]:
+        """Each answer when it ends, with its number. Raises RequestFailure, once all have ended,
+        when one of them could not go on."""
+        left = self.requests
+        with closing(self):
+            while left:
+                self.step()
+                ended = [request for request in left if request.finish_reason is not None]
+                left = [request for request in left if request not in ended]
+                for request in ended:
+                    if request.failure is None:
+                        yield request.index, _completion(request)
+        for request in self.requests:
+            if request.failure is not None:
+                raise RequestFailure(f"prompt {request.index}: {request.failure}")
+
     def completions(self) -> list[Completion]:
         """Answers in the order of the prompts, once iteration has ended."""
-        done = []
-        for request in self.requests:
-            assert request.finish_reason is not None, "iterate to the end first"
-            done.append(
-                Completion(
-                    request.text.text,
-                    request.output,
-                    request.finish_reason,
-                    request.stats,
-                    request.drafted_output,
-                    None if request.params.logprobs is None else request.logprobs,
-                    request.failure,
-                )
-            )
-        return done
+        return [_completion(request) for request in self.requests]
+
+
+def _completion(request: Request) -> Completion:
+    assert request.finish_reason is not None, "iterate to the end first"
+    return Completion(
+        request.text.text,
+        request.output,
+        request.finish_reason,
+        request.stats,
+        request.drafted_output,
+        None if request.params.logprobs is None else request.logprobs,
+        request.failure,
+    )
 
 
 def _warn_of_depth(k: int, trained: int | None) -> None:

@@ -1,6 +1,6 @@
 """vLLM in this process as the engine that answers prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from peagle.engine.params import SamplingParams
@@ -13,7 +13,8 @@ class VllmEngine(NamedTuple):
     """A target loaded by vLLM."""
 
     max_context: int
-    generate: Callable[[list[list[int]], SamplingParams], Sequence[Completion]]
+    # All answers, with the numbers of their prompts.
+    generate: Callable[[list[list[int]], SamplingParams], Iterable[tuple[int, Completion]]]
 
 
 def open_vllm(target: str) -> VllmEngine:
@@ -28,7 +29,9 @@ def open_vllm(target: str) -> VllmEngine:
     path, revision = locate(target)
     llm = vllm.LLM(path, revision=revision)
 
-    def generate(prompts: list[list[int]], params: SamplingParams) -> Sequence[Completion]:
+    def generate(
+        prompts: list[list[int]], params: SamplingParams
+    ) -> Iterable[tuple[int, Completion]]:
         sampling = vllm.SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -38,8 +41,8 @@ def open_vllm(target: str) -> VllmEngine:
         requests = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = llm.generate(requests, sampling, use_tqdm=False)
         answers = [output.outputs[0] for output in outputs]
-        return [
-            Completion(a.text, list(a.token_ids), a.finish_reason, Stats(), []) for a in answers
-        ]
+        for number, answer in enumerate(answers):
+            ids = list(answer.token_ids)
+            yield number, Completion(answer.text, ids, answer.finish_reason, Stats(), [])
 
     return VllmEngine(llm.llm_engine.model_config.max_model_len, generate)

@@ -50,15 +50,17 @@ def refused(
     capsys: pytest.CaptureFixture[str],
     count: Callable[..., None],
 ) -> Peagle:
-    """Runs a command that must end with code 2; returns its line on stderr."""
+    """Runs a command that must end with code 2; returns its last line on stderr, where training may
+    have begun before."""
 
     def refuse(folder: Path, *args: object) -> str:
         before = tree(folder)
         capsys.readouterr()
         assert run(monkeypatch, *args) == 2
         out, errors = capsys.readouterr()
-        [line] = errors.splitlines()
+        *begun, line = errors.splitlines()
         assert line.startswith("peagle: ") and out == ""
+        assert [text.partition(" on ")[0] for text in begun] in ([], ["training"])
         assert tree(folder) == before
         count("damaged files given to `peagle train`")
         return line.removeprefix("peagle: ")

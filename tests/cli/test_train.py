@@ -189,7 +189,7 @@ def test_loss_that_is_not_finite_is_a_failure(target: Path, answers: Path, tmp_p
     command = ["train", target, *where, *SMALL, "--lr", "1e30", "--steps", 5]
     result = CliRunner().invoke(app, [str(part) for part in command])
     assert result.exit_code == 1
-    [line] = result.stderr.splitlines()
+    [_, line] = result.stderr.splitlines()
     assert line.startswith("peagle: loss is nan at step ")
 
 
@@ -200,7 +200,7 @@ def test_sigint_leaves_a_checkpoint_that_resumes(
     threading.Thread(target=_interrupt_after, args=(tmp_path / "metrics.jsonl",)).start()
     result = CliRunner().invoke(app, [*command, "--steps", "100000"])
     done = len(metrics(tmp_path))
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == 130, result.output
     assert f"stopped at step {done}: continue with --resume" in result.stderr
     invoke(*command, "--steps", done + 2, "--resume")
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, done + 3))

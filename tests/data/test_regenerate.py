@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ def quick(llm: LLM) -> Engine:
     """The same answers, each made once: what is tested is the file."""
     said: dict[tuple[int, ...], Completion] = {}
 
-    def generate(prompts: list[list[int]], params: SamplingParams) -> list[Completion]:
+    def generate(
+        prompts: list[list[int]], params: SamplingParams
+    ) -> Iterator[tuple[int, Completion]]:
         assert params == GREEDY
-        for ids in map(tuple, prompts):
+        for number, ids in enumerate(map(tuple, prompts)):
             said[ids] = said.get(ids) or llm.generate([list(ids)], params)[0]
-        return [said[tuple(ids)] for ids in prompts]
+            yield number, said[ids]
 
     return native(llm)._replace(generate=generate)
 
@@ -57,7 +60,9 @@ def regenerate(source: LLM | Engine, prompts: Path, *rest: Any, **named: Any) ->
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    """Lines by record, whatever order these ended in."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return sorted(lines, key=lambda line: line["record"])
 
 
 def test_every_turn_has_the_targets_greedy_answer(llm: LLM, prompts: Path, tmp_path: Path) -> None:
@@ -77,11 +82,12 @@ def test_every_turn_has_the_targets_greedy_answer(llm: LLM, prompts: Path, tmp_p
     assert second[:2] == first  # the second turn follows the target's own first answer
 
 
-def test_batching_does_not_change_the_file(prompts: Path, tmp_path: Path) -> None:
+def test_batching_does_not_change_the_records(prompts: Path, tmp_path: Path) -> None:
+    """Their order may change: a record is written when it ends."""
     files = [tmp_path / "one.jsonl", tmp_path / "three.jsonl"]
     for file, batch in zip(files, (1, 3), strict=True):
         regenerate(LLM(make_target(), max_batch=batch), prompts, file, GREEDY)
-    assert files[0].read_text() == files[1].read_text()
+    assert sorted(files[0].open()) == sorted(files[1].open())
 
 
 def test_a_kill_anywhere_loses_and_doubles_nothing(
@@ -94,27 +100,35 @@ def test_a_kill_anywhere_loses_and_doubles_nothing(
     for size in sorted({0, 1, 5, *ends, *(end - 1 for end in ends), *range(20, len(data), 211)}):
         cut.write_bytes(data[:size])
         regenerate(quick, prompts, cut, GREEDY)
-        assert cut.read_bytes() == data, size
+        assert sorted(cut.open("rb")) == sorted(data.splitlines(keepends=True)), size
 
 
-def test_groups_are_on_disk_before_the_next_begins(
-    quick: Engine, prompts: Path, tmp_path: Path
-) -> None:
-    output, reports = tmp_path / "out.jsonl", []
+def test_an_answer_is_on_disk_when_it_ends(quick: Engine, prompts: Path, tmp_path: Path) -> None:
+    """Also while others of the same batch are being answered; what is told counts answers."""
+    output, reports = tmp_path / "out.jsonl", list[tuple[int, int, int]]()
 
-    def killed(done: int, total: int) -> None:
-        reports.append((done, total))
-        if done:
-            raise KeyboardInterrupt
+    def interrupted(
+        ids: list[list[int]], params: SamplingParams
+    ) -> Iterator[tuple[int, Completion]]:
+        [*answers] = quick.generate(ids, params)
+        yield answers[2]
+        assert [record["record"] for record in read(output)] == [2]
+        yield answers[0]
+        yield answers[1]  # of three turns
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        regenerate(quick, prompts, output, GREEDY, on_record=killed)
-    assert reports == [(0, 5), (4, 5)]
-    assert {record["record"] for record in read(output)} == {0, 1, 2, 3}
-    regenerate(
-        quick, prompts, output, GREEDY, on_record=lambda done, total: reports.append((done, total))
-    )
-    assert reports == [(0, 5), (4, 5), (4, 5), (5, 5)]
+        regenerate(
+            quick._replace(generate=interrupted), prompts, output, GREEDY,
+            on_answers=lambda *told: reports.append(told),
+        )  # fmt: skip
+    assert [record["record"] for record in read(output)] == [0, 2]
+    lengths = [len(record["answer_ids"]) for record in read(output)]
+    assert reports == [(0, 8, 0), (1, 8, lengths[1]), (2, 8, sum(lengths))]
+    again = list[tuple[int, int, int]]()
+    regenerate(quick, prompts, output, GREEDY, on_answers=lambda *told: again.append(told))
+    assert again[0] == (2, 8, 0) and again[-1][:2] == (8, 8)
+    assert [record["record"] for record in read(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
 
 
 def test_limit_can_be_raised_and_lowered(quick: Engine, prompts: Path, tmp_path: Path) -> None:
@@ -126,7 +140,7 @@ def test_limit_can_be_raised_and_lowered(quick: Engine, prompts: Path, tmp_path:
 def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     regenerate(quick, prompts, output, GREEDY)
-    lines = output.read_text().splitlines(keepends=True)
+    lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in read(output)]
     for order in ([7, 5, 6, 0], [4, 7, 1, 2, 3], [0, 5, 6, 4, 1, 2]):  # the last: a record cut
         output.write_text("".join(lines[i] for i in order))
         regenerate(quick, prompts, output, GREEDY)
@@ -176,7 +190,7 @@ def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
     files = [tmp_path / "ours.jsonl", tmp_path / "other.jsonl"]
     regenerate(llm, prompts, files[0], GREEDY)
     answer(native(llm)._replace(group=2), read_conversations(prompts), files[1], GREEDY)
-    assert files[0].read_text() == files[1].read_text()
+    assert sorted(files[0].open()) == sorted(files[1].open())
 
 
 def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,12 @@ def scripted(*said: str, template: str | None = None, context: int = 4096) -> An
     ends = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
     target = SimpleNamespace(max_context=context, model=ends, tokenizer=tokenizer, name="scripted")
     return SimpleNamespace(
-        tokenizer=tokenizer, target=target, max_batch=1, generate=generate, asked=asked
+        tokenizer=tokenizer,
+        target=target,
+        max_batch=1,
+        generate=generate,
+        asked=asked,
+        stream=lambda *given: SimpleNamespace(ended=lambda: enumerate(generate(*given))),
     )
 
 

@@ -189,3 +189,30 @@ def test_a_seed_repeats(target: Target, drafters: dict[str, Drafter], method: st
     assert say(1) == say(1)
     assert say(1) != say(2)
     assert say(None) != say(None)
+
+
+def test_answers_come_as_they_end(target: Target) -> None:
+    """Each with its number, while the others go on; `generate` puts them in order."""
+    lengths = (6, 2, 4)
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+    llm = LLM(target, max_batch=3)
+    run = llm.stream(PROMPTS[:3], params)
+    ended = run.ended()
+    number, first = next(ended)
+    assert (number, len(first.token_ids)) == (1, 2)
+    assert [request.finish_reason for request in run.requests] == [None, "length", None]
+    rest = list(ended)
+    assert [number for number, _ in rest] == [2, 0]
+    done = llm.generate(PROMPTS[:3], params)
+    assert [len(answer.token_ids) for answer in done] == list(lengths)
+    assert outcome(done) == outcome([rest[1][1], first, rest[0][1]])
+
+
+def test_answers_that_nobody_waits_for_are_cancelled(target: Target) -> None:
+    llm = LLM(target, max_batch=2)
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (20, 2)]
+    run = llm.stream(PROMPTS[:2], params)
+    ended = run.ended()
+    next(ended)
+    del ended
+    assert run.requests[0].finish_reason == "abort" and run.engine.idle
