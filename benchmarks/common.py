@@ -18,9 +18,10 @@ from peagle.bench.side_by_side import device_name
 from peagle.catalog import find_entry, head_path
 from peagle.cli.common import progress_bar
 from peagle.data.chat import prompt_ids
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion, Stats
+from peagle.engine.request import Stats
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")

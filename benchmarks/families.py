@@ -35,9 +35,10 @@ from transformers import (
 )
 
 from peagle.cli.main import app
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion, Stats
+from peagle.engine.request import Stats
 from peagle.methods.checkpoint import read_config
 from peagle.methods.load import load_drafter
 from peagle.vllm.head import Head

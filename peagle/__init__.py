@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from peagle.engine.completion import Completion
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
-    from peagle.engine.request import Completion
     from peagle.methods.load import load_drafter
     from peagle.model.drafter import Drafter
 

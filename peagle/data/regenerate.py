@@ -11,9 +11,9 @@ from peagle.data.conversation import Conversation, PendingRecord, drop_oldest
 from peagle.data.endpoint import Servers, ask_servers
 from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.response_parser import to_message
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion
 from peagle.errors import InputError
 from peagle.vllm.generate import open_vllm
 

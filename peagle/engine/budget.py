@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 from peagle.engine.tree import Draft
 
-REPEATS = 5  # of each measurement at the start
 MEASURED = 0.1  # weight of a new measurement
 MAX_RATIO = 1.5  # of a measurement to what was expected: a first forward may take ten times as long
 MIN_GAIN = 1.04  # what drafting must promise, over decoding without: estimates are not exact
@@ -132,6 +131,45 @@ class Ask(NamedTuple):
     left: int  # tokens that it may emit after its next one, which needs no draft
 
 
+class Round(NamedTuple):
+    """The costs of a round that only decoded, in seconds."""
+
+    rows: int  # of the target's forward
+    drafter_rows: list[float]  # of each of the drafter's forwards
+    verifying: float
+    drafting: float
+    overhead: float  # outside both models
+
+
+class FixedBudget:
+    """Drafts and verifies the same in every round, whatever it costs."""
+
+    def __init__(self, k: int, nodes: int) -> None:
+        self.k, self.nodes = k, nodes
+        self.calibration = Calibration()
+
+    def rests(self, load: int) -> bool:
+        """See `Budget`."""
+        return not self.nodes
+
+    def choose(self, load: int, asks: Sequence[Ask], found: Sequence[float] = ()) -> list[int]:
+        """See `Budget`."""
+        return [self.k] * len(asks)
+
+    def least(self, load: int) -> float:
+        """See `Budget`."""
+        return 0.0
+
+    def keep(
+        self, load: int, drafts: Sequence[Draft], spent: float, *, drafted: bool = True
+    ) -> list[int]:
+        """See `Budget`."""
+        return [self.nodes] * len(drafts)
+
+    def learn(self, costs: Round) -> None:
+        """See `Budget`."""
+
+
 class Budget:
     """Chooses from measured costs and what was accepted so far.
 
@@ -153,9 +191,12 @@ class Budget:
         self._saved = 0.0  # seconds that asking lookup alone has saved lately, a time
         self._rest = (0, 0)  # at this load nobody asks in so many rounds
 
-    def observe_overhead(self, seconds: float) -> None:
-        """Note what a round took outside both models."""
-        self.overhead += MEASURED * (seconds - self.overhead)
+    def learn(self, costs: Round) -> None:
+        """Correct the costs by those of a round."""
+        self.verify.observe([costs.rows], costs.verifying)
+        if costs.drafter_rows:
+            self.draft.observe(costs.drafter_rows, costs.drafting)
+        self.overhead += MEASURED * (costs.overhead - self.overhead)
 
     def choose(self, load: int, asks: Sequence[Ask], found: Sequence[float] = ()) -> list[int]:
         """Places to draft for each of the requests that go on, 0 to k.
@@ -307,18 +348,3 @@ class Budget:
     def _drafting(self, requests: float, k: int, gain: float) -> float:
         """Seconds of the new slots, one or more a request, and of what follows them."""
         return sum(map(self.draft, self.passes(requests + gain, [requests] * (k - 1))))
-
-
-def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:
-    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds. All row
-    counts take turns, so that what slows the machine down for a while slows all of them."""
-    rows = [1]
-    while rows[-1] < most:
-        rows.append(min(2 * rows[-1], most))
-    rows += [count for count in also if count > most]
-    rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
-    seconds = dict(zip(rows, map(min, *rounds), strict=True))
-    # More rows never take less: where they did, what came before was disturbed.
-    for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):
-        seconds[fewer] = min(seconds[fewer], seconds[more])
-    return Curve(seconds)

@@ -9,9 +9,10 @@ import torch
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
-from peagle.engine.budget import PROMPT_ROWS, Curve, measure
+from peagle.engine.budget import PROMPT_ROWS, Curve
 from peagle.model.target import Target
 
+REPEATS = 5  # of each measurement at the start
 SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
 MAX_SLOW_SECONDS = 10.0  # of slow forwards in a row, before a warning
 
@@ -83,3 +84,18 @@ def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
         return time.perf_counter() - started
 
     return seconds
+
+
+def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:
+    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds. All row
+    counts take turns, so that what slows the machine down for a while slows all of them."""
+    rows = [1]
+    while rows[-1] < most:
+        rows.append(min(2 * rows[-1], most))
+    rows += [count for count in also if count > most]
+    rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
+    seconds = dict(zip(rows, map(min, *rounds), strict=True))
+    # More rows never take less: where they did, what came before was disturbed.
+    for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):
+        seconds[fewer] = min(seconds[fewer], seconds[more])
+    return Curve(seconds)

@@ -8,12 +8,10 @@ Shapes: T rows of the target's forward, R rows whose logits are needed, V vocabu
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, TypeVar, cast
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch, Span, blocks_of, slots_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.blocks import BlockPool
-from peagle.engine.budget import Ask, Budget, Calibration
+from peagle.engine.budget import Ask, Budget, FixedBudget, Round
 from peagle.engine.draft import Proposer
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.request import Chunk, FinishReason, Request
@@ -32,8 +30,6 @@ from peagle.engine.text import end_tokens
 from peagle.engine.tree import Draft, Match, Offer, Source, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +46,6 @@ class Settings:
     chunk: int = 512  # tokens of a round while prompts wait
 
 
-def timed(verb: F) -> F:
-    """Note in `Engine.seconds` what the last call of a verb took."""
-
-    @wraps(verb)
-    def run(engine: "Engine", *args: Any) -> Any:
-        started = time.perf_counter()
-        result = verb(engine, *args)
-        engine.seconds[verb.__name__] = time.perf_counter() - started
-        return result
-
-    return cast(F, run)
-
-
 class Engine:
     """Requests come in by `add`; every `step` takes all that run one round further. Any thread may
     call these methods: one round runs at a time."""
@@ -73,22 +56,22 @@ class Engine:
         model: TargetModel,
         settings: Settings,
         proposer: Proposer | None = None,  # None: the target decodes alone
-        budget: Budget | None = None,  # None: all places and nodes in every round
+        budget: Budget | None = None,  # None: the same in every round
     ) -> None:
         self.target = target
         self.model = model
         self.settings = settings
         self.proposer = proposer
-        self.budget = budget
+        self.size = settings.nodes or settings.k  # nodes of a draft, at most
+        self.budget = budget or FixedBudget(settings.k, self.size)
         self.lookups = LookupCalibration()
-        self.calibration = Calibration() if budget is None else budget.calibration
+        self.calibration = self.budget.calibration
         self.taps = () if proposer is None else proposer.model.drafter.config.feature_layers
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
         most = max(settings.k, settings.nodes or 0)
         rows = max(settings.chunk, settings.max_batch * (most + 1))
         self.scheduler = Scheduler(pool, settings.max_batch, rows, most)
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
-        self.seconds = dict[str, float]()  # of the last round, by verb
         self.lock = threading.RLock()
         self._in_round = False
         self._cancelled = list[tuple[Request, FinishReason]]()  # in the middle of a round
@@ -128,14 +111,22 @@ class Engine:
     def step(self) -> None:
         """One round. Requests that end get a `finish_reason`; `fetch` returns what was emitted."""
         with self.lock, self._round():
+            began = perf_counter()
             scheduled = self.schedule()
             if not scheduled:
                 return
+            verifying = perf_counter()
             out = self.verify(scheduled)
             self.accept(scheduled, out)
-            drafted = self.draft(scheduled)
+            drafting = perf_counter()
+            drafter_rows = self.draft(scheduled)
+            releasing = perf_counter()
             self.release(scheduled)
-            self.learn(scheduled, drafted)
+            if all(item.decoding for item in scheduled):
+                rows = sum(item.num_tokens for item in scheduled)
+                overhead = verifying - began + perf_counter() - releasing
+                seconds = drafting - verifying, releasing - drafting, overhead
+                self.budget.learn(Round(rows, drafter_rows, *seconds))
 
     @contextmanager
     def _round(self) -> Iterator[None]:
@@ -149,12 +140,10 @@ class Engine:
             while self._cancelled:
                 self.cancel(*self._cancelled.pop())
 
-    @timed
     def schedule(self) -> list[ScheduledRequest]:
         """Choose the round's requests and their tokens."""
         return self.scheduler.schedule()
 
-    @timed
     @torch.no_grad()
     def verify(self, scheduled: list[ScheduledRequest]) -> TargetOutput:
         """Run the scheduled tokens through the target; keep their features for the drafter."""
@@ -169,7 +158,6 @@ class Engine:
             self.proposer.features.write(batch.slot_mapping, out.features)
         return out
 
-    @timed
     @torch.no_grad()
     def accept(self, scheduled: list[ScheduledRequest], out: TargetOutput) -> None:
         """Accept the draft tokens that the target agrees with, and emit them and its next token.
@@ -210,7 +198,6 @@ class Engine:
             if self.proposer is not None:
                 self.proposer.features.move(sources, slots)
 
-    @timed
     @torch.no_grad()
     def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
         """Propose the next tokens of requests that go on; returns the rows of the drafter's
@@ -220,22 +207,20 @@ class Engine:
         going = [item.request for item in scheduled if item.request.finish_reason is None]
         if not going:
             return []
-        started = time.perf_counter()
-        load, budget = self.scheduler.load, self.budget
-        if budget is not None and budget.rests(load):
+        load = self.scheduler.load
+        if self.budget.rests(load):
             return []
+        began = perf_counter()
         matches = [self._look_up(request) for request in going]
         new = self._new_slots(going, matches)
         offers = self._propose(going, new)
-        size = self.settings.nodes or self.settings.k
-        least = budget.least(load) if budget is not None and not new else 0.0
-        both = zip(offers, matches, strict=True)
-        drafts = [grow(with_lookup(o, m, self.lookups), size, m, least) for o, m in both]
-        kept = [size] * len(drafts)
-        if budget is not None:
-            spent = time.perf_counter() - started
-            kept = budget.keep(load, drafts, spent, drafted=bool(new))
-        for request, draft, count in zip(going, drafts, kept, strict=True):
+        least = 0.0 if new else self.budget.least(load)
+        drafts = list[Draft]()
+        for at, match in enumerate(matches):
+            offer = with_lookup(offers.get(at, along([])), match, self.lookups)
+            drafts.append(grow(offer, self.size, match, least))
+        counts = self.budget.keep(load, drafts, perf_counter() - began, drafted=bool(new))
+        for request, draft, count in zip(going, drafts, counts, strict=True):
             request.draft = draft.first(count)
         return self.proposer.rows(list(new.values())) if self.proposer and new else []
 
@@ -272,18 +257,15 @@ class Engine:
             room -= len(slots)
         return new
 
-    def _propose(self, going: list[Request], new: dict[int, NewSlots]) -> list[Offer]:
-        """What the drafter offers each of the requests; nothing to those without new slots."""
-        offers = [along([])] * len(going)
-        if self.proposer is not None and new:
-            matchers = [going[at].sampler.matcher for at in new]
-            slots = list(new.values())
-            found = self.proposer.propose(slots, matchers, self.settings.nodes, self.calibration)
-            for at, offer in zip(new, found, strict=True):
-                offers[at] = offer
-        return offers
+    def _propose(self, going: list[Request], new: dict[int, NewSlots]) -> dict[int, Offer]:
+        """The drafter's offers, by index of the request."""
+        if self.proposer is None or not new:
+            return {}
+        matchers = [going[at].sampler.matcher for at in new]
+        slots = list(new.values())
+        offers = self.proposer.propose(slots, matchers, self.settings.nodes, self.calibration)
+        return dict(zip(new, offers, strict=True))
 
-    @timed
     def release(self, scheduled: list[ScheduledRequest]) -> None:
         """Let full blocks be found by their content; free those of requests that have ended."""
         for request, _, _ in scheduled:
@@ -297,25 +279,11 @@ class Engine:
             if request.finish_reason is not None:
                 self.scheduler.remove(request)
 
-    def learn(self, scheduled: list[ScheduledRequest], drafted: list[float]) -> None:
-        """Learn from a round without prompts what decoding costs. `drafted`: the rows of the
-        drafter's forwards."""
-        if self.budget is None or not all(item.decoding for item in scheduled):
-            return
-        seconds = self.seconds
-        rows = sum(item.num_tokens for item in scheduled)
-        self.budget.verify.observe([rows], seconds["verify"] + seconds["accept"])
-        if drafted:
-            self.budget.draft.observe(drafted, seconds["draft"])
-        self.budget.observe_overhead(seconds["schedule"] + seconds["release"])
-
     def _depths(self, requests: list[Request], matches: list[Match]) -> list[int]:
-        """Places that the drafter drafts of each request, beside what lookup found."""
-        depths = [self.settings.k] * len(requests)
-        if self.budget is not None:
-            asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
-            found = [chance for match in matches for chance in self.lookups.along(match)]
-            depths = self.budget.choose(self.scheduler.load, asks, found)
+        """The drafter's depth for each request."""
+        asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
+        found = [chance for match in matches for chance in self.lookups.along(match)]
+        depths = self.budget.choose(self.scheduler.load, asks, found)
         self.chosen = max(depths)
         return list(map(min, depths, map(self._room, requests)))
 

@@ -15,13 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from peagle.backends.base import Backend
 from peagle.backends.batch import BLOCK, blocks_of
 from peagle.engine.budget import Budget, Curve
+from peagle.engine.completion import Completion
 from peagle.engine.costs import draft_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine, Settings
 from peagle.engine.loaded import Loaded, load_quantized
 from peagle.engine.memory import default_max_batch, kv_tokens
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.request import Chunk, Completion, Request
+from peagle.engine.request import Chunk, Request
 from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning

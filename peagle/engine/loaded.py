@@ -9,7 +9,7 @@ from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.budget import Curve
-from peagle.engine.corrected import said_to
+from peagle.engine.corrected import correction_table
 from peagle.engine.costs import WatchedCurve, verify_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
@@ -47,7 +47,7 @@ class Loaded:
         cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, target.device)
         features = FeatureCache(blocks, drafter.config.feature_width, target.dtype, target.device)
         method, model = method_of(drafter.config), self.backend.drafter(drafter)
-        return Proposer(method, model, cache, features, said_to(drafter))
+        return Proposer(method, model, cache, features, correction_table(drafter))
 
 
 def load_quantized(name: str, kind: str, **load: Any) -> Target:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from peagle.engine.lookup import Index
 from peagle.engine.params import SamplingParams, TokenLogprob
@@ -122,19 +122,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer to one prompt."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    stats: Stats
-    drafted: list[bool]  # which of token_ids were accepted draft tokens
-    logprobs: list[TokenLogprob] | None = None  # of token_ids, where asked for
-    failure: str | None = None  # why finish_reason is "error"
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of streamed text of answer `index`. With log-probabilities there is one chunk per
     token, even if its text is empty."""
@@ -149,8 +136,3 @@ class Chunk:
     def drafted(self) -> bool:
         """An accepted draft token wrote it."""
         return self.place > 0
-
-
-def pieces(chunks: list[Chunk]) -> list[dict[str, Any]]:
-    """Text as it was emitted, with each piece's place in the draft and its source."""
-    return [{"text": one.text, "place": one.place, "source": one.source} for one in chunks]

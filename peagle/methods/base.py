@@ -6,7 +6,7 @@ V draft vocabulary.
 To add one, see docs/adding-a-method.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -29,34 +29,31 @@ class NewSlots(NamedTuple):
     depth: int  # tokens to draft; 0: the slots are only run
 
 
-class Place(NamedTuple):
-    """Where a token of a request's draft is chosen."""
-
-    owner: int  # index of the request
-    depth: int  # from 0
-
-
-class Choose(Protocol):
-    """Chooses draft tokens."""
-
-    def __call__(self, places: list[Place], states: Tensor) -> Tensor:
-        """Choose a token for each of some places, by their normed hidden states (R, D), which
-        `Method.logits` makes logits of. Each request's places come in order of depth.
-
-        A parallel method calls this once, with all places, and gets nothing back. Any other method
-        calls it for one depth after another, and gets the target ids (R,) that it runs next.
-        """
-        ...
-
-
-class DraftingPass(NamedTuple):
-    """What drafting for B requests reads."""
+class DraftPass(NamedTuple):
+    """The inputs of drafting for B requests."""
 
     model: DrafterModel
     cache: KVCache
     slots: Sequence[NewSlots]
-    features: Tensor  # (T, F·E_t) of all slots
-    choose: Choose
+    features: Tensor  # (T, F·E_t) of the target, of all slots
+
+
+class DraftStates(NamedTuple):
+    """Hidden states of slots that predict draft tokens."""
+
+    owners: list[int]  # (R,) index of each row's request
+    normed: Tensor  # (R, D) of which `Method.logits` makes logits
+
+
+DraftSteps = Generator[DraftStates, Tensor, None]
+
+
+def advance(steps: DraftSteps, tokens: Tensor) -> DraftStates | None:
+    """The next states of a draft that goes on with the target ids (R,); None at its end."""
+    try:
+        return steps.send(tokens)
+    except StopIteration:
+        return None
 
 
 class Elements(NamedTuple):
@@ -95,13 +92,17 @@ class Method(Protocol):
         """A head without weights. Raises InputError for a config that is not of this method."""
         ...
 
-    def propose(self, given: DraftingPass) -> None:
-        """Run the slots, and call `choose` for the places to draft. Keys of drafted slots need not
-        be kept."""
+    def draft(self, given: DraftPass) -> DraftSteps:
+        """Run new slots, and yield the states that predict draft tokens. Keys of drafted slots need
+        not be kept.
+
+        A parallel method yields once: all states, in order of request and depth. Any other method
+        yields once a depth, and is sent the target ids (R,) of the tokens that it runs next.
+        """
         ...
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
-        """Rows of each forward of `propose`, over `new` verified slots and, of every further depth,
+        """Rows of each forward of `draft`, over `new` verified slots and, of every further depth,
         the requests that draft there."""
         ...
 

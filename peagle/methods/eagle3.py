@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
 from peagle.errors import InputError
-from peagle.methods.base import Dialect, DraftingPass, NewSlots, Place, TrainingPass
+from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, NewSlots, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.config import DrafterConfig
@@ -33,18 +33,17 @@ class Eagle3:
             raise InputError(f"a correction is of heads that draft in parallel, not of {self.name}")
         return Drafter(config)
 
-    def propose(self, given: DraftingPass) -> None:
-        """Real slots give the first token; each further slot is fed the token and state before it.
-        After the end of a draft that a grammar cut short it is fed tokens nobody reads."""
-        drafter = given.model.drafter
-        slots = given.slots
+    def draft(self, given: DraftPass) -> DraftSteps:
+        """Run real slots for the first token, then a slot a depth, on the token and state before.
+        A request whose draft a grammar has ended runs on, and its states are not read."""
+        model, cache, slots, features = given
         batch = Batch.of([Span(new.blocks, new.start, new.ids) for new in slots])
-        out = given.model.forward(batch, drafter.project(given.features), given.cache)
+        out = model.forward(batch, model.drafter.project(features), cache)
         owners = [i for i, new in enumerate(slots) if new.depth]
-        rows = (batch.query_lens.cumsum(0) - 1)[owners].to(given.features.device)
+        rows = (batch.query_lens.cumsum(0) - 1)[owners].to(features.device)
         depth = 0
         while owners:
-            tokens = given.choose([Place(i, depth) for i in owners], out.normed[rows])
+            tokens = yield DraftStates(owners, out.normed[rows])
             depth += 1
             still = [at for at, i in enumerate(owners) if slots[i].depth > depth]
             if not still:
@@ -53,8 +52,8 @@ class Eagle3:
             owners = [owners[at] for at in still]
             tokens = tokens[still]
             spans = [_next_slot(slots[i], depth) for i in owners]
-            out = given.model.forward(Batch.of(spans, tokens), recurrent, given.cache)
-            rows = torch.arange(len(owners), device=given.features.device)
+            out = model.forward(Batch.of(spans, tokens), recurrent, cache)
+            rows = torch.arange(len(owners), device=features.device)
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new, *deeper]

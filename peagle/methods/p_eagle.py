@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
 from peagle.errors import InputError
-from peagle.methods.base import Dialect, DraftingPass, Elements, Place, TrainingPass
+from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, Elements, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter, DrafterOutput
@@ -32,32 +32,31 @@ class PEagle:
             raise InputError(f"a {self.name} head needs mask_token_id (ptd_token_id) in its config")
         return Drafter(config)
 
-    def propose(self, given: DraftingPass) -> None:
-        """Real slots, then depth − 1 placeholders of each request, in one forward."""
-        drafter = given.model.drafter
-        slots = given.slots
+    def draft(self, given: DraftPass) -> DraftSteps:
+        """Run real slots, then depth − 1 placeholders of each request, in one forward."""
+        model, cache, slots, features = given
+        drafter = model.drafter
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
         # The placeholders' features are projected in the same product.
         masks = drafter.mask_features
-        reals, fillers = drafter.project(torch.cat([given.features, masks])).split(
-            [len(given.features), len(masks)]
+        reals, fillers = drafter.project(torch.cat([features, masks])).split(
+            [len(features), len(masks)]
         )
         parts = list[Tensor]()
         spans = list[Span]()
-        first = list[int]()  # the row of each request that predicts its next token
+        owners, predicting = list[int](), list[int]()  # requests and rows of draft tokens
         rows = 0
         for new, real in zip(slots, reals.split([len(new.ids) for new in slots]), strict=True):
             more = max(0, new.depth - 1)
             parts += [real, fillers[[min(i, len(fillers) - 1) for i in range(more)]]]
             spans.append(Span(new.blocks, new.start, [*new.ids, *[mask_id] * more]))
-            first.append(rows + len(new.ids) - 1)
             rows += len(new.ids) + more
-        normed = given.model.forward(Batch.of(spans), torch.cat(parts), given.cache).normed
-        depths = range(max(new.depth for new in slots))
-        places = [Place(i, d) for d in depths for i, new in enumerate(slots) if new.depth > d]
-        if places:
-            given.choose(places, normed[[first[owner] + depth for owner, depth in places]])
+            predicting += range(rows - new.depth, rows)
+            owners += [len(spans) - 1] * new.depth
+        normed = model.forward(Batch.of(spans), torch.cat(parts), cache).normed
+        if owners:
+            yield DraftStates(owners, normed[predicting])
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new + sum(deeper)]

@@ -12,10 +12,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from peagle.engine.grammar import TOO_COMPLEX
-from peagle.engine.request import pieces
 from peagle.server.errors import ApiError
 from peagle.server.forms import Form
-from peagle.server.jobs import Event, Job, Update
+from peagle.server.jobs import Event, Job, Update, pieces
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import TOO_LATE, Worker
 

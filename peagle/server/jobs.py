@@ -68,3 +68,8 @@ class Job:
                 raise ApiError(500, FAILED)
             ended += update.ended
             yield update
+
+
+def pieces(chunks: list[Chunk]) -> list[dict[str, Any]]:
+    """Text as it was emitted, with each piece's place in the draft and its source."""
+    return [{"text": one.text, "place": one.place, "source": one.source} for one in chunks]

@@ -17,10 +17,11 @@ from peagle.backends.batch import BLOCK
 from peagle.catalog import known_entry
 from peagle.engine.llm import LLM, MOST_NODES
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Request, pieces
+from peagle.engine.request import Request
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
+from peagle.server.jobs import pieces
 
 MOST_TOKENS = 256  # of each answer: all other requests wait
 MOST_PROMPT = 2048

@@ -19,7 +19,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.errors import InputError
-from peagle.methods.base import DraftingPass, Elements, NewSlots, Place
+from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advance
 from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import default_k
 from peagle.methods.load import find_head, load_drafter
@@ -241,44 +241,45 @@ def _acceptance(drafter: Drafter, target: Target, ids: list[int]) -> str:
     return found
 
 
-class Recorded:
-    """Chooses the likeliest tokens for one request, and keeps the logits (1, V) of each."""
+class Drafted(NamedTuple):
+    """A chain of K draft tokens, and the logits (1, V) of each."""
 
-    def __init__(self, drafter: Drafter, newest: int) -> None:
-        self.drafter = drafter
-        self.newest = newest  # the token before the draft
-        self.logits = list[Tensor]()
-        self.tokens = list[int]()
-
-    def __call__(self, places: list[Place], states: Tensor) -> Tensor:
-        method = method_of(self.drafter.config)
-        for state in states.split(1):
-            before = torch.tensor([self.newest, *self.tokens][-1:], device=state.device)
-            logits = method.logits(self.drafter, state, before)
-            self.logits.append(logits)
-            self.tokens += self.drafter.target_ids[logits.argmax(-1)].tolist()
-        return torch.tensor(self.tokens[-len(places) :], device=states.device)
+    tokens: list[int]
+    logits: list[Tensor]
 
 
-def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> Recorded:
-    """K draft tokens after `ids`, and their logits: the engine's second round on a prompt whose
-    first half was its first, through both caches."""
+def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> Drafted:
+    """K draft tokens after `ids`: the engine's second round on a prompt whose first half was its
+    first, through both caches."""
     backend = choose_backend(target.device, target.dtype)
     blocks = range(blocks_of(len(ids) + depths))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
     drafter_cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
     model = backend.target(target)
     drafts = backend.drafter(drafter)
-    layers = drafter.config.feature_layers
+    method = method_of(drafter.config)
     half, last = len(ids) // 2, len(ids) - 1
     for start, end in ((0, half), (half, last)):
         batch = Batch.of([Span(blocks, start, ids[start:end])])
-        features = model.forward(batch, cache, layers).features
-        recorded = Recorded(drafter, ids[end])
-        slots = NewSlots(blocks, start, ids[start + 1 : end + 1], depths)
-        given = DraftingPass(drafts, drafter_cache, [slots], features, recorded)
-        method_of(drafter.config).propose(given)
-    return recorded
+        features = model.forward(batch, cache, drafter.config.feature_layers).features
+        slots = [NewSlots(blocks, start, ids[start + 1 : end + 1], depths)]
+        given = DraftPass(drafts, drafter_cache, slots, features)
+        chain = _likeliest(drafter, method.draft(given), ids[end])
+    return chain
+
+
+def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> Drafted:
+    """The likeliest token of each depth, after the one before."""
+    method = method_of(drafter.config)
+    tokens, logits = [newest], list[Tensor]()
+    drafted = next(steps, None)
+    while drafted is not None:
+        for state in drafted.normed.split(1):
+            before = torch.tensor(tokens[-1:], device=state.device)
+            logits.append(method.logits(drafter, state, before))
+            tokens += drafter.target_ids[logits[-1].argmax(-1)].tolist()
+        drafted = advance(steps, torch.tensor(tokens[-1:], device=state.device))
+    return Drafted(tokens[1:], logits)
 
 
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:

@@ -18,15 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.backends.kv_cache import FeatureCache, KVCache
-from peagle.backends.torch import TorchBackend
 from peagle.data.example import Example
 from peagle.engine.budget import Calibration
-from peagle.engine.corrected import said_to
-from peagle.engine.draft import SIBLINGS, Chooser, Proposer
+from peagle.engine.corrected import Drafted, correction_table
+from peagle.engine.draft import SIBLINGS, Scorer
 from peagle.engine.request import Stats
 from peagle.engine.tree import grow
-from peagle.methods.base import Elements, NewSlots, Place
+from peagle.methods.base import Elements
 from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
@@ -191,23 +189,17 @@ class _Trees:
     """Draft trees as the engine grows them."""
 
     def __init__(self, drafter: Drafter, nodes: int) -> None:
-        config, weight = drafter.config, drafter.norm.weight
-        self.k, self.nodes = default_k(config), nodes
+        method, table = method_of(drafter.config), correction_table(drafter)
+        self.k, self.nodes = default_k(drafter.config), nodes
         self.calibration = Calibration()
-        # The states are here already: the model is not run, and its caches are not read.
-        cache = KVCache(1, drafter.kv_shapes, weight.dtype, weight.device)
-        features = FeatureCache(1, config.feature_width, weight.dtype, weight.device)
-        model = TorchBackend().drafter(drafter)
-        self.proposer = Proposer(method_of(config), model, cache, features, said_to(drafter))
+        self.scorer = Scorer(method, drafter, table, SIBLINGS, self.calibration)
 
     @torch.no_grad()
     def accepted(self, drafts: _Drafts, newest: int) -> int:
         """Nodes of the tree after the newest token that the document follows."""
-        slots = NewSlots([], 0, [int(drafts.ids[newest])], self.k)
-        chooser = Chooser(self.proposer, [slots], [None], SIBLINGS, self.calibration)
-        places = [Place(0, depth) for depth in range(self.k)]
-        chooser(places, drafts.normed[drafts.rows[:, newest - 1]])
-        [offer] = chooser.offers()
+        states = drafts.normed[drafts.rows[:, newest - 1]]
+        drafted = Drafted(states, [range(self.k)], [int(drafts.ids[newest])])
+        [offer] = self.scorer.trees(drafted, [None])
         draft = grow(offer, self.nodes)
         true = drafts.ids[newest + 1 : newest + 1 + self.k].tolist()
         true += [-1] * (self.k + 1 - len(true))

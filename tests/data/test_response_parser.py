@@ -10,8 +10,9 @@ from peagle.data.chat import Message, encode_documents, prompt_ids, to_messages
 from peagle.data.dataset import read_conversations, read_examples
 from peagle.data.regenerate import Engine, regenerate
 from peagle.data.response_parser import to_message
+from peagle.engine.completion import Completion
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion, Stats
+from peagle.engine.request import Stats
 
 MARKS = ["start", "end", "message", "channel", "constrain", "return", "call"]
 # As GPT-OSS's: thoughts are shown for the last answer only, which ends otherwise than the others.

@@ -19,9 +19,10 @@ from peagle.data.synth import (
     synthesize,
     user_turn,
 )
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion, Stats
+from peagle.engine.request import Stats
 from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()

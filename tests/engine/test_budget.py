@@ -16,8 +16,8 @@ from peagle.engine.budget import (
     Budget,
     Calibration,
     Curve,
-    measure,
 )
+from peagle.engine.costs import measure
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.tree import Candidate, Draft, Match, along, grow
 from peagle.methods.registry import METHODS

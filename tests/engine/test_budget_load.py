@@ -10,7 +10,8 @@ from statistics import median
 
 import pytest
 
-from peagle.engine.budget import PROMPT_ROWS, Ask, Budget, Curve, measure
+from peagle.engine.budget import PROMPT_ROWS, Ask, Budget, Curve
+from peagle.engine.costs import measure
 from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.p_eagle import PEagle
 

@@ -8,7 +8,7 @@ from corrected_heads import corrected
 from tiny import make_drafter, random_prompts
 from tree_reference import accepted_as_the_reference, place_states
 
-from peagle.engine.corrected import CorrectedPlaces, said_to
+from peagle.engine.corrected import CorrectedScores, Drafted, correction_table
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
@@ -104,22 +104,23 @@ def test_drafts_do_not_depend_on_the_company(target: Target, head: Drafter) -> N
 def test_a_place_after_any_token(target: Target, head: Drafter) -> None:
     """Of two requests: after the tokens that the head offers before it, which are scored together,
     and after all others."""
-    states = torch.cat([place_states(head, target, prompt, 3)[:3] for prompt in ([7, 8], [9, 60])])
-    said = said_to(head)
-    assert said is not None
-    places = CorrectedPlaces(head, said, states, [0, 1, 2] * 2, [8, 60], lambda _, prob: prob)
+    states = [place_states(head, target, prompt, 3)[:3] for prompt in ([7, 8], [9, 60])]
+    table = correction_table(head)
+    assert table is not None
+    drafted = Drafted(torch.cat(states), [range(3), range(3, 6)], [8, 60])
+    scores = CorrectedScores(head, table, drafted, 16, lambda _, prob: prob)
     assert head.correction is not None
-    for row, state in enumerate(states.split(1)):
+    for row, state in enumerate(torch.cat(states).split(1)):
         parallel = METHODS["p-eagle"].logits(head, state, None)[0]
         offered = parallel.topk(head.correction.candidates).indices
         for token in (2, 6, 8, 60, *range(20, 128, 4)):
             given = METHODS["p-eagle"].logits(head, state, torch.tensor([token]))[0].softmax(-1)
             best = given[offered].topk(16)
-            found = list(places.after(row, token, 16))
+            found = list(scores.after(row, token))
             assert [one.token for one in found] == head.target_ids[offered[best.indices]].tolist()
             probs = torch.tensor([one.prob for one in found])
             torch.testing.assert_close(probs, best.values)
-    together = sum(token in known for known in places.before for token in range(20, 128, 4))
+    together = sum(token in known for known in scores.before for token in range(20, 128, 4))
     assert 20 < together < 6 * 27, "both ways were taken"
 
 

@@ -17,7 +17,7 @@ from peagle.backends.torch import TorchAttend, TorchBackend, View
 from peagle.engine.draft import Proposer
 from peagle.engine.params import SamplingParams
 from peagle.engine.sampling import Sampler
-from peagle.methods.base import DraftingPass, NewSlots, Place
+from peagle.methods.base import DraftPass, NewSlots, advance
 from peagle.methods.registry import method_of
 from peagle.model.attention import AttentionSpec, HeadShape
 from peagle.model.drafter import Drafter
@@ -92,20 +92,6 @@ def models(request: pytest.FixtureRequest) -> tuple[Target, Drafter]:
     return target, drafter.to(GPU)
 
 
-class OnDevice:
-    """Chooses the likeliest tokens, and brings nothing to the host."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self.proposer = proposer
-        self.logits = list[Tensor]()
-
-    def __call__(self, places: list[Place], states: Tensor) -> Tensor:
-        assert len(places) == len(states)
-        drafter = self.proposer.model.drafter
-        self.logits.append(self.proposer.method.logits(drafter, states, None))
-        return drafter.target_ids[self.logits[-1].argmax(-1)]
-
-
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
 def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
     """Verification and drafts; only what is brought to the host is left out."""
@@ -124,11 +110,15 @@ def test_a_round(models: tuple[Target, Drafter], spans: list[Span]) -> None:
         NewSlots([*span.blocks, 7], span.start, list(span.ids), depth)
         for span, depth in zip(spans, (3, 2, 1), strict=False)
     ]
-    chooser = OnDevice(proposer)
     kept = features.read(batch.slot_mapping)
-    given = DraftingPass(proposer.model, drafters_cache, slots, kept, chooser)
-    proposer.method.propose(given)
-    assert all(part.device == GPU for part in chooser.logits)
+    steps = proposer.method.draft(DraftPass(proposer.model, drafters_cache, slots, kept))
+    drafted, drafts = next(steps, None), 0
+    while drafted is not None:
+        logits = proposer.method.logits(drafter, drafted.normed, None)
+        assert logits.device == GPU and len(logits) == len(drafted.owners)
+        drafts += len(logits)
+        drafted = advance(steps, drafter.target_ids[logits.argmax(-1)])
+    assert drafts == sum(new.depth for new in slots)
 
 
 def test_sampling() -> None:

@@ -15,9 +15,10 @@ import torch
 from tiny import make_drafter, make_target, own_answers, random_prompts
 
 from heads import trained_head
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Chunk, Completion
+from peagle.engine.request import Chunk
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 

@@ -191,8 +191,8 @@ def test_drafts_are_the_likeliest_that_are_allowed(
     run.step()
     while not run.engine.idle:
         running = run.engine.scheduler.running
-        by_depth = seen[-1].unflatten(0, (6, -1)).transpose(0, 1)
-        for request, logits in zip(running, by_depth, strict=False):
+        by_request = seen[-1].unflatten(0, (-1, 6))
+        for request, logits in zip(running, by_request, strict=False):
             matcher = Grammars(wide).matcher(request.params)
             if matcher is None:
                 assert request.draft.tokens == [known[i] for i in logits.argmax(-1)]

@@ -10,9 +10,10 @@ from oracle import Oracle, end_at
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.backends.batch import Batch
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion, Stats
+from peagle.engine.request import Stats
 from peagle.errors import InputError, InputWarning
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter

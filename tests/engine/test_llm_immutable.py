@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tiny import make_drafter, make_target
 
+from peagle.engine.budget import Budget
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -49,7 +50,7 @@ def facts(llm: LLM) -> dict[str, Any]:
         "k": engine.settings.k,
         "lookahead": scheduler.num_lookahead_tokens,
         "lookup": engine.settings.lookup,
-        "adaptive": engine.budget is not None,
+        "adaptive": isinstance(engine.budget, Budget),
         "max_batch": scheduler.max_batch,
         "blocks": scheduler.pool.count,
     }

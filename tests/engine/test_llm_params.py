@@ -8,9 +8,9 @@ import torch
 from chisquare import naive_logits
 from tiny import METHODS, make_target, random_prompts
 
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.request import Completion
 from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import METHODS
 
-from peagle.engine.budget import PROBE_SHARE
+from peagle.engine.budget import PROBE_SHARE, Budget
 from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM, Run
@@ -200,7 +200,7 @@ def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
 ) -> None:
     llm = LLM(target, drafters["p-eagle"], lookup=False)
     budget = llm.engine.budget
-    assert budget is not None
+    assert isinstance(budget, Budget)
     for curve in (budget.verify, budget.draft):
         curve.observe = lambda *_: None  # type: ignore[method-assign]  # costs stay
     budget.verify.rows, budget.verify.seconds = [1, 2], [1.0, 2.0]  # rows cost what they cost alone

@@ -6,9 +6,9 @@ import openai
 import pytest
 from serving import MODEL, Running
 
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion
 
 PROMPT = "the cat sat on"
 

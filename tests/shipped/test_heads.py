@@ -11,7 +11,7 @@ from peagle.catalog import head_path
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
-from peagle.engine.request import Completion
+from peagle.engine.completion import Completion
 from peagle.methods.checkpoint import read_tensors
 from peagle.model.loader import load_target
 from peagle.model.target import Target

@@ -9,9 +9,9 @@ from corrected_heads import corrected
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.data.example import Example
+from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
