@@ -1,5 +1,6 @@
 """From a head's name to a drafter for a target."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from peagle.errors import InputError, first_line
 from peagle.methods.checkpoint import parse, read_head, state_dict_of
+from peagle.methods.layer_ids import nested_ids, try_both
 from peagle.methods.registry import method_of
 from peagle.methods.validate import TABLE, validate
 from peagle.model.config import DrafterConfig, Provenance
@@ -15,10 +17,13 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import quiet_hub
 from peagle.model.target import Target
 
+log = logging.getLogger(__name__)
+
 
 def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Drafter:
     """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
-    in its dtype and on its device. `force` accepts another target of the same shape.
+    in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
+    that may be counted in two ways are tried, and the log tells what was found (`layer_ids.py`).
 
     Raises InputError that names the head and the first of its problems, see `validate`.
     """
@@ -35,6 +40,10 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     drafter.load_state_dict(state_dict_of(files.tensors, config))
     drafter = drafter.to(target.device, target.dtype).eval()
     drafter.share_embedding(target.embedding)
+    if ids := nested_ids(files):
+        layers, found = try_both(drafter, target, ids)
+        drafter.config = replace(config, feature_layers=layers)
+        log.warning("head %s: layers %s: %s", name, list(layers), found)
     return drafter
 
 

@@ -21,7 +21,8 @@ from peagle.engine.request import Stats
 from peagle.errors import InputError
 from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advance
 from peagle.methods.checkpoint import REMEDY, read_head
-from peagle.methods.keys import default_k
+from peagle.methods.keys import LAYER_IDS, default_k
+from peagle.methods.layer_ids import Trial, nested_ids, try_both
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
@@ -85,6 +86,9 @@ def examine(
         drafter = load_drafter(folder, target, force=True)
     except InputError as error:
         return [*checks, _refused("loading", error), *_skipped("it cannot be loaded", *RUNNING)]
+    if ids_tried := nested_ids(files):
+        trial = try_both(drafter, target, ids_tried)
+        checks = [_tried(check, ids_tried, trial) for check in checks]
     checks.append(_judge("loading", partial(_finite, drafter)))
     if any(check.state == "wrong" and check.name not in FORGIVABLE for check in checks):
         return checks + _skipped("mend the files first", *RUNNING)
@@ -127,6 +131,17 @@ def _judge(name: str, check: Callable[[], str]) -> Check:
 def _refused(name: str, error: InputError) -> Check:
     found = str(error).removesuffix(f"; {REMEDY}")
     return Check(name, "wrong", found, REMEDY)
+
+
+def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
+    """A check; that of layer ids which may be counted in two ways with what a trial found."""
+    layers = list(trial.layers)
+    if check.name != "feature layers":
+        return check
+    if check.state == "ok" and layers == ids:
+        return check._replace(found=trial.found)
+    fix = f"write {layers} as {LAYER_IDS} in config.json, at the top and in eagle_config"
+    return Check(check.name, "wrong", trial.found, fix)
 
 
 def _skipped(why: str, *names: str) -> list[Check]:

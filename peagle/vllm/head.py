@@ -1,6 +1,7 @@
 """A head as vLLM reads it: found by name, compared with its target, exported where it must be."""
 
 import hashlib
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from transformers import AutoConfig, PretrainedConfig
 from peagle.catalog import choose_head, known_entry, speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
-from peagle.methods.checkpoint import read_config, read_json
+from peagle.methods.checkpoint import HeadFiles, read_config, read_json
 from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
+from peagle.methods.layer_ids import nested_ids
 from peagle.methods.load import find_head, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.save import save_drafter
@@ -19,6 +21,8 @@ from peagle.model.config import DrafterConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,9 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
         return None
     folder, sizes = find_head(name), target_config(target)
     config = read_config(folder, sizes.num_hidden_layers)
+    if nested_ids(HeadFiles(read_json(folder), {})):
+        how = "as what enters a layer: `peagle doctor` tries it, and says what to write"
+        log.warning("head %s: vLLM reads layer ids that are in eagle_config only %s", name, how)
     if method is not None and config.method != method:
         raise InputError(f"head {name} is a {config.method} head, not {method}")
     _check_sizes(name, config, sizes)

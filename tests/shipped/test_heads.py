@@ -13,6 +13,8 @@ from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.completion import Completion
 from peagle.methods.checkpoint import read_tensors
+from peagle.methods.layer_ids import try_both
+from peagle.methods.load import load_drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.walk import Round, Walk
@@ -46,6 +48,15 @@ def test_head_stores_no_embedding_table_and_knows_its_target(method: str) -> Non
     llm = LLM(target("float32"), HEADS[method])
     assert llm.drafter.config.provenance.target == TARGET
     assert llm.drafter.config.depths >= 7
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_trial_finds_the_layers_that_a_head_was_trained_on(method: str) -> None:
+    """Whether its ids count what enters a layer, or what leaves it."""
+    drafter = load_drafter(HEADS[method], target("float32"))
+    layers = drafter.config.feature_layers
+    for ids in (layers, tuple(layer - 1 for layer in layers)):
+        assert try_both(drafter, target("float32"), ids).layers == layers
 
 
 def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:

@@ -1,0 +1,83 @@
+"""Layer ids of a head that does not say how it counts them: both ways are tried.
+
+In vLLM and here id i is what enters layer i. SpecForge counts what leaves layer i, and SGLang adds
+one to the ids for that reason; their heads have them in `eagle_config` alone. So have NVIDIA's,
+which count as vLLM does. The two ways differ by one layer, and only a trial tells them apart.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from peagle.methods.checkpoint import HeadFiles
+from peagle.methods.keys import LAYER_IDS
+from peagle.model.attention import CausalAttend
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
+
+# What the target and the head are run on: questions, an answer and code.
+TEXT = """Why is the sky blue? Explain it in a few sentences.
+
+Sunlight is made of many colors. When it meets the air, the small molecules there scatter blue light
+much more than red light, because blue light has a shorter wavelength. So blue light reaches our
+eyes from every part of the sky. In the evening the light has a longer way through the air, and most
+of the blue is gone before it arrives: the sun looks red.
+
+Write a Python function that returns the sum of the squares of a list of numbers.
+
+def sum_of_squares(numbers):
+    total = 0
+    for number in numbers:
+        total += number * number
+    return total
+"""
+
+
+class Trial(NamedTuple):
+    """The layers that a head reads, in vLLM's way of counting, and what was found."""
+
+    layers: tuple[int, ...]
+    found: str
+
+
+def nested_ids(files: HeadFiles) -> list[int]:
+    """The layer ids of a head that may be counted either way: they are in eagle_config alone, and
+    nothing in config.json tells whose they are. Empty for any other head."""
+    if files.ours or files.speculators or files.raw.get(LAYER_IDS):
+        return []
+    return list((files.raw.get("eagle_config") or {}).get(LAYER_IDS) or [])
+
+
+def try_both(drafter: Drafter, target: Target, ids: Sequence[int]) -> Trial:
+    """Find out whether `ids` are what enters these layers or what leaves them, by the share of its
+    first draft tokens that the target accepts."""
+    shares = dict[tuple[int, ...], float]()
+    for layers in (tuple(ids), tuple(layer + 1 for layer in ids)):
+        if layers[-1] <= len(target.layers):
+            shares[layers] = _accepted(drafter, target, layers)
+    best = max(shares, key=lambda layers: shares[layers])
+    each = ", ".join(f"{share:.1%} with {list(layers)}" for layers, share in shares.items())
+    found = f"{list(ids)} in eagle_config only, where some count what leaves a layer"
+    return Trial(best, f"{found}: of its first draft tokens the target accepts {each}")
+
+
+@torch.no_grad()
+def _accepted(drafter: Drafter, target: Target, layers: tuple[int, ...]) -> float:
+    """Expected share of accepted first draft tokens, over all places of TEXT."""
+    tokens = _tokens(target)
+    places = torch.arange(len(tokens), device=tokens.device)
+    out = target.forward(tokens, places, CausalAttend(), layers)
+    features = drafter.project(out.features[:-1])
+    normed = drafter(tokens[1:], features, places[:-1], CausalAttend()).normed
+    offered = drafter.logits(normed).float().softmax(-1)
+    chosen = target.logits(out.hidden[1:]).float().softmax(-1)[:, drafter.target_ids]
+    return float(torch.minimum(offered, chosen).sum(-1).mean())
+
+
+def _tokens(target: Target) -> Tensor:
+    ids: Sequence[int] = range(2, len(target.embedding))
+    if target.tokenizer is not None:
+        ids = target.tokenizer(TEXT)["input_ids"]
+    return torch.tensor(ids[: target.max_context], device=target.device)
