@@ -89,6 +89,8 @@ def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
     rope = same.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_type" not in rope:  # per-layer-type tables (Gemma)
         same.pop("rope_parameters", None)
+    elif rope.get("partial_rotary_factor", 1.0) != 1.0:  # heads turn all of a key
+        same["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     return TRANSFORMERS[kind](
         **same,
         head_dim=head_size(source),
