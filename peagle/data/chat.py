@@ -3,15 +3,13 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.example import Example
-from peagle.errors import InputError, first_line
-from peagle.model.template import check_template
+from peagle.errors import InputError
+from peagle.model.template import NO_ARGS, apply_template
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("user", "assistant", "system", "developer", "tool")
@@ -25,7 +23,7 @@ class Style(NamedTuple):
     """What a chat template is given besides the messages."""
 
     tools: list[Any] | None = None  # JSON schemas of functions
-    args: Mapping[str, Any] = MappingProxyType({})  # such as enable_thinking=False
+    args: Mapping[str, Any] = NO_ARGS  # such as enable_thinking=False
 
     def in_line(self) -> dict[str, Any]:
         """Return the keys of a data file that hold it."""
@@ -60,9 +58,9 @@ def render(
     template = str(tokenizer.chat_template)
     known = {} if "developer" in template else {"developer": "system"}
     given = [{**turn, "role": known.get(turn["role"], turn["role"])} for turn in messages]
-    text = apply_template(tokenizer, given, answer, style)
+    text = apply_template(tokenizer, given, answer=answer, tools=style.tools, args=style.args)
     turns = tuple((turn["role"], len(turn.get("tool_calls") or ())) for turn in given)
-    how = json.dumps([style.tools, dict(style.args)], default=str)
+    how = json.dumps({"tools": style.tools, "args": dict(style.args)}, default=str)
     lost = _left_out(tokenizer, template, turns, answer, how)
     if lost is not None:
         what = f"a turn of role {messages[lost]['role']!r}, or a call in it"
@@ -71,26 +69,13 @@ def render(
     return text
 
 
-def apply_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: bool, style: Style
-) -> str:
-    """Return what the template makes of the messages, whatever it leaves out. Raises InputError as
-    `render` does."""
-    check_template(tokenizer)
-    how = {"tokenize": False, "add_generation_prompt": answer}
-    try:
-        return tokenizer.apply_chat_template(messages, tools=style.tools, **how, **style.args)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(f"the chat template refuses this: {first_line(error)}") from error
-
-
 @lru_cache(4096)
 def _left_out(
     tokenizer: PreTrainedTokenizerBase,
     _template: str,  # the tokenizer's may change
     turns: tuple[tuple[str, int], ...],  # role, and number of tool calls
     answer: bool,
-    style: str,  # JSON
+    style: str,  # JSON of tools and args
 ) -> int | None:
     """The first turn that the template leaves out, in whole or a call in it; found out with words
     of our own. None where there is no such turn, or the template refuses the words."""
@@ -104,7 +89,7 @@ def _left_out(
         messages.append(message)
         words.append(names or [word])
     try:
-        text = apply_template(tokenizer, messages, answer, Style(*json.loads(style))).lower()
+        text = apply_template(tokenizer, messages, answer=answer, **json.loads(style)).lower()
     except InputError:
         return None
     lost = (number for number, own in enumerate(words) if any(word not in text for word in own))

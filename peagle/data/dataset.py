@@ -5,7 +5,6 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
@@ -14,9 +13,9 @@ from peagle.data.chat import Message, Style, encode_documents, system_turn, to_m
 from peagle.data.conversation import Conversation
 from peagle.data.example import Example
 from peagle.errors import InputError
+from peagle.model.template import NO_ARGS
 
 SYSTEM_ROLES = ("system", "developer")
-NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

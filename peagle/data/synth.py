@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, Style, apply_template, prompt_ids, system_turn
+from peagle.data.chat import Message, Style, prompt_ids, system_turn
 from peagle.data.conversation import Conversation, PendingRecord
 from peagle.data.dedup import Kept
 from peagle.data.jsonl import append, open_to_append, read_back
@@ -25,6 +25,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.text import end_tokens
 from peagle.errors import InputError
+from peagle.model.template import apply_template
 
 SENTINEL = "peagleuserturn"
 SHORTEST = 4  # tokens the target adds to a starter
@@ -108,7 +109,7 @@ def user_turn(
     Raises InputError when the template does not show the user's words once, and something after.
     """
     asked = [*system, {"role": "user", "content": SENTINEL}]
-    text = apply_template(tokenizer, asked, True, style)
+    text = apply_template(tokenizer, asked, answer=True, tools=style.tools, args=style.args)
     start, *rest = text.split(SENTINEL)
     if len(rest) != 1 or not rest[0].strip():
         why = "the chat template cannot be cut where the user speaks"

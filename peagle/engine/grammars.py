@@ -7,7 +7,7 @@ the grammar may end, and is all that is allowed where it must.
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from peagle.engine.grammar import Matcher, error_line
 from peagle.engine.judge import Judge
 from peagle.engine.params import SamplingParams
 from peagle.engine.text import end_tokens
+from peagle.engine.thoughts import after_thoughts
 from peagle.errors import InputError, shortened
 from peagle.model.target import Target
 
@@ -79,8 +80,8 @@ class Grammars:
         self._target = target
         self._compiled = lru_cache(COMPILED)(self._compile)
 
-    def matcher(self, params: SamplingParams) -> Matcher | None:
-        """What a new sequence must follow; None when nothing.
+    def matcher(self, params: SamplingParams, prompt: Sequence[int] = ()) -> Matcher | None:
+        """What the answer to a prompt must follow, after its thoughts; None when nothing.
 
         Raises InputError for what cannot be compiled.
         """
@@ -88,7 +89,8 @@ class Grammars:
             return None
         state = self._compiled(*params.constraint).deep_copy()
         ends = frozenset(self._tokens.eos_tokens)
-        return Matcher(state, len(self._target.embedding), ends, self._spelled)
+        matcher = Matcher(state, len(self._target.embedding), ends, self._spelled)
+        return after_thoughts(matcher, self._target.tokenizer, prompt)
 
     def warm_up(self) -> None:
         """Read the vocabulary and start the judge now, so that no request waits for them. A target

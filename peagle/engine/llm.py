@@ -226,7 +226,7 @@ class LLM:
             generator.seed()
         else:
             generator.manual_seed(params.seed)
-        matcher = self._loaded.grammars.matcher(params)
+        matcher = self._loaded.grammars.matcher(params, request.tokens)
         vocabulary = len(self.target.embedding)
         request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
         request.text = TextStream(self.tokenizer, params.stop)

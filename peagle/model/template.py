@@ -3,13 +3,16 @@
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from peagle.errors import InputError, first_line
 from peagle.model.loader import locate, read_tokenizer
 
+NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 PLAIN = "plain"  # instead of a file
 # Texts one after another: what a target without a chat template continues.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -46,6 +49,27 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.chat_template:
         why = "the target's tokenizer has no chat template"
         raise InputError(f"{why}: name a Jinja file with `chat_template`, or {PLAIN}")
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    *,
+    answer: bool,
+    tools: list[Any] | None = None,
+    args: Mapping[str, Any] = NO_ARGS,
+) -> str:
+    """Return what the template makes of messages, whatever it leaves out; with `answer`, the
+    opening of the assistant's turn follows.
+
+    Raises InputError when the tokenizer has no chat template, or the template refuses.
+    """
+    check_template(tokenizer)
+    how = {"tokenize": False, "add_generation_prompt": answer}
+    try:
+        return tokenizer.apply_chat_template(messages, tools=tools, **how, **args)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(f"the chat template refuses this: {first_line(error)}") from error
 
 
 def check_template_args(

@@ -99,11 +99,14 @@ class Api:
             grammar = call_grammar(self.llm.tokenizer, forced, several)
             body.structured_outputs = StructuredOutputs(grammar=grammar)
 
-        def token_ids() -> list[list[int]]:
-            return [conversation_ids(self.llm, body.messages, tools, body.template_args)]
-
         most_calls = None if body.parallel_tool_calls else 1
         form = ChatForm(self.llm.tokenizer, most_calls if tools else 0)
+
+        def token_ids() -> list[list[int]]:
+            ids = conversation_ids(self.llm, body.messages, tools, body.template_args)
+            form.answers(ids)
+            return [ids]
+
         try:
             return await self._generate(http, body, form, 1, token_ids)
         except InputError as error:

@@ -11,10 +11,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.response_parser import HARMONY, answer_template
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
+from peagle.model.thoughts import THINKING, answer_template
 from peagle.server.logprobs import AnswerLogprobs, of_chat, of_text
+from peagle.server.thoughts import ThoughtParser
 from peagle.server.tools import ParsedAnswer, ResponseParser
 
 Choice = dict[str, Any]
@@ -49,8 +50,7 @@ class TextForm:
 
 class ChatForm:
     """/v1/chat/completions. `most_calls` tool calls are looked for, None being any number; 0 where
-    no tools were offered. Answers in harmony come whole, at the end: their text has no marks of
-    what is reasoning and what is content."""
+    no tools were offered. What a response template parses comes whole, at the end."""
 
     kind = "chat.completion"
     part_kind = "chat.completion.chunk"
@@ -60,8 +60,15 @@ class ChatForm:
         self._tokenizer = tokenizer
         self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
         self._most_calls = most_calls
-        self._parses = most_calls != 0 or answer_template(tokenizer) is HARMONY
-        self._texts = dict[int, ResponseParser]()
+        fields = (answer_template(tokenizer) or {}).get("fields", {})
+        self._parses = most_calls != 0 or any(name in fields for name in THINKING)
+        self._texts = defaultdict[int, ResponseParser](partial(ResponseParser, tokenizer))
+        self.answers([])
+
+    def answers(self, prompt: list[int]) -> None:
+        """The prompt of the answers, which may begin their thoughts."""
+        new = partial(ThoughtParser, self._tokenizer, prompt)
+        self._thoughts = defaultdict[int, ThoughtParser](new)
 
     def opening(self, index: int) -> Choice:
         """The role."""
@@ -97,15 +104,17 @@ class ChatForm:
         return choice | {"message": message}
 
     def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
+        thinker, parser = self._thoughts[request.index], self._texts[request.index]
+        thoughts, text = thinker.push(text, request.output if ended else None)
         if not self._parses:
-            return ParsedAnswer(text, [])
-        answer = self._texts.setdefault(request.index, ResponseParser(self._tokenizer))
-        certain = answer.push(text)
+            return ParsedAnswer(text, [], thoughts)
+        text = parser.push(text)
         if not ended:
-            return ParsedAnswer(certain, [])
+            return ParsedAnswer(text, [], thoughts)
         prompt = request.tokens[: request.prompt_length]
-        rest = answer.finish(prompt, request.output)
-        return rest._replace(text=certain + rest.text, calls=rest.calls[: self._most_calls])
+        parsed = parser.finish(prompt, request.output[thinker.length :])
+        calls = parsed.calls[: self._most_calls]
+        return ParsedAnswer(text + parsed.text, calls, thoughts + parsed.reasoning)
 
 
 Form = TextForm | ChatForm

@@ -10,11 +10,13 @@ from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import regex
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.response_parser import answer_template, to_message
+from peagle.data.response_parser import to_message
 from peagle.engine.grammars import added_tokens, in_lark
 from peagle.errors import InputError, shortened
+from peagle.model.thoughts import answer_template
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
@@ -98,11 +100,8 @@ class ResponseParser:
         self._held += text
         if self._parses or self._hidden:
             return ""
-        at = self._held.find(OPEN)
-        if at < 0:
-            lengths = range(min(len(OPEN) - 1, len(self._held)), 0, -1)
-            keep = next((n for n in lengths if self._held.endswith(OPEN[:n])), 0)
-            at = len(self._held) - keep
+        call = regex.search(regex.escape(OPEN), self._held, partial=True)
+        at = len(self._held) if call is None else call.start()
         certain, self._held = self._held[:at], self._held[at:]
         return certain
 

@@ -1,0 +1,196 @@
+"""A grammar begins after the thoughts, which none restrains."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from thinking import OTHER, R1, byte_fallback, byte_level, harmony, say
+from thinking import thinking_target as target_of
+from tiny import CHATML, chain, make_drafter
+
+from peagle.data.chat import PLAIN_STYLE, Style, prompt_ids
+from peagle.engine.grammar import Matcher
+from peagle.engine.grammars import Grammars
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+
+ASKED = [{"role": "user", "content": "the <think> cat"}]
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 22]}}}
+SCHEMA |= {"required": ["a"], "additionalProperties": False}
+SCHEMA |= {"x-guidance": {"whitespace_flexible": False}}
+JSON = SamplingParams(json_schema=SCHEMA, max_tokens=120)
+OFF = Style(None, {"enable_thinking": False})
+END = "<|im_end|>"
+both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def answer(
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: Any,
+    script: str,
+    params: SamplingParams = JSON,
+    style: Style = PLAIN_STYLE,
+) -> str:
+    """What a target says that would like to say the script, special tokens included."""
+    say(monkeypatch, ids(tokenizer, script))
+    llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
+    [done] = llm.generate([prompt_ids(tokenizer, ASKED, style)], params)
+    return tokenizer.backend_tokenizer.decode(done.token_ids, skip_special_tokens=False)
+
+
+def is_json(text: str) -> bool:
+    return json.loads(text.removesuffix(END))["a"] in (1, 22)
+
+
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+@both
+def test_the_answer_follows_the_thoughts(
+    make: Callable[..., Any], marks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thoughts = '<think>\nhm {} so, 12 "<|im_start|>\n</think>'
+    said = answer(monkeypatch, make(marks), thoughts + "Sure!")
+    assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
+
+
+@pytest.mark.parametrize(
+    ("template", "thoughts"), [(R1, "hm, {\n</think>"), (OTHER, "<|hm|></think> {<|so|>")]
+)
+@both
+def test_other_templates(
+    make: Callable[..., Any], template: str, thoughts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt begins the thoughts, or their marks are known from the template alone."""
+    tokenizer = make()
+    tokenizer.chat_template = template
+    said = answer(monkeypatch, tokenizer, thoughts + "Sure!")
+    assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
+
+
+@pytest.mark.parametrize(
+    ("style", "script"), [(OFF, "<think>a</think>"), (PLAIN_STYLE, '{"b": 2}')]
+)
+@both
+def test_without_thoughts_it_begins_at_once(
+    make: Callable[..., Any], style: Style, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are disabled, and where the target answers without any."""
+    assert is_json(answer(monkeypatch, make(), script, style=style))
+
+
+def test_a_text_is_no_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level()
+    say(monkeypatch, ids(tokenizer, "<think>hm"))
+    llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
+    for prompt in ("the cat", "say <think>", ids(tokenizer, "<think>")):
+        assert is_json(llm.generate([prompt], JSON)[0].text)
+
+
+@pytest.mark.parametrize("thoughts", [
+    "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    "<|channel|>final <|constrain|>json<|message|>",
+    "<|channel|>final<|message|>",
+])  # fmt: skip
+def test_harmony(thoughts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the last channel's message."""
+    said = answer(monkeypatch, harmony(), thoughts + "Sure!")
+    assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
+
+
+def test_a_call_of_harmony_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": 1}<|im_end|>'
+    assert answer(monkeypatch, harmony(), call) == call
+
+
+@both
+def test_thoughts_that_do_not_end(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token may come in them: marks, ends, stray bytes."""
+    tokenizer = make()
+    tokenizer.chat_template = R1
+    grammars = Grammars(target_of(tokenizer))
+    matcher = grammars.matcher(JSON, prompt_ids(tokenizer, ASKED))
+    assert matcher is not None
+    for token in [*range(3, 60), *ids(tokenizer, "<think>{")]:
+        assert matcher.allowed().all()
+        matcher.advance([token])
+    assert answer(monkeypatch, tokenizer, "hm" + END) == "hm" + END
+
+
+def words(tokenizer: Any) -> list[int]:
+    """Tokens to draw from: the marks now and then."""
+    marks = ids(tokenizer, "<think></think>")
+    return [*marks, *ids(tokenizer, '{"a": 12}<|im_end|>hm')]
+
+
+@pytest.mark.parametrize("template", ["own", R1])
+@pytest.mark.parametrize("marks", ["added", "text"])
+@both
+def test_masks_along_a_draft_are_those_of_saying_it(
+    make: Callable[..., Any], marks: str, template: str
+) -> None:
+    """Looking ahead changes nothing."""
+    tokenizer, rng = make(marks), random.Random(5)
+    if template != "own":
+        tokenizer.chat_template = template
+    grammars, prompt = Grammars(target_of(tokenizer)), prompt_ids(tokenizer, ASKED)
+
+    def at(said: list[int]) -> Matcher:
+        matcher = grammars.matcher(JSON, prompt)
+        assert matcher is not None
+        for token in said:
+            matcher.advance([token])
+        return matcher
+
+    for _ in range(40):
+        said = list[int]()
+        for _ in range(rng.randrange(12)):
+            allowed = [t for t in words(tokenizer) if at(said).allowed()[t] and t != 2]
+            said += rng.sample(allowed, min(1, len(allowed)))
+        tail = rng.choices(words(tokenizer), k=4)
+        rows = at(said).masks(chain(tail))
+        for number, row in enumerate(rows):
+            before = [*said, *tail[:number]]
+            legal = (
+                all(at(before[:n]).allowed()[t] for n, t in enumerate(before)) and 2 not in before
+            )
+            assert (row == at(before).allowed()).all() if legal else row.all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@both
+def test_thoughts_are_what_they_are_without_a_grammar(
+    make: Callable[..., Any], temperature: float
+) -> None:
+    """With drafts and without; what follows them is the grammar's."""
+    tokenizer = make()
+    tokenizer.chat_template = R1
+    target = target_of(tokenizer)
+    prompt, close = prompt_ids(tokenizer, ASKED), tokenizer.convert_tokens_to_ids("</think>")
+    bias = {close: 3.0, 2: -9.0}
+    plain = LLM(target, max_batch=1, kv_tokens=512)
+    drafting = plain.use(make_drafter(target, "p-eagle"), k=3)
+    for seed in range(3):
+        how: dict[str, Any] = {"temperature": temperature, "seed": seed, "logit_bias": bias}
+        free = plain.generate([prompt], SamplingParams(max_tokens=120, **how))[0].token_ids
+        bound = SamplingParams(max_tokens=120, json_schema=SCHEMA, **how)
+        answers = [llm.generate([prompt], bound)[0] for llm in (plain, drafting)]
+        assert answers[0].token_ids == answers[1].token_ids
+        count = free.index(close) + 1 if close in free else len(free)
+        assert answers[0].token_ids[:count] == free[:count]
+        if close in free and answers[0].finish_reason == "stop":
+            assert is_json(tokenizer.decode(answers[0].token_ids[count:]))
+
+
+def test_a_target_that_does_not_think() -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = CHATML
+    matcher = Grammars(target_of(tokenizer)).matcher(JSON, prompt_ids(tokenizer, ASKED))
+    assert type(matcher) is Matcher

@@ -1,0 +1,171 @@
+"""Thoughts come as `reasoning`, whole and streamed, and a form is the answer's."""
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from serving import MODEL, start
+from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, say, thinking_target
+from tiny import CHATML
+
+from peagle.data.chat import Style, prompt_ids
+from peagle.engine.llm import LLM
+from peagle.engine.text import TextStream
+from peagle.server.forms import ChatForm
+
+ASKED: Any = [{"role": "user", "content": "the <think> cat"}]
+CALL = '<tool_call>\n{"name": "sit", "arguments": {"on": "mat"}}\n</tool_call>'
+both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
+styles = pytest.mark.parametrize("stream", [False, True])
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def told(
+    tokenizer: Any,
+    answer: str,
+    *,
+    stream: bool,
+    calls: int | None = 0,
+    stop: tuple[str, ...] = (),
+    **args: Any,
+) -> tuple[str, str, Any]:
+    """Reasoning, content, and the rest of a choice, of an answer that comes token by token."""
+    prompt = prompt_ids(tokenizer, ASKED, Style(None, args))
+    form, output = ChatForm(tokenizer, calls), ids(tokenizer, answer)
+    form.answers(prompt)
+    text, pieces = TextStream(tokenizer, stop), list[str]()
+    for token in output:
+        piece, stopped = text.push(token)
+        pieces.append(piece)
+        if stopped:
+            break
+    pieces.append(text.finish())
+    request: Any = SimpleNamespace(
+        index=0, tokens=[*prompt, *output], prompt_length=len(prompt), output=output,
+        text=text, finish_reason="stop", params=SimpleNamespace(logprobs=None),
+    )  # fmt: skip
+    if not stream:
+        message = form.whole(request, text.text, None)["message"]
+        return message.get("reasoning", ""), message["content"], message.get("tool_calls")
+    deltas = [form.part(request, piece, None, ended=False)["delta"] for piece in pieces]
+    deltas.append(form.part(request, "", None, ended=True)["delta"])
+    reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
+    content = "".join(delta.get("content", "") for delta in deltas)
+    return reasoning, content, deltas[-1].get("tool_calls")
+
+
+@styles
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "content"),
+    [
+        ("<think>\nhm\n\nso\n</think>\n\nit <think> sat</think>!", "hm\n\nso", None),
+        ("\n<think>hm</think>", "hm", ""),
+        ("<think>\n\n</think>\n\nit sat", "", "it sat"),
+        ("<think>\nhm, </th", "hm, </th", ""),
+        ("<think>\n", "", ""),
+        ("it sat\n", "", "it sat\n"),
+        ("<thi", "", "<thi"),
+        ("<thinking>", "", "<thinking>"),
+    ],
+)
+@both
+def test_thoughts_are_apart(
+    make: Callable[..., Any], answer: str, reasoning: str, content: Any, marks: str, stream: bool
+) -> None:
+    tokenizer = make(marks)
+    if content is None:
+        content = "it  sat!" if marks == "special" else "it <think> sat</think>!"
+    found = told(tokenizer, answer, stream=stream)
+    assert found[:2] == (reasoning, content)
+
+
+@styles
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+def test_what_the_prompt_began(marks: str, stream: bool) -> None:
+    """R1's prompts begin the thoughts; Qwen3's end them where they are disabled."""
+    tokenizer = byte_level(marks)
+    off = told(tokenizer, "it</think> sat", stream=stream, enable_thinking=False)
+    assert off[:2] == ("", "it sat" if marks == "special" else "it</think> sat")
+    tokenizer.chat_template = R1
+    assert told(tokenizer, "\nhm\n</think>\n\nit sat", stream=stream)[:2] == ("hm", "it sat")
+    assert told(tokenizer, "hm", stream=stream)[:2] == ("hm", "")
+
+
+@styles
+def test_marks_that_only_the_template_knows(stream: bool) -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = OTHER
+    answer = "<|hm|>\n<think>\n<|so|>it sat"
+    assert told(tokenizer, answer, stream=stream)[:2] == ("<think>", "it sat")
+    tokenizer.chat_template = CHATML
+    assert told(tokenizer, "<think>a</think>b", stream=stream)[1] == "<think>a</think>b"
+
+
+@styles
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+def test_calls_after_thoughts(marks: str, stream: bool) -> None:
+    """A call that is thought of is none."""
+    tokenizer = byte_level(marks)
+    answer = f"<think>\n{CALL}?\n</think>\n\nok {CALL}"
+    reasoning, content, calls = told(tokenizer, answer, stream=stream, calls=None)
+    assert (reasoning, content.strip()) == (f"{CALL}?", "ok")
+    assert [call["function"]["name"] for call in calls] == ["sit"]
+
+
+@styles
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+def test_a_stop_among_thoughts(marks: str, stream: bool) -> None:
+    tokenizer = byte_level(marks)
+    found = told(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("so",))
+    assert found[:2] == ("hm", "")
+    found = told(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("sa",))
+    assert found[:2] == ("hm so", "it ")
+
+
+def test_thoughts_come_as_they_are_thought() -> None:
+    tokenizer = byte_level()
+    form = ChatForm(tokenizer, 0)
+    form.answers(prompt_ids(tokenizer, ASKED))
+    request: Any = SimpleNamespace(index=0)
+    pieces = ["<think>", "hm", " so", " ", "</think>", "\n", "it", " sat"]
+    deltas = [form.part(request, piece, None, ended=False)["delta"] for piece in pieces]
+    assert [delta.get("reasoning") for delta in deltas[1:4]] == ["hm", " so", None]
+    assert [delta.get("content") for delta in deltas[5:]] == [None, "it", " sat"]
+
+
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
+
+
+@styles
+@pytest.mark.parametrize("template", [QWEN3, R1])
+def test_a_form_is_the_answers(
+    template: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = template
+    begun = "" if template is R1 else "<think>\n"
+    say(monkeypatch, ids(tokenizer, begun + 'hm {"a"} \n</think>Sure'))
+    running = start(LLM(thinking_target(tokenizer), max_batch=2, kv_tokens=512))
+    try:
+        create = running.client().chat.completions.create
+        how: Any = {"model": MODEL, "messages": ASKED, "response_format": FORM, "stream": stream}
+        for most in (60, 9):
+            got: Any = create(**how, max_tokens=most)
+            choices = [part.choices[0] for part in (got if stream else [got])]
+            parts = [choice.delta if stream else choice.message for choice in choices]
+            content = "".join(part.content or "" for part in parts)
+            reasoning = "".join(getattr(part, "reasoning", None) or "" for part in parts)
+            if most == 60:
+                assert (reasoning, json.loads(content) in ("a", "b")) == ('hm {"a"}', True)
+                assert choices[-1].finish_reason == "stop"
+            else:
+                assert content == "" and 'hm {"a"}'.startswith(reasoning)
+                assert choices[-1].finish_reason == "length"
+    finally:
+        running.stop()
