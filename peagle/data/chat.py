@@ -1,6 +1,7 @@
 """From a conversation to token ids and the mask of the assistant's tokens."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -10,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.model.template import NO_ARGS, apply_template
+from peagle.model.thoughts import THINKING, find_thoughts
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("user", "assistant", "system", "developer", "tool")
 KEPT = ("tool_call_id", "name")  # templates read these too
 CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
-THOUGHT = ("thinking", "reasoning_content")  # what was thought before; each template reads one
 Message = dict[str, Any]
 
 
@@ -100,8 +101,9 @@ def encode_documents(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
 ) -> list[Example]:
     """Tokenize a conversation; the answers and their end-of-turn tokens are supervised, each as the
-    target had to write it. One document, or several when the template rewrites earlier answers as
-    the conversation continues (Qwen3 drops their thinking).
+    target had to write it; thoughts that the template makes up are not. One document, or several
+    when the template rewrites earlier answers as the conversation continues (Qwen3 drops their
+    thinking).
 
     Raises InputError when there is no assistant turn, or an answer does not follow its prompt.
     """
@@ -114,13 +116,32 @@ def encode_documents(
         if not after.startswith(before):
             why = "the chat template rewrites earlier turns: answers cannot be located"
             raise InputError(f"{why}; `peagle data regenerate` gives their exact tokens")
-        spans = [(len(before), len(after.rstrip()))]
+        first = len(before) + _made_up(tokenizer, message, after[len(before) :])
+        spans = [(first, len(after.rstrip()))]
         if documents and after.startswith(documents[-1][0].rstrip()):
             spans = documents.pop()[1] + spans
         documents.append((after, spans))
     if not documents:
         raise InputError("the conversation has no assistant turn to train on")
     return [_encode(tokenizer, text, spans) for text, spans in documents]
+
+
+def _made_up(tokenizer: PreTrainedTokenizerBase, message: Message, answer: str) -> int:
+    """Characters at the beginning of an answer, as the template writes it, that are thoughts which
+    the message does not have (Qwen3's empty ones)."""
+    thoughts = None if any(map(message.get, THINKING)) else find_thoughts(tokenizer)
+    if thoughts is None or thoughts.opening is None:
+        return 0
+    opening = re.escape(thoughts.opening.strip())
+    empty = re.match(rf"\s*({opening})?\s*({thoughts.closing.pattern})\s*", answer)
+    if empty is None or _bare(message["content"]).startswith(_bare(empty[0])):
+        return 0
+    return empty.end()
+
+
+def _bare(text: str) -> str:
+    """A text without white space."""
+    return "".join(text.split())
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[tuple[int, int]]) -> Example:
@@ -156,8 +177,8 @@ def _message(turn: object) -> Message:
         raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
     message = {"role": role, "content": content}
     message |= {key: turn[key] for key in KEPT if turn.get(key) is not None}
-    if thought := next((turn[key] for key in THOUGHT if turn.get(key)), None):
-        message |= dict.fromkeys(THOUGHT, thought)
+    if thought := next((turn[key] for key in THINKING if turn.get(key)), None):
+        message |= dict.fromkeys(THINKING, thought)
     if calls:
         message["tool_calls"] = [_tool_call(call) for call in calls]
     return message

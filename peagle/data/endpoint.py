@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from peagle.data.chat import THOUGHT, Message, Style, to_messages
+from peagle.data.chat import Message, Style, to_messages
 from peagle.data.conversation import PendingRecord, Write, drop_oldest
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
+from peagle.model.thoughts import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 LONGEST_PAUSE = 300.0  # seconds, whatever `retry-after` says
@@ -189,7 +190,7 @@ def _body(
 def _to_api(message: Message, past: bool) -> Message:
     """The message as the API has it: arguments of a tool call are JSON in a text, and the thoughts
     before earlier answers are not repeated (some endpoints refuse them)."""
-    sent = {key: value for key, value in message.items() if not (past and key in THOUGHT)}
+    sent = {key: value for key, value in message.items() if not (past and key in THINKING)}
     if "tool_calls" in sent:
         sent["tool_calls"] = [_call_to_api(call) for call in sent["tool_calls"]]
     return sent

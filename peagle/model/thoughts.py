@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -88,6 +89,11 @@ class Thoughts:
 
 def find_thoughts(tokenizer: PreTrainedTokenizerBase) -> Thoughts | None:
     """As the response template has them, or else the chat template; None where neither does."""
+    return _find(tokenizer, f"{tokenizer.chat_template} {answer_template(tokenizer)}")
+
+
+@lru_cache(64)
+def _find(tokenizer: PreTrainedTokenizerBase, _templates: str) -> Thoughts | None:
     try:
         asked = apply_template(tokenizer, ASKED, answer=False)
         prompt = apply_template(tokenizer, ASKED, answer=True).removeprefix(asked)

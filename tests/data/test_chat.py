@@ -1,10 +1,12 @@
 """Exactly what the assistant said is supervised."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tiny import make_tokenizer
+from thinking import OTHER, QWEN3, byte_fallback, byte_level
+from tiny import CHATML, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from peagle.data.chat import (
@@ -58,14 +60,16 @@ def with_template(template: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def said(ids: list[int], supervised: list[bool]) -> list[str]:
+def said(
+    ids: list[int], supervised: list[bool], tokenizer: PreTrainedTokenizerFast = TOKENIZER
+) -> list[str]:
     """Text of every supervised run."""
     runs, current = list[str](), list[int]()
     for token, mine in [*zip(ids, supervised, strict=True), (0, False)]:
         if mine:
             current.append(token)
         elif current:
-            runs.append(TOKENIZER.decode(current))
+            runs.append(tokenizer.decode(current))
             current = []
     return runs
 
@@ -135,7 +139,71 @@ def test_template_arguments() -> None:
     tokenizer, style = with_template(THINKING), Style(None, {"think": False})
     assert tokenizer.decode(prompt_ids(tokenizer, TALK[:2], style)).endswith("assistant\n()")
     assert said(*encode_documents(tokenizer, TALK[:3], style)[0]) == ["the cat sat<|im_end|>"]
-    assert said(*encode_documents(tokenizer, TALK[:3])[0]) == ["()the cat sat<|im_end|>"]
+    assert said(*encode_documents(tokenizer, TALK[:3])[0]) == ["the cat sat<|im_end|>"]
+
+
+ANSWERED = [TALK[1], {"role": "assistant", "content": "the cat sat"}]
+UNSUPPORTED = QWEN3.replace("{{ (m.reasoning_content or '') | trim }}", "")
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+@pytest.mark.parametrize("template", [QWEN3, OTHER, UNSUPPORTED, QWEN3 + "{# </think> #}"])
+def test_thoughts_that_the_template_makes_up_are_not_supervised(
+    make: Callable[..., PreTrainedTokenizerFast], marks: str, template: str
+) -> None:
+    tokenizer = make(marks)
+    tokenizer.chat_template = template
+    opening = "<|hm|>" if template is OTHER else "<think>"
+    [document] = encode_documents(tokenizer, ANSWERED)
+    assert opening in tokenizer.decode(document.ids)
+    assert said(*document, tokenizer) == ["the cat sat<|im_end|>"]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_thoughts_that_the_record_has_are_supervised(
+    make: Callable[..., PreTrainedTokenizerFast],
+) -> None:
+    """Empty ones, too, where its answer has them."""
+    tokenizer = make()
+    thought = [ANSWERED[0], ANSWERED[1] | {"reasoning_content": "hm"}]
+    assert said(*encode_documents(tokenizer, thought)[0], tokenizer) == [
+        "<think>\nhm\n</think>\n\nthe cat sat<|im_end|>"
+    ]
+    tokenizer.chat_template = CHATML
+    words = "<think>\n\n</think>\n\nthe cat sat"
+    written = [ANSWERED[0], ANSWERED[1] | {"content": words}]
+    assert said(*encode_documents(tokenizer, written)[0], tokenizer) == [words + "<|im_end|>"]
+    tokenizer.chat_template = QWEN3.replace(
+        "{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip() }}"
+    )
+    assert said(*encode_documents(tokenizer, written)[0], tokenizer) == [words + "<|im_end|>"]
+
+
+def test_thoughts_that_the_prompt_begins() -> None:
+    """The template ends them at once; an answer that ends them is the target's."""
+    tokenizer = byte_level()
+    tokenizer.chat_template = QWEN3.replace(
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+        "{% endif %}",
+        "<think>\n",
+    )
+    [document] = encode_documents(tokenizer, ANSWERED)
+    assert "<think>\n\n</think>" in tokenizer.decode(document.ids)
+    assert said(*document, tokenizer) == ["the cat sat<|im_end|>"]
+    off = Style(None, {"enable_thinking": False})
+    [document] = encode_documents(byte_level(), ANSWERED, off)
+    assert said(*document, tokenizer) == ["the cat sat<|im_end|>"]
+
+
+def test_calls_after_thoughts_that_are_made_up() -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = QWEN3.replace(
+        "{{ m.content }}", "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
+    )
+    talk = to_messages({"messages": USED_TOOL})[:2]
+    [[answer]] = [said(*d, tokenizer) for d in encode_documents(tokenizer, talk, Style(TOOLS))]
+    assert answer.startswith("[{") and "look" in answer
 
 
 def test_a_template_whose_answers_do_not_follow_their_prompts() -> None:
