@@ -29,6 +29,7 @@ class Contender:
     seconds: float = 0.0
     stats: Stats = field(default_factory=Stats)
     outputs: list[list[int]] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)  # seconds of each prompt
 
     def row(self) -> dict[str, Any]:
         """The row as the JSON files have it."""
@@ -70,6 +71,7 @@ def compare(
                 pass
             answer = run.completions()[0]
             contender.seconds += run.seconds
+            contender.took.append(run.seconds)
             contender.stats += answer.stats
             contender.outputs.append(answer.token_ids)
         on_prompt()

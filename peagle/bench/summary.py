@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -130,19 +129,24 @@ def compared(result: Result, base: Result) -> dict[str, Any]:
 
 
 def interval(point: float, *results: Result) -> list[float] | None:
-    """95 % interval of a throughput, or of the ratio of two, around its point estimate: bootstrap
-    over the conversations, each drawn with all its repeats. None for a single conversation.
+    """95 % interval of a throughput, or of the ratio of two, around its point estimate; each
+    conversation is drawn with all its repeats.
 
     With c requests running at all times, throughput is c × tokens ÷ their seconds, so that
     conversations may be drawn though they overlap.
     """
     totals = [_by_conversation(result) for result in results]
     shared = sorted(set(totals[0]).intersection(*totals))
-    if len(shared) < 2:
+    return bootstrap(point, [[total[each] for each in shared] for total in totals])
+
+
+def bootstrap(point: float, totals: Sequence[Any]) -> list[float] | None:
+    """95 % interval around `point` by drawing conversations; `totals` of one result, or of two, are
+    the tokens and seconds of each conversation. None for a single conversation."""
+    table = np.array(totals)  # (1 or 2, conversations, 2)
+    if (count := table.shape[1]) < 2:
         return None
-    choose = itemgetter(*shared)
-    table = np.array([choose(total) for total in totals])  # (1 or 2, conversations, 2)
-    draws = np.random.default_rng(0).integers(len(shared), size=(DRAWS, len(shared)))
+    draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
     drawn = _ratio(table[:, draws].sum(2))
     spread = np.quantile(drawn, [0.025, 0.975]) / _ratio(table.sum(1))
     return [round(float(edge) * point, 3) for edge in spread]

@@ -5,7 +5,7 @@ from typing import Any
 
 from peagle.bench.load import Conversations
 from peagle.bench.side_by_side import Contender, compare
-from peagle.bench.summary import drafts
+from peagle.bench.summary import bootstrap, drafts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -25,6 +25,13 @@ class Timing:
     target_tokens_per_second: float
     max_nodes: int | None = None
     lookup: bool = False
+    speed_up_95: list[float] | None = None  # interval, over the prompts; None for a single one
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval says that the head is faster, or that it is slower."""
+        edges = self.speed_up_95
+        return edges is not None and not edges[0] <= 1 <= edges[1]
 
     @property
     def speed_up(self) -> float:
@@ -35,7 +42,7 @@ class Timing:
     def worth_it(self) -> bool:
         """A round takes at least one forward of the target, so a speed-up beyond the acceptance
         length is noise."""
-        return min(self.speed_up, self.acceptance_length) >= MIN_GAIN
+        return self.certain and min(self.speed_up, self.acceptance_length) >= MIN_GAIN
 
 
 def time_head(
@@ -55,12 +62,21 @@ def time_head(
     ]
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
     compare(llm, [alone, *heads], fitting, few)
-    speeds = [head.row()["tokens_per_second"] for head in heads]
-    base = alone.row()["tokens_per_second"]
-    return [
-        Timing(row["k"], row["acceptance_length"], speed, base, row["max_nodes"], row["lookup"])
-        for row, speed in zip(measured, speeds, strict=True)
-    ]
+    return [_timing(row, head, alone) for row, head in zip(measured, heads, strict=True)]
+
+
+def _timing(measured: dict[str, Any], head: Contender, alone: Contender) -> Timing:
+    speed, base = (one.row()["tokens_per_second"] for one in (head, alone))
+    totals = [list(zip(map(len, one.outputs), one.took, strict=True)) for one in (head, alone)]
+    return Timing(
+        measured["k"],
+        measured["acceptance_length"],
+        speed,
+        base,
+        measured["max_nodes"],
+        measured["lookup"],
+        bootstrap(speed / base, totals),
+    )
 
 
 def verdict(timings: list[Timing]) -> dict[str, Any]:
@@ -71,6 +87,7 @@ def verdict(timings: list[Timing]) -> dict[str, Any]:
         "k": best.k,
         "max_nodes": best.max_nodes,
         "speed_up": round(best.speed_up, 2),
+        "speed_up_95": best.speed_up_95,
         "sentence": sentence(best),
         "timings": [asdict(timing) for timing in timings],
     }
@@ -78,8 +95,12 @@ def verdict(timings: list[Timing]) -> dict[str, Any]:
 
 def sentence(best: Timing) -> str:
     """Whether the head pays on these prompts with this machine; if not, what to do."""
-    speed = f"{best.speed_up:.2f} × the target alone at {drafts(asdict(best))}"
+    edges = "" if best.speed_up_95 is None else " ({:.2f}–{:.2f})".format(*best.speed_up_95)
+    speed = f"{best.speed_up:.2f} ×{edges} the target alone at {drafts(asdict(best))}"
     length = f"acceptance length {best.acceptance_length:.2f}"
+    if not best.certain:
+        few = "too few prompts to tell whether it is worth it"
+        return f"{few}: {speed} ({length}); peagle bench measures more"
     if best.worth_it:
         return f"worth it: {speed} ({length})"
     advice = "drafting costs more here than it saves: try another K or a smaller head"

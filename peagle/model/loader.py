@@ -43,6 +43,8 @@ UNREADABLE = (
     StrictDataclassError,
 )
 
+log = logging.getLogger(__name__)
+
 
 def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Target:
     """Load a target. `dtype` "auto" keeps the checkpoint's; `device` "auto" is a GPU where there is
@@ -187,6 +189,8 @@ def _dequantized(gguf: Path, digest: str) -> Path:
             raise InputError(f"{gguf.name}: {first_line(error)}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    size = sum(file.stat().st_size for file in done.iterdir()) / 1e9
+    log.warning("unpacked %s into %s (%.1f GB); PEAGLE_HOME moves it", gguf.name, done, size)
     return done
 
 

@@ -57,8 +57,8 @@ class Server(uvicorn.Server):
     """Told to end, it lets running requests finish and takes no others; told twice, it cancels
     them. It ends by itself when its engine fails."""
 
-    def __init__(self, api: Api, announce: Callable[[], None] | None = None) -> None:
-        """`announce` is called once, when requests are accepted."""
+    def __init__(self, api: Api, announce: Callable[[], None] = lambda: None) -> None:
+        """`announce` as in `serve`."""
         config = uvicorn.Config(
             create_app(api), log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=LAST_WORDS, http=Protocol,
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer what the sockets accept."""
         await super().startup(sockets)
-        if self.started and self._announce is not None:
+        if self.started:
             self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -138,15 +138,22 @@ def serve(
     llm: LLM,
     config: ServerConfig,
     listening: socket.socket,
-    announce: Callable[[], None] | None = None,
+    announce: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Serve until told to end; returns whether it ended well. `announce` as in Server."""
+    """Serve until told to end; returns whether it ended well. `announce` is called once, when
+    requests are accepted."""
     api = Api(llm, config)
-    server = Server(api, announce)
     host, port = listening.getsockname()[:2]
+    size = f"K = {llm.k}" if llm.nodes is None else f"{llm.nodes} nodes"
+    drafts = f"adaptive, at most {size}" if llm.adaptive else size
     where = {"host": host, "port": port, "model": config.model, "context": api.context}
-    drafting = {"method": llm.method, "k": llm.k, "kv_tokens": llm.engine.settings.kv_tokens}
-    log.info("serving", extra={"fields": where | drafting})
+    how = {"method": llm.method, "drafts": drafts, "kv_tokens": llm.engine.settings.kv_tokens}
+
+    def started() -> None:
+        announce()
+        log.info("serving", extra={"fields": where | how})
+
+    server = Server(api, started)
     gc.collect()
     gc.freeze()  # collecting the modules again takes 0.2 s, which all requests would wait for
     try:

@@ -16,23 +16,33 @@ MEASURED = {"k": 2, "max_nodes": None, "lookup": False, "acceptance_length": 1.5
     ("timing", "said"),
     [
         (
-            Timing(3, 1.68, 26.4, 20.0),
-            "worth it: 1.32 × the target alone at K = 3 (acceptance length 1.68)",
+            Timing(3, 1.68, 26.4, 20.0, speed_up_95=[1.2, 1.41]),
+            "worth it: 1.32 × (1.20–1.41) the target alone at K = 3 (acceptance length 1.68)",
         ),
         (
-            Timing(7, 1.05, 18.6, 20.0),
-            "not worth it: 0.93 × the target alone at K = 7; acceptance length 1.05: "
+            Timing(7, 1.05, 18.6, 20.0, speed_up_95=[0.9, 0.97]),
+            "not worth it: 0.93 × (0.90–0.97) the target alone at K = 7; acceptance length 1.05: "
             "train it on answers of this target (peagle train --init-from)",
         ),
         (
-            Timing(3, 1.03, 21.4, 20.0),  # faster than its drafts can make it
-            "not worth it: 1.07 × the target alone at K = 3; acceptance length 1.03: "
+            Timing(3, 1.03, 21.4, 20.0, speed_up_95=[1.01, 1.1]),  # faster than drafts can make it
+            "not worth it: 1.07 × (1.01–1.10) the target alone at K = 3; acceptance length 1.03: "
             "train it on answers of this target (peagle train --init-from)",
         ),
         (
-            Timing(2, 2.1, 20.2, 20.0),
-            "not worth it: 1.01 × the target alone at K = 2; acceptance length 2.10: "
+            Timing(2, 2.1, 20.2, 20.0, speed_up_95=[1.005, 1.02]),
+            "not worth it: 1.01 × (1.00–1.02) the target alone at K = 2; acceptance length 2.10: "
             "drafting costs more here than it saves: try another K or a smaller head",
+        ),
+        (
+            Timing(3, 1.4, 23.4, 20.0, speed_up_95=[0.95, 1.4]),
+            "too few prompts to tell whether it is worth it: 1.17 × (0.95–1.40) the target alone "
+            "at K = 3 (acceptance length 1.40); peagle bench measures more",
+        ),
+        (
+            Timing(3, 1.4, 30.0, 20.0),  # of one prompt
+            "too few prompts to tell whether it is worth it: 1.50 × the target alone at K = 3 "
+            "(acceptance length 1.40); peagle bench measures more",
         ),
     ],
 )
@@ -41,17 +51,20 @@ def test_sentence(timing: Timing, said: str) -> None:
 
 
 def test_a_tree_is_named() -> None:
-    timing = Timing(None, 2.5, 40.0, 20.0, max_nodes=12, lookup=True)
-    said = "worth it: 2.00 × the target alone at 12 nodes + lookup (acceptance length 2.50)"
-    assert sentence(timing) == said
+    timing = Timing(None, 2.5, 40.0, 20.0, max_nodes=12, lookup=True, speed_up_95=[1.8, 2.2])
+    assert sentence(timing).startswith("worth it: 2.00 × (1.80–2.20) the target alone at 12 nodes")
+    assert "12 nodes + lookup" in sentence(timing)
 
 
 def test_the_fastest_k_decides() -> None:
-    said = verdict([Timing(3, 1.6, 30.0, 20.0), Timing(7, 1.7, 24.0, 20.0)])
+    edges = [1.4, 1.6]
+    said = verdict([Timing(3, 1.6, 30.0, 20.0, speed_up_95=edges), Timing(7, 1.7, 24.0, 20.0)])
     assert (said["k"], said["speed_up"], said["worth_it"]) == (3, 1.5, True)
+    assert said["speed_up_95"] == edges
     assert said["sentence"].startswith("worth it: 1.50 ×")
     assert [timing["k"] for timing in said["timings"]] == [3, 7]
-    assert verdict([Timing(3, 1.1, 10.0, 20.0)])["worth_it"] is False
+    assert verdict([Timing(3, 1.1, 10.0, 20.0, speed_up_95=[0.4, 0.6])])["worth_it"] is False
+    assert verdict([Timing(3, 1.6, 30.0, 20.0)])["worth_it"] is False, "of one prompt"
 
 
 @pytest.fixture
@@ -88,6 +101,12 @@ def test_timing_is_interleaved_short_and_on_the_first_turns(
         (None, 8, 1.6),
     ]
     assert timings[0].target_tokens_per_second == timings[1].target_tokens_per_second > 0
+    for timing in timings:
+        assert timing.speed_up_95 is not None
+        low, high = timing.speed_up_95
+        assert low <= round(timing.speed_up, 3) <= high
+    [alone] = time_head(llm, [MEASURED], [["the cat"]], SamplingParams(max_tokens=4))
+    assert alone.speed_up_95 is None
 
 
 def test_nothing_is_timed_when_no_prompt_fits(llm: LLM) -> None:

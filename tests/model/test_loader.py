@@ -201,6 +201,19 @@ def test_corrupt_gguf(content: bytes, why: str, tmp_path: Path, cache: Path) -> 
     assert files(cache) == []
 
 
+def test_unpacking_is_logged_once(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes disk that nobody asked for: one line says where, how much, and what moves it."""
+    path = write_gguf(tmp_path / "mine.gguf")
+    load_target(str(path))
+    load_target(str(path))
+    (message,) = [record.message for record in caplog.records if record.name.startswith("peagle")]
+    (made,) = files(cache)
+    size = sum(file.stat().st_size for file in made.iterdir()) / 1e9
+    assert message == f"unpacked mine.gguf into {made} ({size:.1f} GB); PEAGLE_HOME moves it"
+
+
 def test_truncated_gguf(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "cut.gguf")
     path.write_bytes(path.read_bytes()[:-500])

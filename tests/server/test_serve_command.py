@@ -117,6 +117,25 @@ def test_what_a_person_needs_next(folder: Path) -> None:
         assert httpx2.get(f"{address}/").status_code == 200
 
 
+def test_a_log_begins_with_what_a_person_needs(folder: Path) -> None:
+    """Both streams in one file, as people start servers; then a line with what is drafted."""
+    line = [sys.executable, "-m", "peagle", "serve", folder, "--port", 0, "--kv-tokens", 4096]
+    command = [*map(str, line), "--method", "lookup", "--served-model-name", "me"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"PEAGLE_API_KEY": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        shown = [process.stdout.readline() for _ in range(4)]
+    finally:
+        process.kill()
+    assert [text.split()[0] for text in shown[:3]] == ["Serving", "curl", "Console:"]
+    log = json.loads(shown[3])
+    assert (log["message"], log["method"]) == ("serving", "lookup")
+    assert log["drafts"] == "adaptive, at most 32 nodes" and "k" not in log
+
+
 def test_told_to_end(folder: Path) -> None:
     """SIGTERM in the middle of an answer: it is finished, others are sent away, and the process
     ends well."""
