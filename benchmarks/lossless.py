@@ -148,7 +148,7 @@ def _two_best(target: Target, ids: list[int]) -> tuple[set[int], float]:
 def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams]) -> dict[str, Any]:
     """How an output differs from the expected one."""
     started = time.perf_counter()
-    answers = decode(llm, prompts, params, llm.method)
+    answers = decode(llm, prompts, params, llm.drafting.method)
     stats = sum((answer.stats for answer in answers), Stats())
     found = differences(llm.target, prompts, expected, [a.token_ids for a in answers])
     return {

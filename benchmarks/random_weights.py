@@ -34,6 +34,7 @@ from peagle.bench.native import Native
 from peagle.bench.side_by_side import device_name
 from peagle.bench.summary import Cell, Result
 from peagle.cli.common import progress_bar
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
@@ -187,16 +188,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     room = args.prompt_tokens + args.max_tokens + SPARE
     llm = LLM(target, kv_tokens=max(args.concurrency) * room)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
-    ways = [("none", 0), *((method, k) for method in given for k in args.k)]
-    cells = [Cell(method, k, load, 0.0) for load in args.concurrency for method, k in ways]
+    ways = [Drafting(), *(Drafting(method, "chain", k) for method in given for k in args.k)]
+    cells = [Cell(way, load, 0.0) for load in args.concurrency for way in ways]
 
     def opened(cell: Cell) -> Synthetic:
-        drafter, k = drafters.get(cell.method), cell.k or None
-        used = llm.use(drafter, k, lookup=False, max_batch=cell.concurrency)
-        return Synthetic(used, params, args.prompt_tokens, accepted.get(cell.method, []))
+        method = cell.drafting.method
+        used = llm.use(drafters.get(method), **cell.drafting.options, max_batch=cell.concurrency)
+        return Synthetic(used, params, args.prompt_tokens, accepted.get(method, []))
 
     heads = {m: f"random, acceptance length {length} at K = 7" for m, length in given.items()}
-    results = [Result(cell, heads.get(cell.method)) for cell in cells]
+    results = [Result(cell, heads.get(cell.drafting.method)) for cell in cells]
     settings = {
         "target": args.shape, "dtype": "bfloat16", "engine": "native",
         "conversations": args.limit, "prompt_tokens": args.prompt_tokens,

@@ -45,6 +45,7 @@ from peagle.bench.summary import DRAWS, Cell, Result, compared, row
 from peagle.bench.workload import read_workload
 from peagle.catalog import HEADLESS
 from peagle.cli.common import progress_bar
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
@@ -61,23 +62,23 @@ PARTS = ("humaneval", "mt-bench", "edits", "load")
 
 def chain(method: str, concurrency: int = 1) -> Cell:
     """The catalog's K."""
-    return Cell(method, catalog_k()[method], concurrency, 0.0)
+    return Cell(Drafting(method, "chain", catalog_k()[method]), concurrency, 0.0)
 
 
 def tree(nodes: int, concurrency: int = 1, *, lookup: bool = True) -> Cell:
     """Of P-EAGLE's."""
-    return Cell("p-eagle", None, concurrency, 0.0, nodes, lookup)
+    return Cell(Drafting("p-eagle", "tree", nodes, lookup), concurrency, 0.0)
 
 
 def adaptive(method: str, concurrency: int = 1, *, lookup: bool = True) -> Cell:
     """What the budget chooses."""
-    return Cell(method, "adaptive", concurrency, 0.0, lookup=lookup)
+    return Cell(Drafting(method, "auto", lookup=lookup), concurrency, 0.0)
 
 
 def one_at_a_time() -> dict[str, Cell]:
     """The ways that are compared at c = 1."""
     return {
-        ALONE: Cell("none", 0, 1, 0.0),
+        ALONE: Cell(Drafting(), 1, 0.0),
         "EAGLE-3 chain": chain("eagle3"),
         "EAGLE-3 + lookup": adaptive("eagle3"),
         "P-EAGLE chain": chain("p-eagle"),
@@ -98,7 +99,7 @@ def for_edits() -> dict[str, Cell]:
 def under_load(concurrency: int) -> dict[str, Cell]:
     """The default, and what it may be pinned to."""
     return {
-        ALONE: Cell("none", 0, concurrency, 0.0),
+        ALONE: Cell(Drafting(), concurrency, 0.0),
         DEFAULT: adaptive("p-eagle", concurrency),
         **{f"tree of {n} + lookup": tree(n, concurrency) for n in LOAD_NODES},
         "P-EAGLE chain": chain("p-eagle", concurrency),
@@ -154,10 +155,8 @@ def open_engines(llm: LLM, part: Part, drafters: dict[str, Any]) -> dict[str, LL
     for name, cell in part.ways.items():
         most = cell.concurrency
         engines[name] = llm.use(
-            drafters[cell.method],
-            cell.k if isinstance(cell.k, int) and cell.k else None,
-            nodes=cell.max_nodes,
-            lookup=cell.lookup,
+            drafters[cell.drafting.method],
+            **cell.drafting.options,
             max_batch=most,
             kv_tokens=most * LOAD_ROOM if most > 1 else None,
         )

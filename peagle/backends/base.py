@@ -52,7 +52,6 @@ class Backend(Protocol):
     """
 
     name: str
-    trees: bool  # whether its targets run draft trees
 
     def target(self, target: Target, *, own: bool = False) -> TargetModel:
         """A target that runs here. `own`: nobody else changes or trains it, so its weights may be

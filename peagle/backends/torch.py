@@ -111,7 +111,6 @@ class TorchBackend:
     """See `Backend`."""
 
     name = "torch"
-    trees = True
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact

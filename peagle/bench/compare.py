@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peagle.bench.run import FORMAT
-from peagle.bench.summary import drafts
+from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 
 Row = dict[str, Any]
@@ -40,7 +40,7 @@ class Change(NamedTuple):
         after = self.after
         return [
             after["method"],
-            drafts(after),
+            str(Drafting.from_row(after)),
             f"c = {after['concurrency']}" if after["concurrency"] else "random",
             f"{after['temperature']:g}",
             f"{self.before['output_tps']:.1f}",
@@ -65,7 +65,7 @@ def compare_files(before: Path, after: Path) -> list[Change]:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return row["method"], drafts(row), row["concurrency"], row["temperature"]
+    return row["method"], str(Drafting.from_row(row)), row["concurrency"], row["temperature"]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -126,10 +126,7 @@ def measure_acceptance(
     played = asyncio.run(play())
     answered = [sample for sample in played.samples if sample.error is None]
     return {
-        "method": llm.method,
-        "k": llm.k if llm.nodes is None else None,
-        "max_nodes": llm.nodes,
-        "lookup": llm.lookup,
+        **llm.drafting.row,
         "temperature": params.temperature,
         **acceptance_row(played.drafting),
         "rounds": played.drafting.rounds,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from peagle.bench.summary import drafts
+from peagle.engine.drafting import Drafting
 from peagle.methods.registry import METHODS
 
 Row = dict[str, Any]
@@ -70,7 +70,7 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
             spread = [[max(0.0, height - low)], [max(0.0, high - height)]]
             axes.bar(x, height, width, color=facts.colour, yerr=spread, ecolor="#444444")
             if row["k"] != 0 and row.get("speed_up"):
-                setting = drafts(row).replace(" + ", "\n+ ")
+                setting = str(Drafting.from_row(row)).replace(" + ", "\n+ ")
                 label = f"{row['speed_up']:.2f}×\n{setting}"
                 axes.annotate(label, (x, high), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(loads)), [f"c = {load}" if load else "random" for load in loads])

@@ -9,7 +9,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 
 from peagle.bench.plots import draw, fastest, read_methods
-from peagle.bench.summary import drafts
+from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.files import replace_file
 
@@ -33,7 +33,7 @@ def write(report: dict[str, Any], output: Path) -> list[Path]:
     page = pages.get_template("report.html.j2").render(
         report=report,
         methods=read_methods(),
-        drafts=drafts,
+        drafts=lambda row: str(Drafting.from_row(row)),
         pictures={name: _svg(figure) for name, figure in figures.items()},
         published=published(report),
     )

@@ -75,7 +75,7 @@ async def _play(
 def report(results: list[Result], about: dict[str, Any], complete: bool) -> dict[str, Any]:
     """The JSON file: `about` (device, versions, settings), then a row for each cell played."""
     played = [result for result in results if result.repeats]
-    alone = {_load(result.cell): result for result in played if result.cell.method == "none"}
+    alone = {_load(result.cell): result for result in played if result.cell.drafting.mode == "none"}
     rows = [row(result, alone.get(_load(result.cell))) for result in played]
     return {"format": FORMAT, "complete": complete, **about, "rows": rows}
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from peagle.bench.summary import acceptance_row
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
@@ -21,11 +22,8 @@ from peagle.model.drafter import Drafter
 class Contender:
     """One way to decode, and what it took."""
 
-    method: str
-    drafter: Drafter | None
-    k: int | None = None  # a chain; without `k` and `nodes`: what pays, round by round
-    nodes: int | None = None  # a tree
-    lookup: bool | None = None  # None: not in chains
+    drafting: Drafting
+    drafter: Drafter | None = None
     seconds: float = 0.0
     stats: Stats = field(default_factory=Stats)
     outputs: list[list[int]] = field(default_factory=list)
@@ -35,8 +33,7 @@ class Contender:
         """The row as the JSON files have it."""
         tokens = sum(map(len, self.outputs))
         return {
-            "method": self.method,
-            "k": self.k or 0,
+            **self.drafting.row,
             "tokens_per_second": round(tokens / self.seconds, 2),
             **acceptance_row(self.stats),
             "output_tokens": tokens,
@@ -46,8 +43,11 @@ class Contender:
 
 def load_contenders(llm: LLM, heads: dict[str, Path]) -> list[Contender]:
     """The target alone, then each head by method; what is drafted is chosen round by round."""
-    drafting = [Contender(method, llm.load_head(folder)) for method, folder in heads.items()]
-    return [Contender("none", None, lookup=False), *drafting]
+    drafting = [
+        Contender(Drafting(method, "auto", lookup=True), llm.load_head(folder))
+        for method, folder in heads.items()
+    ]
+    return [Contender(Drafting()), *drafting]
 
 
 def compare(
@@ -59,8 +59,7 @@ def compare(
 ) -> None:
     """Decode every prompt with every contender in turn; the order rotates from prompt to prompt."""
     warm_up = SamplingParams(max_tokens=4)
-    playing = [(one, llm.use(one.drafter, one.k, nodes=one.nodes, lookup=one.lookup))
-               for one in contenders]  # fmt: skip
+    playing = [(one, llm.use(one.drafter, **one.drafting.options)) for one in contenders]
     for _, used in playing:
         used.generate(prompts[:1], warm_up)
     for number, prompt in enumerate(prompts):

@@ -1,8 +1,8 @@
 """What loads took, as a row: medians, percentiles, bootstrap intervals, ratios, differences."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from peagle.bench.load import Played, Sample
+from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
 
 DRAWS = 2000  # of the bootstrap, and of the permutation test
@@ -22,17 +23,20 @@ Output = Sequence[int | str]  # token ids; of a server, characters or words
 class Cell:
     """What is measured in one row."""
 
-    method: str
-    k: int | str | None  # of a chain; 0: no drafting, "adaptive": chosen every round, None: a tree
+    drafting: Drafting
     concurrency: int  # conversations at a time; 0: at random times
     temperature: float
-    max_nodes: int | None = None  # of a tree, as pinned
-    lookup: bool = False
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its part of a row in a result file."""
+        load = {"concurrency": self.concurrency, "temperature": self.temperature}
+        return self.drafting.row | load
 
     def __str__(self) -> str:
         load = f"c = {self.concurrency}" if self.concurrency else "random arrival"
         temperature = f", temperature {self.temperature:g}" if self.temperature else ""
-        return f"{self.method} {drafts(asdict(self))}, {load}{temperature}"
+        return f"{self.drafting.method} {self.drafting}, {load}{temperature}"
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
     errors = [error for played in result.repeats for error in played.errors]
     speed = median(result.speeds)
     return {
-        **asdict(result.cell),
+        **result.cell.row,
         "head": result.head,
         "repeats": len(result.repeats),
         "requests": len(samples),
@@ -92,19 +96,6 @@ def acceptance_row(stats: Stats) -> dict[str, Any]:
         "tokens_per_forward": round(stats.tokens_per_forward, 4) if counted else None,
         "accepted_from_lookup": stats.accepted_from_lookup if counted else None,
     }
-
-
-def drafts(row: Mapping[str, Any]) -> str:
-    """The setting of a row in words: "K = 3", "12 nodes + lookup", "adaptive"; "-": no drafting.
-    Older reports have no trees."""
-    if nodes := row.get("max_nodes"):
-        size = f"{nodes} nodes"
-    elif row["k"] == 0:
-        size = "-"
-    else:
-        size = str(row["k"]) if isinstance(row["k"], str) else f"K = {row['k']}"
-    beside = row.get("lookup") and row.get("method") != "lookup"
-    return f"{size} + lookup" if beside else size
 
 
 def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:

@@ -1,12 +1,13 @@
 """Is a head worth it here? The target alone and with its head, timed side by side."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.bench.load import Conversations
 from peagle.bench.side_by_side import Contender, compare
-from peagle.bench.summary import bootstrap, drafts
+from peagle.bench.summary import bootstrap
 from peagle.data.chat import prompt_ids
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
@@ -19,12 +20,10 @@ TRAINED = 1.3  # acceptance length of a head that has learned its target
 class Timing:
     """The head in one setting, and the target alone, on the same prompts one at a time."""
 
-    k: int | None  # None: a tree
+    drafting: Drafting
     acceptance_length: float  # on all prompts
     tokens_per_second: float
     target_tokens_per_second: float
-    max_nodes: int | None = None
-    lookup: bool = False
     speed_up_95: list[float] | None = None  # interval, over the prompts; None for a single one
 
     @property
@@ -37,6 +36,15 @@ class Timing:
     def speed_up(self) -> float:
         """Times the speed of the target alone."""
         return self.tokens_per_second / self.target_tokens_per_second
+
+    def row(self) -> dict[str, Any]:
+        """The timing as the JSON output has it."""
+        speeds = {
+            "tokens_per_second": self.tokens_per_second,
+            "target_tokens_per_second": self.target_tokens_per_second,
+        }
+        measured = {"acceptance_length": self.acceptance_length, "speed_up_95": self.speed_up_95}
+        return self.drafting.row | measured | speeds
 
     @property
     def worth_it(self) -> bool:
@@ -55,11 +63,8 @@ def time_head(
     fitting = [ids for ids in prompts if len(ids) < llm.target.max_context]
     if not fitting:
         return []
-    alone = Contender("none", None, lookup=False)
-    heads = [
-        Contender(llm.method, llm.drafter, row["k"], row["max_nodes"], row["lookup"])
-        for row in measured
-    ]
+    alone = Contender(Drafting())
+    heads = [Contender(Drafting.from_row(row), llm.drafter) for row in measured]
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
     compare(llm, [alone, *heads], fitting, few)
     return [_timing(row, head, alone) for row, head in zip(measured, heads, strict=True)]
@@ -68,15 +73,8 @@ def time_head(
 def _timing(measured: dict[str, Any], head: Contender, alone: Contender) -> Timing:
     speed, base = (one.row()["tokens_per_second"] for one in (head, alone))
     totals = [list(zip(map(len, one.outputs), one.took, strict=True)) for one in (head, alone)]
-    return Timing(
-        measured["k"],
-        measured["acceptance_length"],
-        speed,
-        base,
-        measured["max_nodes"],
-        measured["lookup"],
-        bootstrap(speed / base, totals),
-    )
+    interval = bootstrap(speed / base, totals)
+    return Timing(head.drafting, measured["acceptance_length"], speed, base, interval)
 
 
 def verdict(timings: list[Timing]) -> dict[str, Any]:
@@ -84,19 +82,19 @@ def verdict(timings: list[Timing]) -> dict[str, Any]:
     best = max(timings, key=lambda timing: timing.speed_up)
     return {
         "worth_it": best.worth_it,
-        "k": best.k,
-        "max_nodes": best.max_nodes,
+        "k": best.drafting.row["k"],
+        "max_nodes": best.drafting.row["max_nodes"],
         "speed_up": round(best.speed_up, 2),
         "speed_up_95": best.speed_up_95,
         "sentence": sentence(best),
-        "timings": [asdict(timing) for timing in timings],
+        "timings": [timing.row() for timing in timings],
     }
 
 
 def sentence(best: Timing) -> str:
     """Whether the head pays on these prompts with this machine; if not, what to do."""
     edges = "" if best.speed_up_95 is None else " ({:.2f}–{:.2f})".format(*best.speed_up_95)
-    speed = f"{best.speed_up:.2f} ×{edges} the target alone at {drafts(asdict(best))}"
+    speed = f"{best.speed_up:.2f} ×{edges} the target alone at {best.drafting}"
     length = f"acceptance length {best.acceptance_length:.2f}"
     if not best.certain:
         few = "too few prompts to tell whether it is worth it"

@@ -1,20 +1,22 @@
 """`peagle bench`: throughput, latency and acceptance, method by method under the same load."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from peagle.bench.summary import Cell, Result, drafts
+from peagle.bench.summary import Cell, Result
 from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.cli import bench_answering as answering
-from peagle.cli.bench_answering import ADAPTIVE, Answering, Asked
+from peagle.cli.bench_answering import Answering, Asked
 from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
 from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, Fields, check_at_least, parse_list
+from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
@@ -151,7 +153,7 @@ def _measure(
     from peagle.bench.run import run as play
 
     about = {**environment(answers.device), "settings": {**settings, "engine": answers.engine}}
-    results = [Result(cell, _from_here(answers.heads.get(cell.method))) for cell in cells]
+    results = [Result(cell, _from_here(answers.heads.get(cell.drafting.method))) for cell in cells]
     repeats = settings["repeats"]
 
     def write(done: list[Result], whole: bool) -> None:
@@ -214,39 +216,31 @@ def _from_here(head: str | None) -> str | None:
     return str(Path(head).relative_to(Path.cwd()))
 
 
-class Setting(NamedTuple):
-    """What is drafted; see `Cell`."""
-
-    k: int | str | None
-    max_nodes: int | None = None
-    lookup: bool = False
-
-
-def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Setting]:
-    """Every chain, and every tree with and without lookup as asked."""
+def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
+    """Every chain, and every tree with and without lookup as asked; the method is still open."""
     kinds = dict.fromkeys(lookup.split(","))
     if not kinds.keys() <= LOOKUP.keys():
         raise InputError(f"--lookup {lookup!r}: choose on, off or on,off")
-    found = list[Setting]()
+    found = list[Drafting]()
     for depth in k.split(",") if k else []:
         if depth == ADAPTIVE:
-            found += [Setting(ADAPTIVE, lookup=LOOKUP[kind]) for kind in kinds]
+            found += [Drafting("", "auto", lookup=LOOKUP[kind]) for kind in kinds]
         else:
-            found.append(Setting(parse_list(depth, "k", least=1)[0]))
+            found.append(Drafting("", "chain", parse_list(depth, "k", least=1)[0]))
     trees = parse_list(nodes, "nodes", least=1) if nodes else ()
-    found += [Setting(None, most, LOOKUP[kind]) for most in trees for kind in kinds]
+    found += [Drafting("", "tree", most, LOOKUP[kind]) for most in trees for kind in kinds]
     return list(dict.fromkeys(found))
 
 
 def _cells(
-    methods: str, settings: list[Setting], concurrency: str, rate: float | None, temperature: str
+    methods: str, settings: list[Drafting], concurrency: str, rate: float | None, temperature: str
 ) -> list[Cell]:
     """Every method with every setting under every load, at every temperature."""
     chosen = methods.split(",")
     if wrong := [method for method in chosen if method not in CHOICES]:
         raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(CHOICES)}")
     return [
-        Cell(method, setting.k, load, heat, setting.max_nodes, setting.lookup)
+        Cell(replace(setting, method=method), load, heat)
         for heat in _temperatures(temperature)
         for load in _loads(concurrency, rate)
         for method in dict.fromkeys(chosen)
@@ -254,16 +248,16 @@ def _cells(
     ]
 
 
-def _of(method: str, settings: list[Setting]) -> list[Setting]:
+def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
     """The settings that a method is played with."""
     if method == "none":
-        return [Setting(0)]
+        return [Drafting()]
     if method == "lookup":
-        trees = [setting._replace(lookup=True) for setting in settings if setting.max_nodes]
-        return list(dict.fromkeys(trees)) or [Setting(ADAPTIVE, lookup=True)]
+        trees = [replace(one, lookup=True) for one in settings if one.mode == "tree"]
+        return list(dict.fromkeys(trees)) or [Drafting("", "auto", lookup=True)]
     if method in PARALLEL_METHODS:
         return settings
-    own = [setting for setting in settings if not setting.max_nodes or setting.lookup]
+    own = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
     if not own:
         raise InputError(f"`nodes`: {method} alone drafts chains: give `k`, or leave lookup on")
     return own
@@ -302,7 +296,7 @@ def _table(report: dict[str, Any]) -> Table:
         load = f"c = {row['concurrency']}" if row["concurrency"] else "random"
         table.add_row(
             row["method"],
-            drafts(row),
+            str(Drafting.from_row(row)),
             f"{load}, t = {row['temperature']:g}" if row["temperature"] else load,
             f"{row['output_tps']:.1f}",
             f"{speed_up:.2f}" if speed_up else "-",

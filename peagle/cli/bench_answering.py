@@ -11,10 +11,10 @@ from typing import Any
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import HEADLESS, head_place
 from peagle.cli.common import ModelOptions, open_llm
+from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device
 
-ADAPTIVE = "adaptive"
 AT_RANDOM = 16  # requests that run together, where they come at random times
 
 
@@ -36,7 +36,7 @@ class Asked:
     @property
     def drafting(self) -> set[str]:
         """The methods that need a head."""
-        return {cell.method for cell in self.cells} - {*HEADLESS}
+        return {cell.drafting.method for cell in self.cells} - {*HEADLESS}
 
     def heads(self) -> dict[str, str]:
         """Folder or hub id of the head of every method: as named, or the catalog's."""
@@ -65,8 +65,8 @@ class Answering:
         """What is interleaved."""
         if not self.apart:
             return [results]
-        kinds = dict.fromkeys((r.cell.method, r.cell.k) for r in results)
-        return [[r for r in results if (r.cell.method, r.cell.k) == kind] for kind in kinds]
+        kinds = dict.fromkeys(result.cell.drafting for result in results)
+        return [[r for r in results if r.cell.drafting == kind] for kind in kinds]
 
 
 def native(asked: Asked) -> Answering:
@@ -89,10 +89,8 @@ def native(asked: Asked) -> Answering:
     loads = count()  # each draws by seeds of its own
 
     def opened(cell: Cell) -> Native:
-        k = cell.k if isinstance(cell.k, int) and cell.k else None
-        batch = cell.concurrency or AT_RANDOM
-        drafter, nodes, lookup = drafters[cell.method], cell.max_nodes, cell.lookup
-        used = llm.use(drafter, k, nodes=nodes, lookup=lookup, max_batch=batch)
+        drafter, batch = drafters[cell.drafting.method], cell.concurrency or AT_RANDOM
+        used = llm.use(drafter, **cell.drafting.options, max_batch=batch)
         seed = 10_000 * next(loads)
         params = SamplingParams(temperature=cell.temperature, seed=seed, **asked.sampled)
         return Native(used, params)
@@ -104,8 +102,7 @@ def server(asked: Asked, url: str, api_key: str | None, hardware: str | None) ->
     """Somebody's server: its method and K are what it was started with."""
     from peagle.bench.client import Server, served_model
 
-    settings = {(cell.method, cell.k, cell.max_nodes, cell.lookup) for cell in asked.cells}
-    if len(settings) > 1:
+    if len({cell.drafting for cell in asked.cells}) > 1:
         why = "a server has one: name it (--methods p-eagle --k 7)"
         raise InputError(f"--url {url}: several methods or K, {why}")
     body = {"model": asked.target or served_model(url, api_key), **asked.sampled}
@@ -130,19 +127,20 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
         raise InputError(f"--device {model.device}: vLLM decides by itself, leave it out")
     if model.quantize is not None:
         raise InputError(f"--quantize {model.quantize}: vLLM decides by itself, leave it out")
-    if any(cell.max_nodes or cell.method == "lookup" for cell in asked.cells):
+    modes = {cell.drafting.mode for cell in asked.cells}
+    if "tree" in modes or any(cell.drafting.method == "lookup" for cell in asked.cells):
         raise InputError("--engine vllm: it drafts chains by a head: leave out --nodes and lookup")
-    if any(cell.k == ADAPTIVE for cell in asked.cells):
+    if "auto" in modes:
         raise InputError("--engine vllm: it cannot choose K every round: give numbers, as --k 7")
     heads = asked.heads()
-    stack, running, loads = ExitStack(), dict[tuple[str, int | str | None], str](), count()
+    stack, running, loads = ExitStack(), dict[Drafting, str](), count()
 
     def opened(cell: Cell) -> Server:
-        kind = cell.method, cell.k
+        kind = cell.drafting
         if kind not in running:
             stack.close()
             running.clear()
-            line = _serve_options(asked, cell, heads.get(cell.method))
+            line = _serve_options(asked, cell, heads.get(kind.method))
             running[kind] = stack.enter_context(serving(line, python))
         drawn = {"temperature": cell.temperature, "seed": 10_000 * next(loads)}
         return Server(running[kind], {"model": "bench", **drawn, **asked.sampled})
@@ -153,12 +151,12 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
 
 def _serve_options(asked: Asked, cell: Cell, head: str | None) -> list[str]:
     """Options of `peagle serve` for a cell."""
-    line = [asked.target, "--method", cell.method, "--max-batch", str(asked.most)]
+    line = [asked.target, "--method", cell.drafting.method, "--max-batch", str(asked.most)]
     line += ["--dtype", asked.model.dtype, "--served-model-name", "bench"]
     if asked.model.force:
         line.append("--force")
     if head is not None:
-        line += ["--head", head, "--k", str(cell.k)]
+        line += ["--head", head, "--k", str(cell.drafting.size)]
     if asked.model.chat_template:
         line += ["--chat-template", asked.model.chat_template]
     return line

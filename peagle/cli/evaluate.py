@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from peagle.bench.native import measure_acceptance
-from peagle.bench.summary import drafts
 from peagle.bench.verdict import time_head, verdict
 from peagle.cli.common import (
     JsonOption,
@@ -23,6 +22,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.options import App, Fields, parse_list, with_flags
 from peagle.data.dataset import read_prompts
+from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 
@@ -69,7 +69,7 @@ def evaluate(
         why = "give `nodes`" if lookup else "name one with --head"
         raise InputError(f"no head to measure for {target}: {why}")
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
-    used += [llm.use(llm.drafter, nodes=most, lookup=llm.lookup) for most in trees]
+    used += [llm.use(llm.drafter, nodes=most, lookup=llm.drafting.lookup) for most in trees]
     rows = list[dict[str, Any]]()
     with progress_bar("turns", "answered") as bar:
         turns = sum(map(len, conversations))
@@ -100,7 +100,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(
             row["dataset"],
-            drafts(row),
+            str(Drafting.from_row(row)),
             f"{row['nodes'] or 0:.1f}",
             f"{row['acceptance_length']:.3f}",
             " ".join(f"{share:.3f}" for share in row["accepted_per_position"]),

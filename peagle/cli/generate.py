@@ -65,7 +65,7 @@ def generate(
     if as_json:
         for _ in run:
             pass
-        typer.echo(json.dumps(summary(run) | {"lookup": llm.lookup}, ensure_ascii=False))
+        typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
         check_answered(run)
         return
     show(show_trees(llm, run) if show_tree else run)
@@ -115,12 +115,12 @@ def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
     """How drafting fared, in one line."""
     result, stats = summary(run), run.completions()[0].stats
     parts = ["no drafting"]
-    if llm.method != "none":
+    method = llm.drafting.method
+    if method != "none":
         by_default = llm.drafter is None and model.method is None
-        most = f"K = {llm.k}" if llm.nodes is None else f"≤ {llm.nodes} nodes"
         parts = [
-            f"{llm.method} (no head for this model)" if by_default else llm.method,
-            f"{most}, {stats.nodes_per_round:.1f} a round",
+            f"{method} (no head for this model)" if by_default else method,
+            f"{llm.drafting}, {stats.nodes_per_round:.1f} a round",
             f"{stats.tokens_per_forward:.2f} tokens a target forward",
         ]
     parts.append(f"{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s")

@@ -35,13 +35,13 @@ def show_trees(llm: LLM, run: Run) -> list[Chunk]:
     def text(tokens: list[int]) -> str:
         return " ".join(json.dumps(llm.tokenizer.decode(t), ensure_ascii=False) for t in tokens)
 
-    typer.echo(ALONE if llm.method == "none" else LEGEND, err=True)
+    typer.echo(ALONE if llm.drafting.method == "none" else LEGEND, err=True)
     with closing(run):
         while request.finish_reason is None:
             known, draft = len(request.tokens), request.draft
             chunks += run.step()
             emitted = request.tokens[known:]
-            if not emitted or llm.method == "none":
+            if not emitted or llm.drafting.method == "none":
                 continue
             name = f"round {number}" if number else "prompt"
             number += 1

@@ -18,6 +18,7 @@ from peagle.engine.budget import Budget, Curve
 from peagle.engine.completion import Completion
 from peagle.engine.costs import draft_curve
 from peagle.engine.draft import Proposer
+from peagle.engine.drafting import Drafting, Mode, check_options
 from peagle.engine.engine import Engine, Settings
 from peagle.engine.loaded import Loaded, load_quantized
 from peagle.engine.memory import default_max_batch, kv_tokens
@@ -26,6 +27,7 @@ from peagle.engine.request import Chunk, Request
 from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning
+from peagle.methods.base import Method
 from peagle.methods.keys import default_k
 from peagle.methods.load import load_drafter
 from peagle.methods.registry import method_of
@@ -34,8 +36,6 @@ from peagle.model.loader import load_target
 from peagle.model.target import Target
 
 Prompt = str | list[int]
-NODES = 32  # of a draft tree, at most where the budget decides
-MOST_NODES = 256  # that may be asked for
 
 
 class LLM:
@@ -49,10 +49,9 @@ class LLM:
 
     target: Target
     drafter: Drafter | None
-    k: int  # places that are drafted, at most where the budget decides; 0 without a head
+    drafting: Drafting
+    k: int  # depth of the head's drafts, at most where the budget decides; 0 without a head
     nodes: int | None  # of a draft tree, at most; None: chains
-    lookup: bool  # what followed the newest tokens before is drafted, too
-    adaptive: bool  # the budget decides, round by round
     max_batch: int  # requests that run together
     kv_tokens: int | None  # of KV cache, for all of them; None: by free memory
     _loaded: Loaded
@@ -102,41 +101,25 @@ class LLM:
         max_batch: int | None,
         kv_tokens: int | None,
     ) -> None:
-        counts = {"k": k, "nodes": nodes, "max_batch": max_batch, "kv_tokens": kv_tokens}
-        for name, value in counts.items():
+        for name, value in {"max_batch": max_batch, "kv_tokens": kv_tokens}.items():
             if value is not None and value < 1:
                 raise InputError(f"{name} {value}: must be at least 1")
-        if nodes is not None and k is not None:
-            raise InputError(
-                f"nodes {nodes}: a tree, but `k` {k} asks for a chain: give one of both"
-            )
-        if nodes is not None and nodes > MOST_NODES:
-            raise InputError(f"nodes {nodes}: must be at most {MOST_NODES}")
+        check_options(k, nodes)  # before a head is loaded
         target = loaded.target
         drafter = head if isinstance(head, Drafter | None) else load_drafter(head, target)
         method, most = None, 0
         if drafter is not None:
             target.check_layers(drafter.config.feature_layers)
-            method = method_of(drafter.config)
-            most = k or default_k(drafter.config)
+            method, most = method_of(drafter.config), k or default_k(drafter.config)
             _warn_of_depth(most, drafter.config.depths)
-            if nodes is not None and not (method.parallel or lookup):
-                why = f"{method.title} drafts chains"
-                raise InputError(f"nodes {nodes}: {why}: give `k`, or a head of another method")
-        if drafter is None and lookup is None:  # there is nothing else to draft with
-            lookup = k is None and loaded.backend.trees
-        chains = k is not None or not (drafter or lookup)
-        size = None if chains else _tree_nodes(nodes, loaded.backend)
-        if lookup and size is None:
-            raise InputError("lookup True: needs trees: leave out `k`, or choose another backend")
+        drafting = _drafting(k, nodes, lookup, method)
         vars(self).update(
             _loaded=loaded,
             target=target,
             drafter=drafter,
+            drafting=drafting,
             k=most,
-            nodes=size,
-            lookup=size is not None and lookup is not False,
-            adaptive=not chains and nodes is None,
+            nodes=drafting.max_nodes,
             _asked_batch=max_batch,
             max_batch=max_batch or default_max_batch(target, drafter, kv_tokens),
             kv_tokens=kv_tokens,
@@ -179,13 +162,6 @@ class LLM:
         return self.target.tokenizer
 
     @property
-    def method(self) -> str:
-        """How tokens are drafted: the head's method, "lookup" or "none"."""
-        if self.drafter is not None:
-            return self.drafter.config.method
-        return "lookup" if self.lookup else "none"
-
-    @property
     def engine(self) -> Engine:
         """What decodes: made when it is first needed, once for all threads."""
         with self._loaded.lock:
@@ -196,11 +172,11 @@ class LLM:
         most = max(self.k, self.nodes or 0)
         longest = self.target.max_context + most + BLOCK  # nothing a request may ever need
         room = kv_tokens(self.target, self.drafter, self.max_batch * longest, self.kv_tokens)
-        settings = Settings(self.max_batch, room, self.k, self.nodes, self.lookup)
+        settings = Settings(self.max_batch, room, self.k, self.nodes, self.drafting.lookup)
         proposer = None
         if self.drafter is not None:
             proposer = self._loaded.proposer(self.drafter, blocks_of(room))
-        budget = self._budget(proposer) if self.adaptive else None
+        budget = self._budget(proposer) if self.drafting.mode == "auto" else None
         return Engine(self.target, self._loaded.model, settings, proposer, budget)
 
     def _budget(self, proposer: Proposer | None) -> Budget:
@@ -393,11 +369,22 @@ def _warn_of_depth(k: int, trained: int | None) -> None:
         warnings.warn(f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1)
 
 
-def _tree_nodes(nodes: int | None, backend: Backend) -> int | None:
-    """Nodes of a tree, where the backend runs them."""
-    if backend.trees:
-        return nodes or NODES
-    # Level 1: one place, so Python shows it once.
-    why = f"the {backend.name} backend runs no draft trees yet: drafts are chains"
-    warnings.warn(why, InputWarning, stacklevel=1)
-    return None
+def _drafting(
+    k: int | None, nodes: int | None, lookup: bool | None, method: Method | None
+) -> Drafting:
+    """What options make an engine draft, with a head of `method` or without one. Raises InputError
+    for what cannot be."""
+    if method is None and lookup is None:
+        lookup = k is None
+    if method is None and not lookup:
+        return Drafting()
+    if lookup and k is not None:
+        raise InputError("lookup True: needs trees: leave out `k`")
+    if nodes is not None and method is not None and not (method.parallel or lookup):
+        why = f"{method.title} drafts chains"
+        raise InputError(f"nodes {nodes}: {why}: give `k`, or a head of another method")
+    name = "lookup" if method is None else method.name
+    if k is not None:
+        return Drafting(name, "chain", k)
+    mode: Mode = "auto" if nodes is None else "tree"
+    return Drafting(name, mode, nodes or 0, lookup is not False)

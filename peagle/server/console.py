@@ -13,7 +13,7 @@ from peagle.catalog import load_catalog, record
 from peagle.engine.llm import LLM
 from peagle.server.answers import stream
 from peagle.server.messages import conversation_ids
-from peagle.server.race import MOST_TOKENS, Races, drafts
+from peagle.server.race import MOST_TOKENS, Races
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
 
@@ -42,7 +42,7 @@ class Console:
 
     def about(self) -> dict[str, str]:
         """How the served model drafts."""
-        return {"method": self._llm.method, "drafts": drafts(self._llm)}
+        return {"method": self._llm.drafting.method, "drafts": str(self._llm.drafting)}
 
     def catalog(self) -> list[dict[str, Any]]:
         """All entries, each with the command that deploys it, but for the place."""

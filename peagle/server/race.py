@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from peagle.backends.batch import BLOCK
 from peagle.catalog import known_entry
-from peagle.engine.llm import LLM, MOST_NODES
+from peagle.engine.drafting import MAX_NODES
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.errors import InputError
@@ -51,7 +52,7 @@ class Races:
         for method, head in (entry.heads if entry else {}).items():
             if head.folder and head.place:
                 lanes[method] = Lane(method, head.folder)
-        lanes[llm.method] = Lane(llm.method, llm.drafter)
+        lanes[llm.drafting.method] = Lane(llm.drafting.method, llm.drafter)
         return list(lanes.values())
 
     def steps(self, ids: list[int], max_tokens: int) -> Generator[Event, None, None]:
@@ -59,11 +60,12 @@ class Races:
         a head that does not fit."""
         if len(ids) > MOST_PROMPT:
             raise InputError(f"messages: {len(ids)} tokens, a race takes {MOST_PROMPT}: shorten")
-        room = len(ids) + max_tokens + MOST_NODES + 2 * BLOCK
+        room = len(ids) + max_tokens + MAX_NODES + 2 * BLOCK
         own = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
         lanes = self.lanes()
         runners = [self._use(own, lane) for lane in lanes]
-        yield {"lanes": [{"method": llm.method, "drafts": drafts(llm)} for llm in runners]}
+        ways = [llm.drafting for llm in runners]
+        yield {"lanes": [{"method": way.method, "drafts": str(way).strip("-")} for way in ways]}
         params = SamplingParams(max_tokens=max_tokens)
         answers = list[list[int]]()
         for number, (lane, llm) in enumerate(zip(lanes, runners, strict=True)):
@@ -80,30 +82,13 @@ class Races:
         if lane.method == "none":
             return own.use(None, lookup=False)
         head = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
-        served = self._llm
-        if served.method == "none":
+        served = self._llm.drafting
+        chains = head is not None and not method_of(head.config).parallel
+        if served.mode == "none":
             return own.use(head)
-        if served.nodes is None and not served.adaptive:
-            return own.use(head, served.k)
-        pinned = not served.adaptive and (served.lookup or _has_trees(head))
-        return own.use(head, nodes=served.nodes if pinned else None, lookup=served.lookup)
-
-
-def drafts(llm: LLM) -> str:
-    """What an LLM drafts, in words; a size that is not named is chosen every round."""
-    if llm.method == "none":
-        return ""
-    words = "tree" if llm.nodes is not None and _has_trees(llm.drafter) else "chain"
-    if llm.lookup and llm.drafter is not None:
-        words += " with lookup"
-    if llm.adaptive:
-        return words
-    return f"{words}, K = {llm.k}" if llm.nodes is None else f"{words}, {llm.nodes} nodes"
-
-
-def _has_trees(head: Drafter | None) -> bool:
-    """Its method drafts all places at once."""
-    return head is not None and method_of(head.config).parallel
+        if served.mode == "tree" and chains and not served.lookup:
+            return own.use(head, lookup=False)
+        return own.use(head, **served.options)
 
 
 def _run(

@@ -144,14 +144,13 @@ def serve(
     requests are accepted."""
     api = Api(llm, config)
     host, port = listening.getsockname()[:2]
-    size = f"K = {llm.k}" if llm.nodes is None else f"{llm.nodes} nodes"
-    drafts = f"adaptive, at most {size}" if llm.adaptive else size
     where = {"host": host, "port": port, "model": config.model, "context": api.context}
-    how = {"method": llm.method, "drafts": drafts, "kv_tokens": llm.engine.settings.kv_tokens}
+    drafting = {"method": llm.drafting.method, "drafts": str(llm.drafting)}
+    room = {"kv_tokens": llm.engine.settings.kv_tokens}
 
     def started() -> None:
         announce()
-        log.info("serving", extra={"fields": where | how})
+        log.info("serving", extra={"fields": where | drafting | room})
 
     server = Server(api, started)
     gc.collect()

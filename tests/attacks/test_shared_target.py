@@ -146,7 +146,7 @@ def test_another_head_in_the_middle_of_a_stream(
     chunks = iter(run)
     next(chunks)
     other = llm.use(None if switched is None else heads[switched])
-    assert (llm.drafter, llm.k, llm.adaptive) == (heads[0], K, False), "as it was"
+    assert (llm.drafter, llm.k, llm.drafting.mode) == (heads[0], K, "chain"), "as it was"
     in_turns_with = other.stream(PROMPTS, PARAMS)
     for _ in in_turns_with:
         next(chunks, None)

@@ -6,6 +6,7 @@ import pytest
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.bench.side_by_side import Contender, compare, device_name, identical, load_contenders
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
@@ -20,10 +21,14 @@ def llm() -> LLM:
     return LLM(make_target(), max_batch=1)
 
 
+def chain(method: str, k: int) -> Drafting:
+    return Drafting(method, "chain", k)
+
+
 @pytest.fixture
 def contenders(llm: LLM) -> list[Contender]:
-    rows = [Contender(method, make_drafter(llm.target, method), 2) for method in METHODS]
-    return [Contender("none", None, lookup=False), *rows]
+    rows = [Contender(chain(m, 2), make_drafter(llm.target, m)) for m in METHODS]
+    return [Contender(Drafting()), *rows]
 
 
 def test_rows_count_all_prompts_and_agree(llm: LLM, contenders: list[Contender]) -> None:
@@ -32,7 +37,7 @@ def test_rows_count_all_prompts_and_agree(llm: LLM, contenders: list[Contender])
     assert len(seen) == 4
     plain = [answer.token_ids for answer in LLM(llm.target, lookup=False).generate(PROMPTS, PARAMS)]
     for contender in contenders:
-        assert contender.outputs == plain, contender.method
+        assert contender.outputs == plain, contender.drafting
         row = contender.row()
         assert row["output_tokens"] == 48  # the warm-up is not counted
         assert row["tokens_per_second"] == pytest.approx(48 / contender.seconds, rel=1e-2)
@@ -51,7 +56,7 @@ def test_order_rotates(
     real = LLM.stream
 
     def stream(used: LLM, *args: Any) -> object:
-        order.append(used.method)
+        order.append(used.drafting.method)
         return real(used, *args)
 
     monkeypatch.setattr(LLM, "stream", stream)
@@ -61,18 +66,20 @@ def test_order_rotates(
 
 
 def test_identical_notices_one_token() -> None:
-    same = [Contender(name, None, None, outputs=[[1, 2], [3]]) for name in ("none", "eagle3")]
+    same = [Contender(one, outputs=[[1, 2], [3]]) for one in (Drafting(), chain("eagle3", 2))]
     assert identical(same)
     same[1].outputs[1] = [4]
     assert not identical(same)
 
 
 def test_row_has_the_fields_of_demo_json() -> None:
-    contender = Contender("p-eagle", None, 3, seconds=2.0, outputs=[[5] * 7, [6]])
+    contender = Contender(chain("p-eagle", 3), seconds=2.0, outputs=[[5] * 7, [6]])
     contender.stats = Stats(4, 12, [3, 1, 0], accepted_from_lookup=1, forwards=6, tokens=9)
     assert contender.row() == {
         "method": "p-eagle",
         "k": 3,
+        "max_nodes": None,
+        "lookup": False,
         "tokens_per_second": 4.0,
         "acceptance_length": 2.0,
         "accepted_per_position": [0.75, 0.25, 0.0],

@@ -9,20 +9,22 @@ from peagle.bench.summary import (
     Result,
     acceptance_row,
     compared,
-    drafts,
     interval,
     percentiles,
     row,
     two_sample,
 )
+from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
+
+CHAINS = {"none": Drafting(), **{m: Drafting(m, "chain", 3) for m in ("p-eagle", "eagle3")}}
 
 
 def result(
     method: str, rates: list[list[float]], said: str = "abcdef", concurrency: int = 1
 ) -> Result:
     """A result whose repeats have a conversation of 10 tokens at each of some tokens a second."""
-    made = Result(Cell(method, 0 if method == "none" else 3, concurrency, 0.0))
+    made = Result(Cell(CHAINS[method], concurrency, 0.0))
     for repeat in rates:
         samples = [Sample(i, 0, 10 / rate, 1 / rate, 10, said) for i, rate in enumerate(repeat)]
         seconds = sum(s.seconds for s in samples) / concurrency
@@ -66,7 +68,9 @@ def test_what_a_server_does_not_count() -> None:
     ],
 )
 def test_a_setting_in_words(row: dict[str, object], said: str) -> None:
-    assert drafts(row) == said
+    drafting = Drafting.from_row(row)
+    assert str(drafting) == said
+    assert drafting.row == {"max_nodes": None, "lookup": False} | row
 
 
 def test_speed_up_is_repeat_by_repeat() -> None:
@@ -131,7 +135,7 @@ def test_failed_turns_count_as_errors_alone() -> None:
 
 def sampled(law: np.ndarray, seed: int, answers: int = 40) -> Result:
     """Answers of 30 tokens drawn from a law."""
-    rng, made = np.random.default_rng(seed), Result(Cell("none", 0, 1, 1.0))
+    rng, made = np.random.default_rng(seed), Result(Cell(Drafting(), 1, 1.0))
     for _ in range(2):
         said = [tuple(rng.choice(len(law), 30, p=law).tolist()) for _ in range(answers)]
         samples = [Sample(i, 0, 1.0, 0.1, 30, ids) for i, ids in enumerate(said)]

@@ -6,41 +6,49 @@ from tiny import make_drafter, make_target
 from peagle.bench import verdict as module
 from peagle.bench.side_by_side import Contender
 from peagle.bench.verdict import MAX_TOKENS, PROMPTS, Timing, sentence, time_head, verdict
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
-MEASURED = {"k": 2, "max_nodes": None, "lookup": False, "acceptance_length": 1.5}
+
+def chain(k: int) -> Drafting:
+    return Drafting("p-eagle", "chain", k)
+
+
+MEASURED = chain(2).row | {"acceptance_length": 1.5}
 
 
 @pytest.mark.parametrize(
     ("timing", "said"),
     [
         (
-            Timing(3, 1.68, 26.4, 20.0, speed_up_95=[1.2, 1.41]),
+            Timing(chain(3), 1.68, 26.4, 20.0, speed_up_95=[1.2, 1.41]),
             "worth it: 1.32 × (1.20–1.41) the target alone at K = 3 (acceptance length 1.68)",
         ),
         (
-            Timing(7, 1.05, 18.6, 20.0, speed_up_95=[0.9, 0.97]),
+            Timing(chain(7), 1.05, 18.6, 20.0, speed_up_95=[0.9, 0.97]),
             "not worth it: 0.93 × (0.90–0.97) the target alone at K = 7; acceptance length 1.05: "
             "train it on answers of this target (peagle train --init-from)",
         ),
         (
-            Timing(3, 1.03, 21.4, 20.0, speed_up_95=[1.01, 1.1]),  # faster than drafts can make it
+            Timing(
+                chain(3), 1.03, 21.4, 20.0, speed_up_95=[1.01, 1.1]
+            ),  # faster than drafts can make it
             "not worth it: 1.07 × (1.01–1.10) the target alone at K = 3; acceptance length 1.03: "
             "train it on answers of this target (peagle train --init-from)",
         ),
         (
-            Timing(2, 2.1, 20.2, 20.0, speed_up_95=[1.005, 1.02]),
+            Timing(chain(2), 2.1, 20.2, 20.0, speed_up_95=[1.005, 1.02]),
             "not worth it: 1.01 × (1.00–1.02) the target alone at K = 2; acceptance length 2.10: "
             "drafting costs more here than it saves: try another K or a smaller head",
         ),
         (
-            Timing(3, 1.4, 23.4, 20.0, speed_up_95=[0.95, 1.4]),
+            Timing(chain(3), 1.4, 23.4, 20.0, speed_up_95=[0.95, 1.4]),
             "too few prompts to tell whether it is worth it: 1.17 × (0.95–1.40) the target alone "
             "at K = 3 (acceptance length 1.40); peagle bench measures more",
         ),
         (
-            Timing(3, 1.4, 30.0, 20.0),  # of one prompt
+            Timing(chain(3), 1.4, 30.0, 20.0),  # of one prompt
             "too few prompts to tell whether it is worth it: 1.50 × the target alone at K = 3 "
             "(acceptance length 1.40); peagle bench measures more",
         ),
@@ -51,20 +59,24 @@ def test_sentence(timing: Timing, said: str) -> None:
 
 
 def test_a_tree_is_named() -> None:
-    timing = Timing(None, 2.5, 40.0, 20.0, max_nodes=12, lookup=True, speed_up_95=[1.8, 2.2])
+    timing = Timing(
+        Drafting("p-eagle", "tree", 12, lookup=True), 2.5, 40.0, 20.0, speed_up_95=[1.8, 2.2]
+    )
     assert sentence(timing).startswith("worth it: 2.00 × (1.80–2.20) the target alone at 12 nodes")
     assert "12 nodes + lookup" in sentence(timing)
 
 
 def test_the_fastest_k_decides() -> None:
     edges = [1.4, 1.6]
-    said = verdict([Timing(3, 1.6, 30.0, 20.0, speed_up_95=edges), Timing(7, 1.7, 24.0, 20.0)])
+    said = verdict(
+        [Timing(chain(3), 1.6, 30.0, 20.0, speed_up_95=edges), Timing(chain(7), 1.7, 24.0, 20.0)]
+    )
     assert (said["k"], said["speed_up"], said["worth_it"]) == (3, 1.5, True)
     assert said["speed_up_95"] == edges
     assert said["sentence"].startswith("worth it: 1.50 ×")
     assert [timing["k"] for timing in said["timings"]] == [3, 7]
-    assert verdict([Timing(3, 1.1, 10.0, 20.0, speed_up_95=[0.4, 0.6])])["worth_it"] is False
-    assert verdict([Timing(3, 1.6, 30.0, 20.0)])["worth_it"] is False, "of one prompt"
+    assert verdict([Timing(chain(3), 1.1, 10.0, 20.0, speed_up_95=[0.4, 0.6])])["worth_it"] is False
+    assert verdict([Timing(chain(3), 1.6, 30.0, 20.0)])["worth_it"] is False, "of one prompt"
 
 
 @pytest.fixture
@@ -86,19 +98,19 @@ def test_timing_is_interleaved_short_and_on_the_first_turns(
         real(llm, contenders, prompts, SamplingParams(max_tokens=4))
 
     monkeypatch.setattr(module, "compare", compare)
-    tree = {"k": None, "max_nodes": 8, "lookup": False, "acceptance_length": 1.6}
+    tree = Drafting("p-eagle", "tree", 8).row | {"acceptance_length": 1.6}
     measured = [MEASURED, tree]
     timings = time_head(llm, measured, [["the cat", "more"]] * 9, SamplingParams(max_tokens=512))
     [(contenders, prompts, params)] = seen
-    assert [contender.method for contender in contenders] == ["none", "p-eagle", "p-eagle"]
-    assert (prompts, params.max_tokens) == (PROMPTS, MAX_TOKENS)
-    assert [(c.k, c.nodes, c.lookup) for c in contenders[1:]] == [
-        (2, None, False),
-        (None, 8, False),
+    assert [contender.drafting for contender in contenders] == [
+        Drafting(),
+        chain(2),
+        Drafting("p-eagle", "tree", 8),
     ]
-    assert [(t.k, t.max_nodes, t.acceptance_length) for t in timings] == [
-        (2, None, 1.5),
-        (None, 8, 1.6),
+    assert (prompts, params.max_tokens) == (PROMPTS, MAX_TOKENS)
+    assert [(t.drafting, t.acceptance_length) for t in timings] == [
+        (chain(2), 1.5),
+        (Drafting("p-eagle", "tree", 8), 1.6),
     ]
     assert timings[0].target_tokens_per_second == timings[1].target_tokens_per_second > 0
     for timing in timings:

@@ -11,6 +11,7 @@ from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.backends.batch import Batch
 from peagle.engine.completion import Completion
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
@@ -194,11 +195,14 @@ def test_two_engines_share_a_target(target: Target, drafters: dict[str, Drafter]
 
 def test_use_switches_heads(target: Target, drafters: dict[str, Drafter]) -> None:
     llm, params = LLM(target, lookup=False), SamplingParams(max_tokens=12)
-    assert llm.method == "none" and total(llm.generate(PROMPTS, params)).rounds == 0
+    assert llm.drafting.method == "none" and total(llm.generate(PROMPTS, params)).rounds == 0
     plain = outcome(llm.generate(PROMPTS, params))
     for method, drafter in drafters.items():
         used = llm.use(drafter)
-        assert (used.method, used.k, used.adaptive) == (method, drafter.config.depths, True)
+        assert (used.drafting, used.k) == (
+            Drafting(method, "auto", lookup=True),
+            drafter.config.depths,
+        )
         assert outcome(used.generate(PROMPTS, params)) == plain
         fixed = used.use(drafter, used.k)
         done = fixed.generate(PROMPTS, params)
@@ -211,11 +215,11 @@ def test_without_a_head_lookup_drafts(target: Target, temperature: float) -> Non
     """Unless it is refused or a chain is asked for, with the same tokens. A repeated prompt is
     where it drafts."""
     llm = LLM(target, nodes=8)
-    assert (llm.method, llm.lookup, llm.nodes) == ("lookup", True, 8)
+    assert llm.drafting == Drafting("lookup", "tree", 8, lookup=True)
     adaptive = LLM(target)
-    assert (adaptive.method, adaptive.lookup, adaptive.adaptive) == ("lookup", True, True)
+    assert adaptive.drafting == Drafting("lookup", "auto", lookup=True)
     for alone in (LLM(target, lookup=False), LLM(target, k=3), llm.use(None, lookup=False)):
-        assert (alone.method, alone.lookup, alone.k, alone.nodes) == ("none", False, 0, None)
+        assert (alone.drafting, alone.k, alone.nodes) == (Drafting(), 0, None)
     prompts = [prompt * 4 for prompt in PROMPTS]
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=3)
     wanted = outcome(alone.generate(prompts, params))

@@ -16,8 +16,8 @@ from peagle.model.target import Target
 PROMPTS = [[70, 71, 72], [80, 81]]
 PARAMS = SamplingParams(max_tokens=12)
 SETTINGS = (
-    "target", "drafter", "k", "nodes", "lookup", "adaptive", "max_batch", "kv_tokens",
-    "deterministic", "method", "engine", "tokenizer", "_loaded", "something_new",
+    "target", "drafter", "drafting", "k", "nodes", "max_batch", "kv_tokens",
+    "deterministic", "engine", "tokenizer", "_loaded", "something_new",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def facts(llm: LLM) -> dict[str, Any]:
     engine = llm.engine
     proposer, scheduler = engine.proposer, engine.scheduler
     room = engine.settings.kv_tokens
-    assert engine.settings == Settings(llm.max_batch, room, llm.k, llm.nodes, llm.lookup)
+    assert engine.settings == Settings(llm.max_batch, room, llm.k, llm.nodes, llm.drafting.lookup)
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
     assert scheduler.budget >= llm.max_batch * (llm.k + 1)
     return {

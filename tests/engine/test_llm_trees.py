@@ -8,10 +8,9 @@ from oracle import end_at
 from tiny import make_drafter, random_prompts
 from tree_reference import accepted_as_the_reference
 
-from peagle.backends.torch import TorchBackend
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -161,16 +160,4 @@ def test_wrong_numbers(target: Target, given: dict[str, int], message: str) -> N
 def test_eagle3_drafts_chains(target: Target) -> None:
     with pytest.raises(InputError, match="nodes 8: EAGLE-3 drafts chains: give `k`"):
         LLM(target, make_drafter(target, "eagle3"), nodes=8)
-    assert LLM(target, make_drafter(target, "eagle3")).lookup, "beside its chain"
-
-
-def test_a_backend_without_trees_runs_chains(target: Target) -> None:
-    class Chained(TorchBackend):
-        trees = False
-
-    drafter = make_drafter(target, "p-eagle")
-    with pytest.warns(InputWarning, match="torch backend runs no draft trees yet"):
-        llm = LLM(target, drafter, nodes=8, backend=Chained())
-    params = SamplingParams(max_tokens=10, ignore_eos=True)
-    answer = llm.generate([PROMPTS[0]], params)[0]
-    assert answer.stats.drafted <= llm.k * answer.stats.rounds
+    assert LLM(target, make_drafter(target, "eagle3")).drafting.lookup, "beside its chain"

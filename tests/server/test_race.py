@@ -33,7 +33,7 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
     running = serve()
     first, *rounds, verdict = race(running)
     assert [lane["method"] for lane in first["lanes"]] == ["none", "eagle3", "p-eagle"]
-    assert [lane["drafts"] for lane in first["lanes"]] == ["", "chain, K = 3", "chain, K = 3"]
+    assert [lane["drafts"] for lane in first["lanes"]] == ["", "K = 3", "K = 3"]
     with running.http() as http:
         ids = http.post("/tokenize", json={"messages": RACE["messages"]}).json()["tokens"]
     wanted = llm.generate([ids], SamplingParams(max_tokens=24))[0]
@@ -54,12 +54,12 @@ def test_three_lanes(serve: Serve, llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("served", "options", "wanted"),
     [
-        ("p-eagle", {}, ["", "chain with lookup", "tree with lookup"]),
-        ("p-eagle", {"lookup": False}, ["", "chain", "tree"]),
-        ("p-eagle", {"nodes": 9}, ["", "chain with lookup, 9 nodes", "tree with lookup, 9 nodes"]),
-        ("p-eagle", {"nodes": 9, "lookup": False}, ["", "chain", "tree, 9 nodes"]),
-        ("none", {"lookup": False}, ["", "chain with lookup", "tree with lookup"]),
-        ("lookup", {}, ["", "chain with lookup", "tree with lookup", "chain"]),
+        ("p-eagle", {}, ["", "adaptive + lookup", "adaptive + lookup"]),
+        ("p-eagle", {"lookup": False}, ["", "adaptive", "adaptive"]),
+        ("p-eagle", {"nodes": 9}, ["", "9 nodes + lookup", "9 nodes + lookup"]),
+        ("p-eagle", {"nodes": 9, "lookup": False}, ["", "adaptive", "9 nodes"]),
+        ("none", {"lookup": False}, ["", "adaptive + lookup", "adaptive + lookup"]),
+        ("lookup", {}, ["", "adaptive + lookup", "adaptive + lookup", "adaptive"]),
     ],
 )
 def test_lanes_draft_as_the_server(

@@ -133,7 +133,7 @@ def test_a_log_begins_with_what_a_person_needs(folder: Path) -> None:
     assert [text.split()[0] for text in shown[:3]] == ["Serving", "curl", "Console:"]
     log = json.loads(shown[3])
     assert (log["message"], log["method"]) == ("serving", "lookup")
-    assert log["drafts"] == "adaptive, at most 32 nodes" and "k" not in log
+    assert log["drafts"] == "adaptive + lookup" and "k" not in log
 
 
 def test_told_to_end(folder: Path) -> None:

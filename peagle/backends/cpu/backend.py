@@ -22,7 +22,6 @@ class CpuBackend:
     """
 
     name = "cpu"
-    trees = True
 
     def __init__(self, *, exact: bool = False) -> None:
         load()

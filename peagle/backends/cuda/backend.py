@@ -59,7 +59,6 @@ class CudaBackend:
     """See `Backend`. Models must be of a dtype in DTYPES."""
 
     name = "cuda"
-    trees = True
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact

@@ -45,7 +45,7 @@ def test_chat(served: Running, opened: Open, shot: Shot) -> None:
     """Tokens appear, those a draft wrote are tinted by their place, and the numbers are the
     stream's."""
     page = opened(served.url)
-    page.get_by_text(f"{MODEL} · P-EAGLE, chain, K = 3").wait_for()
+    page.get_by_text(f"{MODEL} · P-EAGLE, K = 3").wait_for()
     shot(page, "welcome")
     said = ask(page, "the cat sat on the mat")
     got = served.client().chat.completions.create(
@@ -92,7 +92,7 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
     head = make_drafter(target, "p-eagle")  # of random weights: it offers little
     running = start(LLM(target, head, nodes=12, max_batch=4, kv_tokens=1024))
     page = opened(running.url)
-    page.get_by_text(f"{MODEL} · P-EAGLE, tree with lookup, 12 nodes").wait_for()
+    page.get_by_text(f"{MODEL} · P-EAGLE, 12 nodes + lookup").wait_for()
     ask(page, "the cat sat on the mat and the cat sat on the mat", tokens=96)
     found = page.locator(".message.assistant .token.lookup")
     assert 0 < found.count() < page.locator(".message.assistant .token").count()
@@ -164,7 +164,7 @@ def test_race(served: Running, opened: Open, shot: Shot) -> None:
     assert ratios[0] == 1 and len(ratios) == 3
     facts = lanes.locator(".lane-facts").all_inner_texts()
     assert facts[0].startswith("first token ") and "tokens a target forward" in facts[2]
-    assert lanes.locator(".drafts").all_inner_texts() == ["chain, K = 3"] * 2
+    assert lanes.locator(".drafts").all_inner_texts() == ["K = 3"] * 2
     assert lanes.nth(2).locator(".token").count() > 0 == lanes.nth(0).locator(".token").count()
     assert page.locator(".lane.fastest").count() == 1
     shot(page, "race")

@@ -72,7 +72,7 @@ def test_nothing_is_wider_than_the_window(
         page.keyboard.press("Enter")
         page.locator("#log:not([aria-busy])").wait_for()
 
-    page.get_by_text(f"{MODEL} · P-EAGLE, chain, K = 3").wait_for()
+    page.get_by_text(f"{MODEL} · P-EAGLE, K = 3").wait_for()
     assert page.locator("#served").get_attribute("title").startswith(MODEL)  # it is elided
     assert page.locator("h1").bounding_box()["height"] < 40, "one line"
     check("welcome")
