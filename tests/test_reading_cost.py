@@ -13,12 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 2222,
-    "peagle.model.drafter": 347,
-    "peagle.train.trainer": 2130,
-    "peagle.backends.torch": 786,
-    "peagle.backends.cuda.backend": 1165,
-    "peagle.backends.cpu.backend": 1210,
+    "peagle.engine.engine": 2220,
+    "peagle.model.drafter": 345,
+    "peagle.train.trainer": 2124,
+    "peagle.backends.torch": 784,
+    "peagle.backends.cuda.backend": 1163,
+    "peagle.backends.cpu.backend": 1208,
 }
 PACKAGE = 15_777
 CPP = 1800  # code lines of peagle/backends/cpu/native

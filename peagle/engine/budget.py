@@ -160,9 +160,7 @@ class FixedBudget:
         """See `Budget`."""
         return 0.0
 
-    def keep(
-        self, load: int, drafts: Sequence[Draft], spent: float, *, drafted: bool = True
-    ) -> list[int]:
+    def keep(self, load: int, drafts: Sequence[Draft], spent: float, drafted: bool) -> list[int]:
         """See `Budget`."""
         return [self.nodes] * len(drafts)
 
@@ -241,9 +239,7 @@ class Budget:
         self._pass(load)
         return True
 
-    def keep(
-        self, load: int, drafts: Sequence[Draft], spent: float, *, drafted: bool = True
-    ) -> list[int]:
+    def keep(self, load: int, drafts: Sequence[Draft], spent: float, drafted: bool) -> list[int]:
         """The number of nodes to verify of each draft, the likeliest first. Now and then this
         includes a few that do not pay, since this may have changed.
 

@@ -10,24 +10,24 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch, Span, blocks_of, slots_of
 from peagle.backends.kv_cache import KVCache
+from peagle.engine.accept import accept
 from peagle.engine.blocks import BlockPool
 from peagle.engine.budget import Ask, Budget, FixedBudget, Round
 from peagle.engine.draft import Proposer
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.request import Chunk, FinishReason, Request
-from peagle.engine.sampling import Choice, accept, greedy
+from peagle.engine.sampling import Choice, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.text import end_tokens
-from peagle.engine.tree import Draft, Match, Offer, Source, along, grow
+from peagle.engine.tree import Draft, Match, Offer, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.target import Target, TargetOutput
 
@@ -123,7 +123,7 @@ class Engine:
             releasing = perf_counter()
             self.release(scheduled)
             if all(item.decoding for item in scheduled):
-                rows = sum(item.num_tokens for item in scheduled)
+                rows = len(out.hidden)
                 overhead = verifying - began + perf_counter() - releasing
                 seconds = drafting - verifying, releasing - drafting, overhead
                 self.budget.learn(Round(rows, drafter_rows, *seconds))
@@ -179,20 +179,24 @@ class Engine:
         sources, slots = list[int](), list[int]()
         first = 0
         for request in deciding:
-            own = slice(first, first + 1 + len(request.draft))
+            start, draft = request.num_computed_tokens, request.draft
+            own = slice(first, first + 1 + len(draft))
             first = own.stop
             try:
                 choice = Choice(best.tokens[own], best.finite[own])
-                start = request.num_computed_tokens
-                path = self._accept(request, logits[own], choice)
-                for place, row in enumerate(path, start=1):
-                    if row != place:
-                        sources += slots_of(request.blocks, start + row, 1)
-                        slots += slots_of(request.blocks, start + place, 1)
+                path = accept(request, logits[own], choice, self._ends)
             except Exception as failure:  # of its sampler, grammar or text: the others go on
                 log.warning("request %s: %r", request.index, failure)
                 request.finish_reason = "error"
                 request.failure = str(failure) or type(failure).__name__
+                continue
+            if draft:
+                self.calibration.count(draft, path)
+                self.lookups.count(draft, path)
+            for depth, row in enumerate(path, start=1):
+                if row != depth:
+                    sources += slots_of(request.blocks, start + row, 1)
+                    slots += slots_of(request.blocks, start + depth, 1)
         if slots:
             self.cache.move(sources, slots)
             if self.proposer is not None:
@@ -205,10 +209,8 @@ class Engine:
         drafting pays, it runs the slots it has missed, at most a round's budget of them in a
         round."""
         going = [item.request for item in scheduled if item.request.finish_reason is None]
-        if not going:
-            return []
         load = self.scheduler.load
-        if self.budget.rests(load):
+        if not going or self.budget.rests(load):
             return []
         began = perf_counter()
         matches = [self._look_up(request) for request in going]
@@ -219,7 +221,7 @@ class Engine:
         for at, match in enumerate(matches):
             offer = with_lookup(offers.get(at, along([])), match, self.lookups)
             drafts.append(grow(offer, self.size, match, least))
-        counts = self.budget.keep(load, drafts, perf_counter() - began, drafted=bool(new))
+        counts = self.budget.keep(load, drafts, perf_counter() - began, bool(new))
         for request, draft, count in zip(going, drafts, counts, strict=True):
             request.draft = draft.first(count)
         return self.proposer.rows(list(new.values())) if self.proposer and new else []
@@ -228,16 +230,12 @@ class Engine:
         """What followed a request's newest tokens before, as far as its grammar allows it."""
         if not self.settings.lookup:
             return Match()
-        most = max(0, min(request.left, self._room(request), self.settings.nodes or 0))
+        most = max(0, min(request.left, self.settings.nodes or 0))
         match = request.seen.find(request.tokens, most)
         if request.sampler.matcher is None:
             return match
         allowed = request.sampler.matcher.count_allowed(match.tokens)
         return match._replace(tokens=match.tokens[:allowed])
-
-    def _room(self, request: Request) -> int:
-        """Places before the context's end."""
-        return max(0, self.target.max_context - len(request.tokens))
 
     def _new_slots(self, going: list[Request], matches: list[Match]) -> dict[int, NewSlots]:
         """What the drafter is to run, by index of the request."""
@@ -285,53 +283,5 @@ class Engine:
         found = [chance for match in matches for chance in self.lookups.along(match)]
         depths = self.budget.choose(self.scheduler.load, asks, found)
         self.chosen = max(depths)
-        return list(map(min, depths, map(self._room, requests)))
-
-    def _accept(self, request: Request, logits: Tensor, best: Choice) -> list[int]:
-        """Accept a request's draft as far as it goes, by its target logits (R, V), whose argmax is
-        `best`; returns the rows of what was accepted. Raises RequestFailure when no token can be
-        chosen."""
-        sampler, draft = request.sampler, request.draft
-        choice = best if sampler.plain else sampler.choose(logits, draft)
-        path = accept(choice, draft)
-        decoding = request.num_computed_tokens >= request.prompt_length
-        if draft:
-            self.calibration.count(draft, path)
-            self.lookups.count(draft, path)
-        request.draft = Draft()
-        rows = [0, *path]
-        tokens = [choice.tokens[row] for row in rows]
-        logprobs = sampler.logprobs(logits, rows, tokens)
-        sources: list[Source] = [*map(draft.source, path), "target"]
-        emitted = 0
-        while emitted < len(tokens) and request.finish_reason is None:
-            source = sources[emitted]
-            place = 0 if source == "target" else emitted + 1
-            logprob = logprobs[emitted] if logprobs else None
-            self._emit(request, Chunk(request.index, "", place, source, logprob), tokens[emitted])
-            emitted += 1
-        sampler.commit(tokens[:emitted])
-        if decoding:
-            request.stats.count(draft, path, emitted)
-        request.num_computed_tokens = len(request.tokens) - 1
-        return path
-
-    def _emit(self, request: Request, chunk: Chunk, token: int) -> None:
-        """Append one token, as plain decoding would, and what it makes of text to `chunk`."""
-        params = request.params
-        request.tokens.append(token)
-        request.drafted_output.append(chunk.drafted)
-        if chunk.logprob is not None:
-            request.logprobs.append(chunk.logprob)
-        ends = token in self._ends and not params.ignore_eos
-        text, stopped = "", True
-        if not ends and token not in params.stop_token_ids:
-            text, stopped = request.text.push(token)
-        if stopped:
-            request.finish_reason = "stop"
-        elif len(request.output) >= params.max_tokens:
-            request.finish_reason = "length"
-        if request.finish_reason is not None:
-            text += request.text.finish()
-        if text or chunk.logprob is not None:
-            request.emitted.append(replace(chunk, text=text))
+        rooms = [max(0, self.target.max_context - len(request.tokens)) for request in requests]
+        return list(map(min, depths, rooms))

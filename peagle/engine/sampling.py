@@ -128,7 +128,7 @@ def greedy(logits: Tensor) -> Choice:
     return Choice(best.tolist(), largest.isfinite().tolist())
 
 
-def accept(choice: Choice, draft: Draft) -> list[int]:
+def accepted_rows(choice: Choice, draft: Draft) -> list[int]:
     """The rows of the accepted nodes: the path that what the target chose leads along.
 
     Raises RequestFailure when a row up to there could not choose.

@@ -44,7 +44,7 @@ def chain(budget: Budget, probs: list[float]) -> Draft:
 
 def keep(budget: Budget, *drafts: list[float]) -> list[int]:
     """Nodes that are verified of the drafts of so many requests."""
-    return budget.keep(len(drafts), [chain(budget, probs) for probs in drafts], 0.001)
+    return budget.keep(len(drafts), [chain(budget, probs) for probs in drafts], 0.001, True)
 
 
 def decode(budget: Budget, sure: list[float], batch: int = 1) -> tuple[int, int]:
@@ -164,7 +164,7 @@ def test_lookup_that_does_not_pay_is_tried_now_and_then(right: bool) -> None:
     alone, lost, kept = budget.verify(16), 0.0, 0
     for _ in range(2000):
         drafts = [grow(with_lookup(along([]), match, lookups), 7, match) for _ in range(16)]
-        counts = budget.keep(16, drafts, 0.0)
+        counts = budget.keep(16, drafts, 0.0, True)
         kept = sum(counts)
         lost += budget.verify(16 + kept) - alone
         for draft, count in zip(drafts, counts, strict=True):
@@ -203,9 +203,9 @@ def test_the_likeliest_nodes_are_verified_whoever_has_them() -> None:
     budget = chooser(verify={1: 0.011, 100: 0.110}, draft={1: 0.0, 64: 0.0})
     one = Draft([1, 2, 3], [0, 0, 1], [1.0] * 3, [0.6, 0.3, 0.05])
     two = Draft([1, 2], [0, 0], [1.0] * 2, [0.5, 0.1])
-    assert budget.keep(2, [one, two], 0.0) == [2, 1]
-    assert budget.keep(2, [two, one], 0.0) == [1, 2]
-    assert budget.keep(2, [Draft(), Draft()], 0.0) == [0, 0]
+    assert budget.keep(2, [one, two], 0.0, True) == [2, 1]
+    assert budget.keep(2, [two, one], 0.0, True) == [1, 2]
+    assert budget.keep(2, [Draft(), Draft()], 0.0, True) == [0, 0]
 
 
 def test_costs_are_refreshed() -> None:

@@ -112,7 +112,9 @@ def serve(  # noqa: C901 (a whole engine)
                     chances = [Candidate(0, p, budget.calibration(at, p)) for at, p in nodes]
                     request.draft = grow(along(chances), depth)
                     drafted.append(request)
-        kept = budget.keep(load, [r.draft for r in drafted], float(DRAFT(slots)) if slots else 0.0)
+        kept = budget.keep(
+            load, [r.draft for r in drafted], float(DRAFT(slots)) if slots else 0.0, True
+        )
         for request, count in zip(drafted, kept, strict=True):
             request.draft = request.draft.first(count)
             request.left = 1 + count

@@ -26,7 +26,14 @@ from transformers import (
 
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.penalties import Penalties
-from peagle.engine.sampling import NUCLEUS, Choice, Sampler, accept, greedy, target_probabilities
+from peagle.engine.sampling import (
+    NUCLEUS,
+    Choice,
+    Sampler,
+    accepted_rows,
+    greedy,
+    target_probabilities,
+)
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
 
@@ -98,7 +105,7 @@ def test_nucleus_of_a_large_vocabulary() -> None:
 def judge(chooser: Sampler, logits: Tensor, draft: list[int], choose: Choose = CHOOSE) -> list[int]:
     """The tokens that a round emits."""
     choice = choose(chooser, logits, chain(draft))
-    return [choice.tokens[row] for row in (0, *accept(choice, chain(draft)))]
+    return [choice.tokens[row] for row in (0, *accepted_rows(choice, chain(draft)))]
 
 
 def sampler(params: SamplingParams, vocabulary: int, seed: int = 0) -> Sampler:
@@ -279,7 +286,7 @@ def test_logprobs_are_given_only_where_asked_for() -> None:
     [([4], [], 0), ([4, 5], [4], 1), ([4, 5], [5], 0), ([4, 5, 6], [4, 6], 1), ([4, 5], [3], 0)],
 )
 def test_accept_by_hand(chosen: list[int], draft: list[int], accepted: int) -> None:
-    path = accept(Choice(chosen, [True] * len(chosen)), chain(draft))
+    path = accepted_rows(Choice(chosen, [True] * len(chosen)), chain(draft))
     assert path == list(range(1, accepted + 1))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from serving import MODEL, Running, Serve, make_llm, start
 
-from peagle.engine.engine import Engine
+from peagle.engine import engine
 from peagle.engine.grammar import Matcher
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Request
@@ -205,14 +205,14 @@ def test_no_browser_is_let_in(running: Running) -> None:
 def test_a_request_fails_alone(
     running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    accept = Engine._accept
+    accept = engine.accept
 
-    def failing(self: Engine, request: Request, *rest: Any) -> list[int]:
+    def failing(request: Request, *rest: Any) -> list[int]:
         if request.params.top_k == 77:
             raise RequestFailure("the logits are no numbers")
-        return accept(self, request, *rest)
+        return accept(request, *rest)
 
-    monkeypatch.setattr(Engine, "_accept", failing)
+    monkeypatch.setattr(engine, "accept", failing)
     client = running.client()
     with pytest.raises(openai.APIError, match="the logits are no numbers") as raised:
         list(
