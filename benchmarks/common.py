@@ -16,11 +16,8 @@ from peagle.bench import run, workload
 from peagle.bench.load import Played, Sample
 from peagle.bench.side_by_side import device_name
 from peagle.catalog import find_entry, head_path
-from peagle.cli.common import progress_bar
 from peagle.data.chat import prompt_ids
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 
 TARGET = "smollm2-135m"
@@ -82,22 +79,6 @@ def human_eval(limit: int = PROBLEMS) -> list[str]:
 def as_ids(llm: LLM, questions: list[str]) -> list[list[int]]:
     """Each question as token ids, through the chat template."""
     return [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
-
-
-def decode(
-    llm: LLM,
-    prompts: list[list[int]],
-    params: SamplingParams | list[SamplingParams],
-    label: str,
-) -> list[Completion]:
-    """`llm.generate` with a progress bar."""
-    run = llm.stream(prompts, params)
-    with progress_bar(label) as bar:
-        task = bar.add_task("", total=len(prompts))
-        for _ in run:
-            finished = sum(request.finish_reason is not None for request in run.requests)
-            bar.update(task, completed=finished)
-    return run.completions()
 
 
 def fingerprint(head: Path) -> str:

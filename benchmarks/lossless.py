@@ -25,7 +25,6 @@ from common import (
     PROBLEMS,
     TARGET,
     as_ids,
-    decode,
     environment,
     fingerprint,
     heads,
@@ -148,7 +147,7 @@ def _two_best(target: Target, ids: list[int]) -> tuple[set[int], float]:
 def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams]) -> dict[str, Any]:
     """How an output differs from the expected one."""
     started = time.perf_counter()
-    answers = decode(llm, prompts, params, llm.drafting.method)
+    answers = llm.generate(prompts, params)
     stats = sum((answer.stats for answer in answers), Stats())
     found = differences(llm.target, prompts, expected, [a.token_ids for a in answers])
     return {
@@ -207,7 +206,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         llm = load(part.dtype, deterministic=part.exact)
         prompts = as_ids(llm, human_eval(args.limit))
         params = part.params(len(prompts), args.max_tokens)
-        alone = decode(Way().of(llm, folders), prompts, params, f"{name}, the target alone")
+        alone = Way().of(llm, folders).generate(prompts, params)
         expected = [answer.token_ids for answer in alone]
         for way in missing:
             found = compare(way.of(llm, folders), prompts, expected, params)

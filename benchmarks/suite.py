@@ -18,8 +18,7 @@ from typing import NamedTuple
 from common import RESULTS, TARGET
 
 HERE = Path(__file__).resolve().parent
-PEAGLE = [sys.executable, "-m", "peagle"]
-GRID = [*PEAGLE, "bench", TARGET, "--repeats", "1", "--ignore-eos"]
+GRID = [sys.executable, "-m", "peagle", "bench", TARGET, "--repeats", "1", "--ignore-eos"]
 LONG = "it takes minutes, and tests run its parts"
 
 
@@ -38,7 +37,6 @@ class Sizes(NamedTuple):
     short: str | None
 
 
-DEMO = Sizes("", "--prompts 1 --max-tokens 4")
 ROWS = Sizes(
     "--k 1,3,5,7 --concurrency 1,2,4,8 --limit 12 --max-tokens 64",
     "--k 3 --concurrency 2 --limit 2 --max-tokens 4",
@@ -83,7 +81,6 @@ def steps(args: argparse.Namespace) -> list[Step]:
         return Step(name, [*command, *options.split()], missing)
 
     found = [
-        step("demo-8-prompts", [*PEAGLE, "demo"], DEMO),
         step("bench", [*GRID, *device], ROWS),
         step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], IN_VLLM, no_vllm),
     ]

@@ -64,23 +64,6 @@ def aims(found: list[Report], name: str, ratio: str) -> Lines:
     return table(["aim", "wanted", "found", ""], rows)
 
 
-def demo(report: Report) -> Lines:
-    """`peagle demo`."""
-    base = report["rows"][0]["tokens_per_second"]
-    same = "identical" if report["identical"] else "NOT identical"
-    about = (
-        f"`peagle demo`: {report['prompts']} HumanEval prompts, at most {report['max_tokens']} "
-        f"tokens each, greedy, {report['dtype']}, one request at a time, on {report['device']}; "
-        f"token ids {same} in all rows."
-    )
-    rows: list[list[object]] = []
-    for row in report["rows"]:
-        speed = row["tokens_per_second"]
-        cells = [NAMES[row["method"]], row["k"] or "–", f"{speed:.1f}", times(speed / base, None)]
-        rows.append([*cells, f"{row['acceptance_length']:.2f}"])
-    return [about, "", *table(["", "K", "tok/s", "", "acceptance length"], rows)]
-
-
 def acceptance(report: Report) -> Lines:
     """Acceptance length by data set, K and head."""
     found = report["rows"]
@@ -279,7 +262,6 @@ def training_speed(report: Report) -> Lines:
 
 Sections = dict[str, tuple[str | None, Callable[[Report], Lines]]]  # by result: title, lines
 SHIPPED: Sections = {
-    "demo-8-prompts": (None, demo),
     "acceptance": (None, acceptance),
     "lossless": (None, lossless),
 }

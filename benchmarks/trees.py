@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+import tables
 from common import (
     TARGET,
     Journal,
@@ -276,23 +277,6 @@ def aims(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     ]
 
 
-def show(part: Part, rows: list[dict[str, Any]]) -> None:
-    """Print a part's rows."""
-    print(f"{part.name}, {rows[0]['requests']} answers")
-    for own in rows:
-        length = own["acceptance_length"] or 1.0
-        print(f"  {own['way']:22} {own['output_tps']:7.1f} tok/s  AL {length:.2f}  "
-              f"nodes {own['nodes'] or 0:4.1f}  rows {own['rows_per_round']:4.1f}  "
-              f"tokens a forward {own['tokens_per_forward']:.2f}")  # fmt: skip
-        for base, over in own["over"].items():
-            print(f"  {'':22} {_times(*over)} {base}")
-
-
-def _times(ratio: float, edges: list[float] | None) -> str:
-    shown = f" ({edges[0]:.2f}–{edges[1]:.2f})" if edges else ""
-    return f"{ratio:.2f}{shown} ×"
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The report; it is written after every prompt."""
     folders = heads(args)
@@ -319,7 +303,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             rows[part.name] = make_rows(part, journal.of(part.name))
             report = {**about, "aims": aims(rows), "parts": rows}
             run.write_json(args.output, report)
-        show(part, rows[part.name])
     print(f"written: {args.output}")
     return report
 
@@ -338,9 +321,7 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.only) - set(PARTS):
         parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    for aim in measure(args)["aims"]:
-        met = "met" if aim["met"] else "NOT met"
-        print(f"{aim['aim']}: {aim['found']:.2f}, wanted {aim['wanted']}: {met}")
+    print("\n".join(tables.trees(measure(args))))
 
 
 if __name__ == "__main__":
