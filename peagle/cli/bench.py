@@ -20,6 +20,7 @@ from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
+from peagle.shown import model_name
 from peagle.vllm.process import VllmFailed
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
@@ -125,7 +126,7 @@ def run(
     workload = read_workload(dataset, limit)
     sampled = {"max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
     about = {
-        "target": target, "dtype": model.dtype, "quantize": model.quantize,
+        "target": target and model_name(target), "dtype": model.dtype, "quantize": model.quantize,
         "dataset": workload.name, "turns_sha256": workload.digest,
         "conversations": len(workload.conversations), **sampled, "rate": rate, "repeats": repeats,
     }  # fmt: skip

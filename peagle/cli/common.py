@@ -27,6 +27,7 @@ from peagle.errors import InputError
 from peagle.methods.load import find_head
 from peagle.model.loader import resolve_device
 from peagle.model.template import use_template
+from peagle.shown import model_name
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 console = Console(highlight=False, soft_wrap=True)
@@ -123,7 +124,7 @@ def open_llm(
     device = announced_device(options.device)
     check_quantize_device(options.quantize, device)
     logging.disable_progress_bar()
-    with screen.status(f"loading {target}"):
+    with screen.status(f"loading {model_name(target)}"):
         llm = LLM(
             target,
             max_batch=max_batch,

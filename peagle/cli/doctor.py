@@ -19,6 +19,7 @@ from peagle.cli.common import (
 from peagle.cli.generate import console
 from peagle.cli.options import App, with_flags
 from peagle.methods.load import find_head
+from peagle.shown import model_name
 
 app = App()
 COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow", "skipped": "dim"}
@@ -51,7 +52,7 @@ def doctor(
 
     find_head(head)  # before the target takes its time to load
     logging.disable_progress_bar()
-    with screen.status(f"loading {target}"):
+    with screen.status(f"loading {model_name(target)}"):
         model = load_target(target, dtype=dtype, device=device)
         assert model.tokenizer is not None
         use_template(model.tokenizer, chat_template)

@@ -15,6 +15,7 @@ from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, res
 from peagle.cli.options import App, check_at_least, flag, given
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device
+from peagle.shown import model_name
 
 app = App()
 # Options of the native engine only, and what to do with vLLM.
@@ -85,7 +86,9 @@ def serve(
         float, "Maximum time of one request in seconds, waiting included; its answer then ends."
     ] = 600,
     served_model_name: Annotated[
-        str | None, "Model name that clients use in requests. Default: TARGET."
+        str | None,
+        "Model name that clients use in requests. Default: TARGET, of a path the last part without "
+        ".gguf.",
     ] = None,
 ) -> None:
     """Serve a target by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /metrics.
@@ -101,7 +104,7 @@ def serve(
         raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
     from peagle.cli.serve_lines import Serving
 
-    model = served_model_name or target
+    model = served_model_name or model_name(target)
     native_only = _native_only(context, options.device)
     if resolve_engine(engine, vllm_python, map(flag, native_only), options.device) == "vllm":
         from peagle.cli.serve_vllm import serve_vllm

@@ -21,6 +21,7 @@ from peagle.engine.text import end_tokens
 from peagle.engine.thoughts import after_thoughts
 from peagle.errors import InputError, shortened
 from peagle.model.target import Target
+from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
 MAX_BYTES = 2**18  # of a grammar's text
@@ -106,7 +107,8 @@ class Grammars:
         tokenizer, ends = self._target.tokenizer, sorted(end_tokens(self._target))
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
             lacks = "no token that ends an answer" if ends == [] else "no fast tokenizer"
-            raise InputError(f"{self._target.name} has {lacks}: it cannot follow a grammar")
+            name = model_name(self._target.name)
+            raise InputError(f"{name} has {lacks}: it cannot follow a grammar")
         backend = copy.copy(tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()

@@ -34,6 +34,7 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
+from peagle.shown import model_name
 
 Prompt = str | list[int]
 
@@ -217,7 +218,7 @@ class LLM:
         """Raises InputError, which calls the text `name`, for one that cannot fit."""
         if len(text) > self.max_characters:
             raise InputError(
-                f"{name} has {len(text)} characters; {self.target.name} takes "
+                f"{name} has {len(text)} characters; {model_name(self.target.name)} takes "
                 f"{self.target.max_context} tokens with the answer: shorten it"
             )
 
@@ -236,8 +237,8 @@ class LLM:
         limit, most = self.target.max_context, len(self.target.embedding) - 1
         if len(ids) >= limit:
             raise InputError(
-                f"prompt {number} has {len(ids)} tokens; {self.target.name} takes {limit} "
-                "with the answer: shorten it"
+                f"prompt {number} has {len(ids)} tokens; {model_name(self.target.name)} takes "
+                f"{limit} with the answer: shorten it"
             )
         if wrong := [token for token in ids if not 0 <= token <= most]:
             why = f"the target's token ids are 0 to {most}"

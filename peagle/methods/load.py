@@ -16,6 +16,7 @@ from peagle.model.config import DrafterConfig, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.loader import quiet_hub
 from peagle.model.target import Target
+from peagle.shown import model_name
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     config = parse(files.raw, folder / "config.json", len(target.layers))
     for problem in validate(files.raw, files.tensors, target):
         if problem.blocks and not (force and problem.forgivable):
-            raise InputError(f"head {name} does not fit {target.name}: {problem}")
+            raise InputError(f"head {name} does not fit {model_name(target.name)}: {problem}")
     ours = config.provenance != Provenance()
     if not ours and config.embedding == "full" and TABLE not in files.tensors:
         config = replace(config, embedding="shared")  # as vLLM does; our own heads say it

@@ -21,6 +21,7 @@ from peagle.model.config import TRANSFORMERS, default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target
 from peagle.model.vocab import check_mask_token
+from peagle.shown import model_name
 
 TABLE, ROW = "embed_tokens.weight", "mask_embedding"
 SAMPLE = 512  # rows of an embedding table that are compared
@@ -118,12 +119,13 @@ def provenance(head: HeadFiles, target: Target) -> str:
     }
     for name, (said, found) in facts.items():
         if said and said != found:
+            trained = model_name(known.target or "another target")
             raise Problem(
-                f"trained for {known.target or 'another target'}: {name} {said}, here {found}",
+                f"trained for {trained}: {name} {said}, here {found}",
                 "name that target; for a fine-tune of the same base use `force`, or train the head "
                 "on its answers (`peagle train --init-from`)",
             )
-    return f"trained for {known.target or 'this target'}: hashes agree"
+    return f"trained for {model_name(known.target or 'this target')}: hashes agree"
 
 
 def template(head: HeadFiles, target: Target) -> str:

@@ -54,7 +54,7 @@ def measured(
 def test_the_file(measured: Path, target: Path) -> None:
     report = json.loads(measured.read_text())
     assert report["complete"] and report["device"] and report["versions"]["torch"]
-    assert report["settings"]["target"] == str(target)
+    assert report["settings"]["target"] == target.name
     assert report["settings"]["conversations"] == 3
     rows = report["rows"]
     assert all(row.keys() >= ROW for row in rows)

@@ -136,6 +136,34 @@ def test_a_log_begins_with_what_a_person_needs(folder: Path) -> None:
     assert log["drafts"] == "adaptive + lookup" and "k" not in log
 
 
+def test_no_client_sees_a_path(folder: Path, tmp_path: Path) -> None:
+    """A model that is served from a folder is called by the folder's name."""
+    place = tmp_path / "qwen2.5-mine"
+    shutil.copytree(folder, place)
+    with served("-m", "peagle", "serve", place, "--port", 0, "--kv-tokens", 4096) as server:
+        assert server.process.stdout is not None
+        shown = server.process.stdout.readline()
+        client = server.client
+        assert [model.id for model in client.models.list()] == ["qwen2.5-mine"]
+        asked: Any = {"model": "qwen2.5-mine", "prompt": "the cat", "max_tokens": 4}
+        answer = client.completions.create(**asked)
+        key = {"authorization": "Bearer secret"}
+        root = f"http://127.0.0.1:{server.lines[0]['port']}"
+        seen = [shown, answer.model_dump_json(), str(server.lines)]
+        seen += [
+            httpx2.get(f"{root}/{page}", headers=key).text for page in ("metrics", "v1/models")
+        ]
+        with pytest.raises(APIStatusError, match="has .* tokens; qwen2.5-mine takes") as long:
+            client.completions.create(**asked | {"prompt": [5] * 3000})
+        with pytest.raises(APIStatusError, match="there is 'qwen2.5-mine'") as unknown:
+            client.completions.create(**asked | {"model": "me"})
+        assert unknown.value.status_code == 404
+        seen += [str(long.value), str(unknown.value)]
+        assert str(tmp_path) not in "".join(seen)
+        with pytest.raises(APIStatusError, match="there is 'qwen2.5-mine'"):
+            client.completions.create(**asked | {"model": str(place)})
+
+
 def test_told_to_end(folder: Path) -> None:
     """SIGTERM in the middle of an answer: it is finished, others are sent away, and the process
     ends well."""
@@ -177,7 +205,7 @@ def test_an_engine_that_fails(folder: Path) -> None:
         def listen(number: int) -> str:
             try:
                 for _ in server.client.completions.create(
-                    model=str(folder), prompt=[60 + number], max_tokens=1500, stream=True,
+                    model=folder.name, prompt=[60 + number], max_tokens=1500, stream=True,
                     extra_body={"ignore_eos": True},
                 ):  # fmt: skip
                     pass
