@@ -59,6 +59,7 @@ ChatTemplateOption = Annotated[
     typer.Option(
         "--chat-template",
         metavar="FILE",
+        rich_help_panel="Model",
         help="Chat template: a Jinja file, or plain, which joins the messages' texts. Default: the "
         "target's own.",
     ),
@@ -73,6 +74,7 @@ ForceOption = Annotated[
 class ModelOptions:
     """How a target runs, and with which head.
 
+    Drafting:
     head: Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for
         the target.
     method: Drafting method: p-eagle, eagle3, lookup or none. Lookup drafts what followed when the
@@ -84,6 +86,8 @@ class ModelOptions:
     nodes: Number of draft tokens per round, as a tree. Default: chosen every round.
     no_lookup: Draft with the head alone, or nothing without one. Default: trees also hold what
         followed when the newest tokens occurred before.
+
+    Model:
     dtype: Data type of the weights: auto (as in the checkpoint), float32, bfloat16 or float16.
     quantize: Weight quantization of the target's decoder layers: int8 or int4, on the CPU only.
         Default: none.
@@ -95,11 +99,11 @@ class ModelOptions:
     k: int | None = None
     nodes: int | None = None
     no_lookup: bool = False
-    chat_template: ChatTemplateOption = None
+    force: ForceOption = False
     dtype: str = "auto"
+    chat_template: ChatTemplateOption = None
     device: DeviceOption = "auto"
     quantize: str | None = None
-    force: ForceOption = False
 
     @property
     def drafting(self) -> str | None:

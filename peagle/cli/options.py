@@ -1,8 +1,9 @@
 """Options made from dataclasses: a field's type, its line of help and its default are an option's.
 
-In a command's signature, `Annotated[int, "A sentence."]` is an option with that help, and a
-parameter whose type is a dataclass stands for an option for each of its fields. Their help is in
-the dataclass's docstring, in lines `field: A sentence.`; a longer one goes on indented.
+In a command's signature, `Annotated[int, "A sentence.", "Panel"]` is an option with that help in
+that panel of --help, and a parameter whose type is a dataclass stands for an option for each of its
+fields. Their help is in the dataclass's docstring, in lines `field: A sentence.`; a longer one goes
+on indented. A line `Panel:` there begins a panel.
 """
 
 import re
@@ -139,40 +140,46 @@ def _plain(hint: Any) -> tuple[Any, Any]:
     return kind, note
 
 
+def _panel(hint: Any) -> str | None:
+    """The panel of --help that an option is annotated with."""
+    return next((note for note in get_args(hint)[2:] if isinstance(note, str)), None)
+
+
 def _members(kind: type, chosen: Fields) -> list[Parameter]:
     """Options for the fields of a dataclass; whether a required one is there is seen later."""
     hints = get_type_hints(kind, include_extras=True)
     texts = documented(kind)
-    options = []
+    options, panel = [], None
     for field in fields(kind):
+        text, panel = texts.get(field.name, (None, panel))  # None: annotated already
         if field.name not in chosen.names:
             continue
         hint = hints[field.name]
-        text = texts.get(field.name)  # None: annotated with Typer's own
         default = chosen.defaults.get(field.name, field.default)
         if default is MISSING:
             text = f"{text} Required."
             default = None
         if text is not None:
             hint = Annotated[hint, text]
+        hint = Annotated[hint, panel]
         options.append(_option(field.name, hint, default))
     return options
 
 
-def documented(kind: type) -> dict[str, str]:
-    """The lines of help in a dataclass's docstring, by field."""
-    texts = dict[str, str]()
-    name = ""
+def documented(kind: type) -> dict[str, tuple[str, str | None]]:
+    """The help in a dataclass's docstring, and its panel, by field."""
+    found = dict[str, tuple[str, str | None]]()
+    name, panel = "", None
     for line in cleandoc(kind.__doc__ or "").splitlines():
-        start, _, text = line.partition(": ")
+        start, colon, text = line.partition(":")
         if start in kind.__annotations__:
             name = start
-            texts[name] = text
+            found[name] = text.strip(), panel
         elif name and line.startswith(" "):
-            texts[name] += " " + line.strip()
+            found[name] = f"{found[name][0]} {line.strip()}", panel
         else:
-            name = ""
-    return texts
+            name, panel = "", start if colon and not text else panel
+    return found
 
 
 def _option(name: str, hint: Any, default: Any) -> Parameter:
@@ -181,6 +188,7 @@ def _option(name: str, hint: Any, default: Any) -> Parameter:
     if isinstance(note, str):
         kind, spelling, settings = _typed(kind, flag(name), default)
         text = FIELD.sub(lambda found: flag(found[1]), note)
+        settings["rich_help_panel"] = _panel(hint)
         hint = Annotated[kind, typer.Option(spelling, help=text, **settings)]
     if default == ():
         default = []
@@ -222,7 +230,7 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
     for name, value in values.items():
         hint = hints[name]
         if value is None and name in required:
-            note = documented(kind)[name]
+            note, _ = documented(kind)[name]
             raise InputError(f"{name} is missing: name a {note[0].lower()}{note[1:].rstrip('.')}")
         if isinstance(value, list):
             values[name] = tuple(value)

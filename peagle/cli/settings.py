@@ -71,6 +71,7 @@ RecipeOption = Annotated[
     typer.Option(
         help="Settings to begin with: paper, those of the P-EAGLE paper; --config and options take "
         "precedence. Default: each option's own.",
+        rich_help_panel="Recipe",
         callback=_from_recipe,
         is_eager=True,
     ),
@@ -79,6 +80,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         help="YAML file with settings of the same names; options take precedence.",
+        rich_help_panel="Recipe",
         callback=_from_file,
         is_eager=True,
         expose_value=False,

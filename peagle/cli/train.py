@@ -60,6 +60,7 @@ def train(
         str | None,
         "Training data: a JSONL file (plain or .gz), captured folders separated by commas, or "
         "synth, which has the target write it. Required here or in --config.",
+        "Data",
     ] = None,
     training: TrainConfig,
     head: HeadSpec,
@@ -67,28 +68,34 @@ def train(
         int | None,
         "Maximum length of a document in tokens, at most the target's context; the rest is cut. "
         f"Default: {MAX_LENGTH}.",
+        "Data",
     ] = None,
     held_out: Annotated[
         Path | None,
         "JSONL file of the target's answers to measure the acceptance length on. Default: "
         f"{HELD_OUT} documents of the training data, at most a tenth, which are then not trained "
         "on.",
+        "Data",
     ] = None,
     chat_template: ChatTemplateOption = None,
     init_from: Annotated[
         str | None,
         "Head to start from, a folder or hub id. Default: a new head made from the target's "
         "layers.",
+        "Head",
     ] = None,
     correction: Annotated[
         str | None,
         "Train a correction of the drafts by the token before: frozen leaves the head of "
         "--init-from as it is, joint trains the head, too. Default: none.",
+        "Head",
     ] = None,
-    resume: Annotated[bool, "Continue exactly from the last checkpoint in --output."] = False,
+    resume: Annotated[
+        bool, "Continue exactly from the last checkpoint in --output.", "Run"
+    ] = False,
     recipe: RecipeOption = None,
     config: ConfigOption = None,  # it and the overrides are the other options' defaults by now
-    device: DeviceOption = "auto",
+    device: Annotated[DeviceOption, "Machine"] = "auto",
     overrides: OverridesArgument = None,
 ) -> None:
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""

@@ -27,6 +27,7 @@ class SamplingParams:
     """How to choose tokens: temperature 0 is greedy. Meanings and order as in vLLM: bias,
     penalties, grammar, temperature, min-p, top-k, top-p.
 
+    Sampling:
     temperature: Sampling temperature, at least 0; 0 is greedy decoding.
     top_p: Nucleus sampling: keep the smallest set of tokens whose probability reaches this value (0
         to 1).

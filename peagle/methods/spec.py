@@ -25,12 +25,13 @@ SAME_KEYS = (
 class HeadSpec:
     """What head to make.
 
+    Head:
     method: Drafting method to train: p-eagle or eagle3.
     layers: Number of decoder layers of the head. Default: 4, or 1 for eagle3.
     depths: Number of draft tokens per round to train for (K).
     draft_vocab: Size of the draft vocabulary, the most frequent tokens.
     feature_layers: Target layers whose inputs the head reads, as 2,15,27; the number of layers is
-        what leaves the last one. Default: those of vLLM.
+        what leaves the last one. Default: 2, n/2 and n - 3 of n layers.
     embedding: Input embedding of the head: full (its own table), mask-row (the target's, with a
         trained row for the mask token) or shared (the target's). Default: mask-row, or shared for
         eagle3.

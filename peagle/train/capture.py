@@ -43,7 +43,7 @@ class CaptureConfig:
 
     output: Folder for the shards; documents that it holds are not captured again.
     feature_layers: Target layers whose inputs are captured, as 2,15,27; the number of layers is
-        what leaves the last one. Default: those of vLLM.
+        what leaves the last one. Default: 2, n/2 and n - 3 of n layers.
     max_length: Maximum length of a document in tokens, less than the target's context; the rest is
         cut.
     shard_bytes: Size of one shard file in bytes.

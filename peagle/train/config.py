@@ -13,56 +13,62 @@ LASTING = ("batch", "pack", "ratio", "decay", "seed")
 class TrainConfig:
     """How a head is trained.
 
+    Run:
     output: Folder to write checkpoints/, head/, best/ and metrics.jsonl to.
-    batch: Sequences per optimizer step, over all processes.
-    pack: Pack documents into sequences of this many tokens. Default: one document each.
-    segments: Number of passes that a sequence is partitioned into, or auto, which chooses by free
-        memory. Default: auto.
-    shard: Shard the target and the head over the processes of torchrun (FSDP2).
-    recompute: Compute activations again in the backward pass (gradient checkpointing): less memory,
-        more time.
-    compile: Compile the head's layers with torch.compile. Default: on CUDA only.
     steps: Number of optimizer steps. Default: by `epochs` or `max_train_tokens`.
     epochs: Number of passes over the training data.
     max_train_tokens: Number of answer tokens to train on. Default: by `epochs`.
+    eval_every: Steps between measurements of the acceptance length.
+    patience: Stop early after this many measurements without a better acceptance length. Default:
+        never.
+    save_every: Steps between checkpoints.
+    keep: Number of checkpoints to keep, the newest.
+    tracker: Experiment tracker to log to besides metrics.jsonl: tensorboard, wandb, ... Default:
+        none.
+    seed: Seed of the initial weights, data order and sampling.
+
+    Recipe:
+    batch: Sequences per optimizer step, over all processes.
+    pack: Pack documents into sequences of this many tokens. Default: one document each.
     lr: Peak learning rate of AdamW.
     correction_lr: Peak learning rate of a correction.
     warmup: Fraction of the steps in which the learning rate rises linearly (0 to below 1).
     cooldown: Fraction of the steps in which it falls linearly to 0, at the end (0 to 1).
-    ratio: Fraction of the training positions that each further depth keeps (COD r; 0 to 1).
-    decay: Weight of a depth's elements in the loss, for each of the depth before (0 to 1).
-    seed: Seed of the initial weights, data order and sampling.
-    save_every: Steps between checkpoints.
-    keep: Number of checkpoints to keep, the newest.
-    eval_every: Steps between measurements of the acceptance length.
-    patience: Stop early after this many measurements without a better acceptance length. Default:
-        never.
-    tracker: Experiment tracker to log to besides metrics.jsonl: tensorboard, wandb, ... Default:
-        none.
+    ratio: Fraction of the positions that train one draft token which also train the next (above 0
+        to 1); a smaller one takes less memory and time.
+    decay: Weight of each draft token in the loss, relative to the one before (above 0 to 1).
+
+    Machine:
+    segments: Number of passes in which a sequence is trained, or auto, which chooses by free
+        memory; more passes take less memory. Default: auto.
+    shard: Shard the target and the head over the processes of torchrun (FSDP2).
+    recompute: Compute activations again in the backward pass (gradient checkpointing): less memory,
+        more time.
+    compile: Compile the head's layers with torch.compile. Default: on CUDA only.
     """
 
     output: Path
-    batch: int = 1
-    pack: int | None = None
-    segments: int | None = None
-    shard: bool = False
-    recompute: bool = False
-    compile: bool | None = None
     steps: int | None = None
     epochs: int = 1
     max_train_tokens: int | None = None
+    eval_every: int = 500
+    patience: int | None = None
+    save_every: int = 200
+    keep: int = 2
+    tracker: str | None = None
+    seed: int = 0
+    batch: int = 1
+    pack: int | None = None
     lr: float = 6e-4
     correction_lr: float = 2e-3
     warmup: float = 0.01
     cooldown: float = 0.2
     ratio: float = 0.5
     decay: float = 0.5
-    seed: int = 0
-    save_every: int = 200
-    keep: int = 2
-    eval_every: int = 500
-    patience: int | None = None
-    tracker: str | None = None
+    segments: int | None = None
+    shard: bool = False
+    recompute: bool = False
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "save_every", "keep", "eval_every"):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from peagle.cli.common import screen
@@ -20,7 +21,10 @@ from peagle.errors import InputError, InputWarning
 class Cake:
     """What is baked.
 
+    Shop:
     shop: Folder of the shop.
+
+    Taste:
     kind: Kind of the cake; see `max_size`.
     max_size: Largest size. Default: any.
     sugar: Amount of sugar.
@@ -55,7 +59,7 @@ def bake(
     context: typer.Context,
     *,
     cake: Cake,
-    spoons: Annotated[int, "Number of spoons."] = 2,
+    spoons: Annotated[int, "Number of spoons.", "Kitchen"] = 2,
     config: ConfigOption = None,
     overrides: OverridesArgument = None,
 ) -> None:
@@ -93,6 +97,16 @@ def test_help_has_type_text_and_default() -> None:
     for pair in (("--round", "--no-round"), ("--warm", "--no-warm"), ("--iced",)):
         assert all(flag in shown for flag in pair)
     assert "--no-iced" not in shown and "0.0006" in shown
+
+
+def test_help_has_panels() -> None:
+    """Of the dataclass's docstring, and of the annotation."""
+    params = get_command(app).params
+    panels = {each.name: getattr(each, "rich_help_panel", None) for each in params}
+    assert panels["shop"] == "Shop" and panels["spoons"] == "Kitchen"
+    assert {panels[name] for name in ("kind", "sugar", "round", "words")} == {"Taste"}
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--help"]).output
+    assert all(f"─ {panel} ─" in shown for panel in ("Shop", "Taste", "Kitchen"))
 
 
 def test_a_command_takes_some_fields_with_its_own_defaults() -> None:

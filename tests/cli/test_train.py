@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,15 @@ def test_every_setting_is_an_option() -> None:
     known = {option.name for option in get_command(train.app).params}
     fields = (*dataclasses.fields(TrainConfig), *dataclasses.fields(HeadSpec))
     assert {field.name for field in fields} <= known
+
+
+def test_help_is_in_panels_and_plain_words() -> None:
+    options = [each for each in get_command(train.app).params if each.opts[0].startswith("--")]
+    panels = Counter(each.rich_help_panel for each in options)  # type: ignore[attr-defined]
+    assert set(panels) == {"Data", "Run", "Recipe", "Machine", "Head", "Model"}
+    assert max(panels.values()) <= 12
+    texts = " ".join(each.help for each in options if each.help)  # type: ignore[attr-defined]
+    assert not any(word in texts for word in ("COD", "elements", "of vLLM", "r_min"))
 
 
 def test_eagle3_has_one_layer_unless_told(target: Path, answers: Path, tmp_path: Path) -> None:
