@@ -1,7 +1,7 @@
 """Dataclasses made of what a catalog file has, each field checked as its type hint says.
 
-A `str` is a text that is not empty, an `int` or `float` a number of at least 1. `Annotated` adds a
-rule. Errors name the field and the value, after the file and the entry.
+Each plain type has a rule; `Annotated` gives a field one of its own. Errors name the field and the
+value, after the file and the entry.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,18 +13,12 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 from peagle.errors import InputError
 
 Record = TypeVar("Record")
-REFUSED = {
-    str: "is no text (put it in quotes)",
-    int: "is no whole number of at least 1",
-    float: "is no number of at least 1",
-    bool: "is neither true nor false",
-}
 
 
 class Rule(NamedTuple):
-    """What a field accepts; `refused` follows a value that it does not."""
+    """A test of a value, true for an accepted one, and the words that follow a refused one."""
 
-    accepts: Callable[[Any], bool]
+    accepts: Callable[[Any], object]
     refused: str
 
 
@@ -37,18 +31,23 @@ def is_hub_id(name: Any) -> bool:
     return bool(owner and model) and "/" not in model and not name.startswith((".", "/", "~"))
 
 
-def _is_flag(name: str) -> bool:
-    return not name.startswith("-")
+def _is_number(value: Any, *kinds: type) -> bool:
+    return type(value) in kinds and value >= 1  # a bool is an int, but not of that type
 
 
-def _is_flag_value(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool)
-
-
+PLAIN = {
+    str: Rule(lambda text: isinstance(text, str) and text.strip(), "is no text (put it in quotes)"),
+    int: Rule(lambda value: _is_number(value, int), "is no whole number of at least 1"),
+    float: Rule(lambda value: _is_number(value, int, float), "is no number of at least 1"),
+    bool: Rule(lambda value: isinstance(value, bool), "is neither true nor false"),
+}
 HubId = Annotated[str, Rule(is_hub_id, "is no hub id (owner/name[@revision])")]
-FlagName = Annotated[str, Rule(_is_flag, "is no flag: give flags without dashes")]
+FlagName = Annotated[
+    str, Rule(lambda name: not name.startswith("-"), "is no flag: give flags without dashes")
+]
+Scalar = str | int | float | bool
 FlagValue = Annotated[
-    str | int | float | bool, Rule(_is_flag_value, "is no text, number, true or false")
+    Scalar, Rule(lambda value: isinstance(value, Scalar), "is no text, number, true or false")
 ]
 Flags = Mapping[FlagName, FlagValue]  # vLLM's
 
@@ -100,18 +99,6 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 
 def _check(hint: Any, value: Any, where: str) -> None:
     """Raise InputError for a value that a plain or annotated type does not accept."""
-    if get_origin(hint) is Annotated:
-        [rule] = hint.__metadata__
-        accepted, refused = rule.accepts(value), rule.refused
-    else:
-        accepted, refused = _is_plain(hint, value), REFUSED[hint]
-    if not accepted:
-        raise InputError(f"{where}: {value!r} {refused}")
-
-
-def _is_plain(kind: Any, value: Any) -> bool:
-    if kind is bool or isinstance(value, bool):  # which is an int, too
-        return kind is type(value)
-    if kind is str:
-        return isinstance(value, str) and bool(value.strip())
-    return isinstance(value, int | kind) and bool(value >= 1)
+    rule = hint.__metadata__[0] if get_origin(hint) is Annotated else PLAIN[hint]
+    if not rule.accepts(value):
+        raise InputError(f"{where}: {value!r} {rule.refused}")
