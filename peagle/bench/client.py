@@ -12,9 +12,9 @@ import httpx2 as httpx
 
 from peagle.bench.load import Answer, AskError, Message
 from peagle.engine.request import Stats
-from peagle.errors import InputError, first_line
+from peagle.errors import first_line
 
-TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait behind a queue
+STREAM_TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait in a queue
 ROUNDS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -25,8 +25,8 @@ COUNTED = (ROUNDS, DRAFTED, ACCEPTED, FROM_LOOKUP, FORWARDS, TOKENS)
 Totals = Counter[tuple[str, str]]  # of counters, by their name and their label "position", or ""
 
 
-class Server(AbstractAsyncContextManager["Server"]):
-    """A server at `url`, which usually ends in /v1. Answers turns as `Native` does."""
+class ChatClient(AbstractAsyncContextManager["ChatClient"]):
+    """Client of a server at `url`, which usually ends in /v1; answers turns as `Native` does."""
 
     def __init__(self, url: str, body: dict[str, Any], api_key: str | None = None) -> None:
         """`body`: what every request has besides messages: model, max_tokens, temperature."""
@@ -34,11 +34,11 @@ class Server(AbstractAsyncContextManager["Server"]):
         self.body = body
         self._seeds = count(body.get("seed", 0))  # one for each answer
         limits = httpx.Limits(max_connections=None)
-        headers = _headers(api_key)
-        self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT, limits=limits)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(headers=headers, timeout=STREAM_TIMEOUT, limits=limits)
         self._before: Totals | None = None
 
-    async def __aenter__(self) -> "Server":
+    async def __aenter__(self) -> "ChatClient":
         self._before = await self._counted()
         return self
 
@@ -108,27 +108,6 @@ class Server(AbstractAsyncContextManager["Server"]):
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":
                     yield json.loads(data)
-
-
-def served_model(url: str, api_key: str | None = None) -> str:
-    """The name of the one model that a server has.
-
-    Raises InputError when it has several, or does not answer.
-    """
-    address = f"{url.rstrip('/')}/models"
-    try:
-        response = httpx.get(address, headers=_headers(api_key), timeout=TIMEOUT)
-        response.raise_for_status()
-        names = [entry["id"] for entry in response.json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"url {url}: no list of models there ({first_line(error)})") from error
-    if len(names) != 1:
-        raise InputError(f"url {url}: serves {', '.join(names)}: name one as TARGET")
-    return str(names[0])
-
-
-def _headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def _text(choice: dict[str, Any]) -> str:

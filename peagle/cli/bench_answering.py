@@ -100,24 +100,26 @@ def native(asked: Asked) -> Answering:
 
 def server(asked: Asked, url: str, api_key: str | None, hardware: str | None) -> Answering:
     """Somebody's server: its method and K are what it was started with."""
-    from peagle.bench.client import Server, served_model
+    from peagle.bench.client import ChatClient
+    from peagle.data.endpoint import connect
 
     if len({cell.drafting for cell in asked.cells}) > 1:
         why = "a server has one: name it (--methods p-eagle --k 7)"
         raise InputError(f"--url {url}: several methods or K, {why}")
-    body = {"model": asked.target or served_model(url, api_key), **asked.sampled}
+    [endpoint] = connect([url], asked.target or None, api_key=api_key).endpoints
+    body = {"model": endpoint.model, **asked.sampled}
     loads = count()  # each draws by seeds of its own
 
-    def opened(cell: Cell) -> Server:
+    def opened(cell: Cell) -> ChatClient:
         drawn = {"temperature": cell.temperature, "seed": 10_000 * next(loads)}
-        return Server(url, body | drawn, api_key)
+        return ChatClient(endpoint.url, body | drawn, api_key)
 
     return Answering(hardware or "not told (--hardware)", url, opened, {})
 
 
 def vllm(asked: Asked, python: Path | None) -> Answering:
     """vLLM on this machine, a server a method and K, one after another."""
-    from peagle.bench.client import Server
+    from peagle.bench.client import ChatClient
     from peagle.bench.side_by_side import device_name
     from peagle.vllm.process import look
     from peagle.vllm.server import serving
@@ -135,7 +137,7 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
     heads = asked.heads()
     stack, running, loads = ExitStack(), dict[Drafting, str](), count()
 
-    def opened(cell: Cell) -> Server:
+    def opened(cell: Cell) -> ChatClient:
         kind = cell.drafting
         if kind not in running:
             stack.close()
@@ -143,7 +145,7 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
             line = _serve_options(asked, cell, heads.get(kind.method))
             running[kind] = stack.enter_context(serving(line, python))
         drawn = {"temperature": cell.temperature, "seed": 10_000 * next(loads)}
-        return Server(running[kind], {"model": "bench", **drawn, **asked.sampled})
+        return ChatClient(running[kind], {"model": "bench", **drawn, **asked.sampled})
 
     engine = f"{installed.package} {installed.version}"
     return Answering(device_name(), engine, opened, heads, stack.close, apart=True)

@@ -22,7 +22,7 @@ from peagle.model.thoughts import THINKING
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 LONGEST_PAUSE = 300.0  # seconds, whatever `retry-after` says
 TRIES = 4  # of one record, where the server answered with an error or not in time
-TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
+ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
 UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
 NO_MODEL_LIST = (404, 405)
 WRONG_SETTINGS = (401, 403, *NO_MODEL_LIST)  # every request would fail
@@ -220,7 +220,7 @@ async def _models(base: str, api_key: str | None) -> list[str]:
     async with _client(api_key) as client:
         answer = await _request(client, "GET", f"{base}/models")
     try:
-        return [entry["id"] for entry in answer["data"]]
+        return [str(entry["id"]) for entry in answer["data"]]
     except (KeyError, TypeError) as error:
         raise RequestError("no list of models there: is it the API's base URL?") from error
 
@@ -229,7 +229,8 @@ def _choose(url: str, served: list[str], prefer: str) -> str:
     if prefer in served:
         return prefer
     if len(served) != 1:
-        raise InputError(f"url {url} serves {', '.join(served)}: choose one with `model`")
+        known = ", ".join(served) or "no model"
+        raise InputError(f"url {url}: serves {known}: name one as the target")
     return served[0]
 
 
@@ -254,4 +255,4 @@ async def _request(
 
 def _client(api_key: str | None) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT, limits=httpx.Limits())
+    return httpx.AsyncClient(headers=headers, timeout=ANSWER_TIMEOUT, limits=httpx.Limits())

@@ -12,16 +12,14 @@ import pytest
 from chat_server import ChatServer, Reply
 from tiny import make_drafter, make_target
 
-from peagle.bench.client import Server, served_model
+from peagle.bench.client import ChatClient
 from peagle.bench.load import AskError, Played, closed_loop
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.errors import InputError
 from peagle.server.app import Api, ServerConfig
-from peagle.server.run import Server as OurServer
-from peagle.server.run import bind
+from peagle.server.run import Server, bind
 
 QUESTIONS = [["the cat"], ["what a day! what a day!"], ["then the other cat ran"]]
 BODY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -42,7 +40,7 @@ def streamed(text: str, usage: bool = True) -> Reply:
 
 def played(url: str, questions: list[list[str]] = QUESTIONS, concurrency: int = 2) -> Played:
     async def play() -> Played:
-        async with Server(url, BODY) as server:
+        async with ChatClient(url, BODY) as server:
             return await closed_loop(questions, concurrency, server)
 
     return asyncio.run(play())
@@ -59,7 +57,7 @@ def llm() -> LLM:
 def url(llm: LLM) -> Iterator[str]:
     listening = bind("127.0.0.1", 0)
     api = Api(llm.use(llm.drafter, 3), ServerConfig("tiny"))
-    server = OurServer(api)
+    server = Server(api)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
@@ -70,7 +68,6 @@ def url(llm: LLM) -> Iterator[str]:
 
 def test_our_server_texts_and_counters(llm: LLM, url: str) -> None:
     """Texts are the engine's, and the difference of the counters is what was drafted meanwhile."""
-    assert served_model(url) == "tiny"
     played(url)  # counted before
     found = played(url)
     asked = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q[0]}]) for q in QUESTIONS]
@@ -118,21 +115,11 @@ def test_a_server_that_stops_answering() -> None:
 )
 def test_bad_answers(reply: Reply, why: str) -> None:
     async def ask(url: str) -> None:
-        async with Server(url, BODY) as server:
+        async with ChatClient(url, BODY) as server:
             await server.ask([{"role": "user", "content": "x"}])
 
     with ChatServer(lambda body: reply) as server, pytest.raises(AskError, match=why):
         asyncio.run(ask(server.url))
-
-
-def test_which_model() -> None:
-    with ChatServer() as server:
-        server.models = Reply({"data": [{"id": "a"}, {"id": "b"}]})
-        with pytest.raises(InputError, match="serves a, b: name one"):
-            served_model(server.url)
-        server.models = Reply({}, 500)
-        with pytest.raises(InputError, match="no list of models"):
-            served_model(server.url)
 
 
 def test_torch_is_not_imported() -> None:

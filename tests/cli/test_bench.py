@@ -222,5 +222,13 @@ def test_bad_places(refused: Refused, target: Path) -> None:
     assert "no eagle3 head is known" in refused("bench", target, "--methods", "eagle3")
     assert "TARGET: name a target" in refused("bench", "--methods", "none")
     dead = ("--url", "http://127.0.0.1:9/v1", "--methods", "none")
-    assert "no list of models there" in refused("bench", *dead)
+    assert "--url http://127.0.0.1:9/v1: no answer (" in refused("bench", *dead)
     assert "several methods or K" in refused("bench", *dead[:2])
+
+
+def test_a_server_is_asked_for_its_model(refused: Refused) -> None:
+    with ChatServer() as server:
+        server.models = Reply({"data": [{"id": "a"}, {"id": "b"}]})
+        line = refused("bench", "--url", f"{server.url}/chat/completions", "--methods", "none")
+    assert f"--url {server.url}/chat/completions: serves a, b: name one as the target" in line
+    assert not server.bodies

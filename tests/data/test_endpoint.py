@@ -330,8 +330,11 @@ def test_the_model_that_is_asked(server: ChatServer) -> None:
     assert connect([server.url], "mine").endpoints[0].model == "mine"
     served("a", "b")
     assert connect([server.url], prefer="b").endpoints[0].model == "b"
-    with pytest.raises(InputError, match="serves a, b: choose one with `model`"):
+    with pytest.raises(InputError, match="serves a, b: name one as the target"):
         connect([server.url], prefer="c")
+    served()
+    with pytest.raises(InputError, match="serves no model"):
+        connect([server.url])
     server.models = Reply({}, 404)
     assert connect([server.url], "mine").endpoints[0].model == "mine"
     with pytest.raises(InputError, match="HTTP 404"):
