@@ -5,13 +5,10 @@ written, before all of it has been checked.
 """
 
 import json
-import math
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
@@ -28,9 +25,11 @@ from peagle.train.state import (
     PROGRESS,
     SETTINGS,
     STATE,
+    SUMS,
     UNREADABLE,
     Progress,
     checkpoints,
+    checksum,
     replace_file,
 )
 from peagle.train.trainer import Trainer
@@ -85,18 +84,30 @@ class OtherSettings(InputError):
 
 def read_checkpoint(folder: Path, drafter: Drafter) -> Saved:
     """A checkpoint of this drafter's run. Raises InputError when any part of it is damaged, and
-    OtherSettings when weights are missing or have other shapes."""
-    progress = _read_progress(folder / PROGRESS, step=int(folder.name.rpartition("-")[2]))
-    file = folder / STATE
+    OtherSettings when tensors are missing or have other shapes."""
     try:
-        tensors = load_file(file)
-    except (*UNREADABLE, SafetensorError) as error:
-        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
-    if why := _different(tensors, drafter):
-        raise OtherSettings(f"{file}: {why}")
-    if why := _damage(tensors, drafter, progress.step):
-        raise InputError(f"{file}: {why}")
+        _check_sums(folder)
+        progress = Progress(**json.loads((folder / PROGRESS).read_text()))
+        tensors = load_file(folder / STATE)
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({first_line(error)})") from error
+    except TypeError as error:
+        raise InputError(f"{folder / PROGRESS}: of another version ({error})") from error
+    if why := _different(tensors, drafter, progress.step):
+        raise OtherSettings(f"{folder / STATE}: {why}")
+    for name, tensor in tensors.items():  # a run may have saved them before its loss told
+        if not tensor.isfinite().all():
+            raise InputError(f"{folder / STATE}: {name} holds values that are not finite")
     return Saved(tensors, progress)
+
+
+def _check_sums(folder: Path) -> None:
+    """Raises InputError for a file that is not as it was written."""
+    found = {name: checksum(folder / name) for name in (PROGRESS, STATE)}
+    recorded = (folder / SUMS).read_bytes().splitlines()
+    for name, line in found.items():
+        if line.encode() not in recorded:
+            raise InputError(f"{folder / name}: damaged (its checksum is not that in {SUMS})")
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -104,77 +115,19 @@ def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _different(tensors: dict[str, Tensor], drafter: Drafter) -> str:
-    """How the saved weights differ from the drafter's, by names and shapes; empty when they do
-    not."""
-    found, own = under("weights/", tensors), drafter.state_dict()
-    for name in sorted(own.keys() | found.keys()):
-        there, now = (list(side[name].shape) if name in side else "absent" for side in (found, own))
-        if there != now:
-            return f"{name} is {there} there and {now} now"
-    return ""
-
-
-def _damage(tensors: dict[str, Tensor], drafter: Drafter, step: int) -> str:
-    """What is wrong with the values and moments of a checkpoint after `step` steps; empty when
-    nothing is."""
+def _different(tensors: dict[str, Tensor], drafter: Drafter, step: int) -> str:
+    """How a checkpoint after `step` steps differs from one of the drafter, by names and shapes;
+    empty when it does not."""
     wanted = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
     if step:
         trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
         wanted |= {f"{kind}/{name}": p for kind in (*MOMENTS, AVERAGE) for name, p in trained}
     for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in tensors:
-            return f"{name} is missing"
-        if name not in wanted:
-            return f"{name} is not part of this run"
-        if why := _wrong_values(name, tensors[name], wanted[name]):
-            return f"{name} {why}"
-    return _wrong_vocabulary(tensors["weights/d2t"], drafter.config.transformer.vocab_size)
-
-
-def _wrong_values(name: str, tensor: Tensor, like: Tensor) -> str:
-    found, wanted = ((str(x.dtype), list(x.shape)) for x in (tensor, like))
-    if found != wanted:
-        return f"is {found[0]} {found[1]}, expected {wanted[0]} {wanted[1]}"
-    if not tensor.isfinite().all():
-        return "holds values that are not finite"
-    if name.startswith("exp_avg_sq/") and (tensor < 0).any():
-        return "holds negative values, and is a mean of squares"
-    return ""
-
-
-def _wrong_vocabulary(offsets: Tensor, vocabulary: int) -> str:
-    ids = offsets + torch.arange(len(offsets))
-    if int(ids.min()) >= 0 and int(ids.max()) < vocabulary:
-        return ""
-    return f"weights/d2t leads to token ids outside of 0 to {vocabulary - 1}"
-
-
-def _read_progress(file: Path, step: int) -> Progress:
-    try:
-        record = json.loads(file.read_text())
-        why = _wrong_progress(record, step)
-    except UNREADABLE as error:
-        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
-    if why:
-        raise InputError(f"{file}: {why}")
-    return Progress(**record)
-
-
-def _wrong_progress(record: Any, step: int) -> str:
-    """What is wrong with the fields of a `Progress`; empty when nothing is."""
-    if not isinstance(record, dict):
-        return "expected a JSON object"
-    kinds = {field.name: field.type for field in fields(Progress)}
-    for name in sorted(kinds.keys() ^ record.keys()):
-        return f"{name} is missing" if name in kinds else f"{name!r:.40} is not known"
-    for name, kind in kinds.items():
-        value = record[name]
-        what, types = ("a whole number", [int]) if kind is int else ("a number", [int, float])
-        if type(value) not in types or not 0 <= value < math.inf:
-            return f"{name} is {value!r:.40}, expected {what} from 0 on"
-    if record["step"] != step:
-        return f"step is {record['step']}, and the folder is of step {step}"
+        there, now = (
+            list(side[name].shape) if name in side else "absent" for side in (tensors, wanted)
+        )
+        if there != now:
+            return f"{name} is {there} there and {now} now"
     return ""
 
 

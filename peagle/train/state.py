@@ -5,6 +5,7 @@ Every checkpoint is a new folder, renamed into place when it is whole: whenever 
 killed, the newest one is good.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from peagle.train.sharding import whole
 MOMENTS = ("exp_avg", "exp_avg_sq")
 AVERAGE = "average"
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
+SUMS = "SHA256SUMS"  # of these two, as sha256sum writes it
 METRICS = "metrics.jsonl"
 SETTINGS = "settings.json"  # that a run is continued with
 UNREADABLE = (OSError, ValueError, RecursionError)  # files and JSON (which may be nested too deep)
@@ -80,6 +82,7 @@ def save_checkpoint(
         state, plain = made / STATE, made / PROGRESS
         save_file(tensors, state)
         plain.write_text(json.dumps(asdict(progress)))
+        (made / SUMS).write_text(f"{checksum(plain)}\n{checksum(state)}\n")
         state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let nobody else read
         made.chmod(folder.parent.stat().st_mode)
         os.replace(made, folder)
@@ -87,6 +90,12 @@ def save_checkpoint(
         shutil.rmtree(made, ignore_errors=True)
     for old in checkpoints(output)[:-keep]:
         shutil.rmtree(old)
+
+
+def checksum(file: Path) -> str:
+    """The line of a file in SHA256SUMS."""
+    with file.open("rb") as content:
+        return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}"
 
 
 def write_settings(file: Path, settings: dict[str, object]) -> None:

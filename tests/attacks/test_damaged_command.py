@@ -82,8 +82,8 @@ def command(folder: Path, data: str = "answers.jsonl", output: str = "run") -> l
 
 
 RUN: dict[str, tuple[Damage, str]] = {
-    "progress.json": (progress(step="six"), f"checkpoints/{NEWEST}/progress.json: step is 'six'"),
-    "moments": (tensors(only("weights/")), f"checkpoints/{NEWEST}/state.safetensors: average/"),
+    "progress.json": (progress(step="six"), f"checkpoints/{NEWEST}/progress.json: damaged"),
+    "moments": (tensors(only("weights/")), f"checkpoints/{NEWEST}/state.safetensors: damaged"),
     "metrics.jsonl": (
         lambda run: (run / "metrics.jsonl").write_text("?\n") and None,
         "metrics.jsonl:1: not a record of a step",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from damage import NEWEST, OLDER, OLDEST, PROGRESS, STATE, Damage, garbled, tree, write
+from damage import NEWEST, OLDER, OLDEST, PROGRESS, STATE, SUMS, Damage, garbled, tree, write
 from tiny import make_target, own_answers
 
 from peagle.data.example import Example
@@ -91,20 +91,24 @@ def follow(line: str) -> None:
 
 
 CASES = [
-    pytest.param(name, *case, id=f"{name}: {kind}")
-    for name, cases in (("progress.json", PROGRESS), ("state.safetensors", STATE))
-    for kind, case in cases.items()
+    pytest.param(damage, f"{start}{said}", id=f"{name}: {kind}")
+    for name, start, cases in (
+        ("progress.json", "progress.json: ", PROGRESS),
+        ("state.safetensors", "state.safetensors: ", STATE),
+        ("SHA256SUMS", "", SUMS),
+    )
+    for kind, (damage, said) in cases.items()
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "said"), CASES)
+@pytest.mark.parametrize(("damage", "said"), CASES)
 def test_newest_checkpoint(
-    run: Path, target: Target, data: list[Example], name: str, damage: Damage, said: str
+    run: Path, target: Target, data: list[Example], damage: Damage, said: str
 ) -> None:
     damage(run)
     line = refusal(run, target, data)
     newest = run / "checkpoints" / NEWEST
-    assert line.startswith(f"{newest / name}: ") and said in line
+    assert line.startswith(f"{newest}/{said}")
     assert line.endswith(f": delete {newest} to resume from {OLDER}")
     follow(line)
     attempt = trainer(run, target, data)
