@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,6 @@ SAY = ("--prompt", "hi", "--max-tokens", 4)
         ((*SAY, "--k", 0), ["--k 0: ", "at least 1"]),
         ((*SAY, "--temperature", -0.5), ["--temperature -0.5", "0 (greedy) to 100"]),
         ((*SAY, "--top-p", 0), ["--top-p 0.0", "above 0 and at most 1"]),
-        ((*SAY, "--top-k", -1), ["--top-k -1", "0 (all) or more"]),
-        ((*SAY, "--min-p", 2), ["--min-p 2.0", "0 to 1"]),
-        ((*SAY, "--max-tokens", 0), ["--max-tokens 0", "at least 1"]),
-        ((*SAY, "--repetition-penalty", 0), ["--repetition-penalty 0.0", "0.01 to 100"]),
-        ((*SAY, "--presence-penalty", 3), ["--presence-penalty 3.0", "-2 to 2"]),
         ((*SAY, "--frequency-penalty", -3), ["--frequency-penalty -3.0", "-2 to 2"]),
         ((*SAY, "--stop", ""), ["--stop ''", "must not be empty"]),
         ((*SAY, "--logprobs", 2), ["--logprobs 2", "add --json"]),
@@ -110,41 +104,15 @@ def test_a_run_folder_in_the_place_of_its_head(
     assert ("--head" in line) == (command in ("generate", "eval", "serve"))
 
 
-def drop_fc(file: Path) -> None:
-    save_file({k: v for k, v in load_file(file).items() if k != "fc.weight"}, file)
-
-
-def cut_norm(file: Path) -> None:
-    tensors = load_file(file)
-    save_file(tensors | {"norm.weight": tensors["norm.weight"][:7].clone()}, file)
-
-
-def garble(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:50])
-
-
-def no_head_config(file: Path) -> None:
-    (file.parent / "config.json").unlink()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (drop_fc, "missing tensor 'fc.weight'"),
-        (cut_norm, "tensor 'norm.weight' has shape [7], expected [32]"),
-        (garble, "corrupt safetensors file"),
-        (no_head_config, "no config.json"),
-    ],
-)
-def test_damaged_head(
-    refused, target: Path, heads: dict[str, Path], tmp_path: Path, spoil: Callable, said: str
-) -> None:
-    head = tmp_path / "head"
-    shutil.copytree(heads["p-eagle"], head)
-    spoil(head / "model.safetensors")
+def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
+    """Of many kinds: methods/test_checkpoint_errors.py and tools/test_doctor.py."""
+    head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
+    tensors = load_file(head / "model.safetensors")
+    save_file(
+        tensors | {"norm.weight": tensors["norm.weight"][:7].clone()}, head / "model.safetensors"
+    )
     line = refused("generate", target, *SAY, "--head", head)
-    assert said in line
-    assert str(head) in line
+    assert "'norm.weight' has shape [7]" in line and str(head) in line
 
 
 @pytest.mark.parametrize(

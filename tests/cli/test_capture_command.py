@@ -2,7 +2,10 @@
 
 import shutil
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runner import SMALL, invoke, metrics, save_target, write_lines
@@ -11,6 +14,9 @@ from typer.testing import CliRunner
 from peagle.cli.common import screen
 from peagle.cli.main import app
 from peagle.data.captured import Captured
+from peagle.model.target import Target, TargetOutput
+from peagle.train.capture import in_process
+from peagle.vllm.process import VllmFailed
 
 VLLM = ("--engine", "vllm", "--vllm-python")
 STEPS = (*SMALL, "--steps", 3)
@@ -156,16 +162,22 @@ def test_a_disk_that_refuses(
 def test_a_vllm_that_ends_is_a_failure(
     target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = Path(__file__).parents[1] / "vllm" / "fake_vllm"
-    for name, value in (("PYTHONPATH", stand_in), ("FAKE_VLLM_ENDS", 20), ("OMP_NUM_THREADS", 1)):
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("peagle.vllm.capture.WINDOW", 60)  # tokens: about two documents
+    """As a process of its own: vllm/test_vllm_capture.py."""
+
+    def ends(_: object, loaded: Target, layers: tuple[int, ...], __: object) -> Any:
+        def run(documents: list[list[int]]) -> Iterator[TargetOutput]:
+            yield from islice(in_process(loaded, layers)(documents), 20)
+            raise VllmFailed("vLLM ended with code -9")
+
+        return run
+
+    monkeypatch.setattr("peagle.vllm.capture.through_vllm", ends)
+    monkeypatch.setattr("peagle.vllm.process.look", lambda _: None)
     command = [*capture(target, answers, tmp_path), *VLLM, sys.executable]
     result = CliRunner().invoke(app, [str(part) for part in command])
     assert result.exit_code == 1
     [line] = [line for line in result.stderr.splitlines() if line.startswith("peagle: ")]
-    assert "peagle: vLLM ended with code -9: " in line
-    assert "run the same command to continue" in line
+    assert "vLLM ended with code -9" in line and "run the same command to continue" in line
     said = invoke(*capture(target, answers, tmp_path)).stderr
     assert "documents are there: " in said, "transformers goes on where vLLM ended"
     assert len(Captured(tmp_path).examples()) == 24

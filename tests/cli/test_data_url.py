@@ -1,15 +1,14 @@
-"""`peagle data regenerate --url`: no target is loaded, and a killed run goes on."""
+"""`peagle data regenerate --url`: no target is loaded. (Runs that are killed: data/test_endpoint.py
+and data/test_regenerate.py.)"""
 
 import json
-import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_server import ChatServer, Reply, echo
-from runner import PEAGLE, invoke, metrics, write_lines
+from runner import invoke, metrics, write_lines
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
@@ -76,39 +75,3 @@ def test_no_such_host(refused, server: ChatServer, command: tuple[object, ...]) 
 def test_a_wrong_key(refused, server: ChatServer, command: tuple[object, ...]) -> None:
     server.models = Reply({"error": "who are you?"}, 401)
     assert "HTTP 401 Unauthorized" in refused(*command)
-
-
-def test_a_killed_process_loses_and_doubles_nothing(
-    server: ChatServer, command: tuple[object, ...], tmp_path: Path
-) -> None:
-    made, answered, killed = tmp_path / "made.jsonl", iter(range(5)), threading.Event()
-
-    def hangs_after_a_few(body: dict[str, Any]) -> Reply:
-        if next(answered, None) is None:
-            killed.wait(60)
-        return echo(body)
-
-    server.behave = hangs_after_a_few
-    line = [str(part) for part in (PEAGLE, *command, "--workers", 2)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        while process.poll() is None and (not made.exists() or made.read_bytes().count(b"\n") < 3):
-            killed.wait(0.05)
-    finally:
-        process.kill()
-        output, _ = process.communicate()
-    killed.set()
-    assert process.returncode == -9, output.decode()
-    before = {line["record"] for line in read(made)}
-    assert 3 <= len(before) <= 5
-
-    server.behave = echo
-    server.bodies.clear()
-    assert f"wrote {COUNT - len(before)} answers" in invoke(*command).stderr
-    lines = read(made)
-    assert sorted(line["record"] for line in lines) == list(range(COUNT))
-    for line in lines:
-        question = f"question {line['record']}"
-        assert [m["content"] for m in line["messages"]] == [question, f"you said {question}"]
-    asked = {body["messages"][-1]["content"] for body in server.bodies}
-    assert asked == {f"question {number}" for number in set(range(COUNT)) - before}

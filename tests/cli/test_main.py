@@ -53,11 +53,13 @@ def test_alone_it_shows_what_most_people_need_first() -> None:
     assert "peagle --help" in done.stdout
 
 
-def test_every_command_has_a_panel() -> None:
+def test_every_command_has_a_panel_and_a_line() -> None:
     names = [name for panel in PANELS.values() for name in panel]
     assert sorted(names) == sorted(COMMANDS)
     shown = invoke("--help").stdout
     assert all(f"─ {panel} ─" in shown for panel in PANELS)
+    for name, (_, text) in COMMANDS.items():
+        assert any(name in line and text[:30] in line for line in shown.splitlines()), name
 
 
 def test_an_unknown_command(refused) -> None:
@@ -92,26 +94,9 @@ def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, T
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_explained_in_a_sentence(name: str) -> None:
+def test_every_option_is_explained(name: str) -> None:
     found = typer.main.get_command(import_module(COMMANDS[name][0]).app)
     for path, command in each(name, found):
+        assert f"Usage: root {path} [OPTIONS]" in invoke(*path.split(), "--help").stdout
         for parameter in command.params:
-            said = (parameter.help or "").strip()
-            what = f"peagle {path}: {parameter.name}: {said!r}"
-            assert said[:1].isupper() and said.endswith("."), what
-            assert len(said.split()) >= 3, what
-
-
-def test_help_lists_every_command_with_what_it_does() -> None:
-    shown = invoke("--help").stdout
-    for name, (_, text) in COMMANDS.items():
-        assert any(name in line and text[:30] in line for line in shown.splitlines()), name
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, "data regenerate", "bench run"])
-def test_every_command_explains_its_options(command: str) -> None:
-    shown = invoke(*command.split(), "--help").stdout
-    assert f"Usage: root {command} [OPTIONS]" in shown
-    assert ("humaneval" in shown.lower()) == (command in ("demo", "bench run"))
-    names_none = command in ("demo", "data", "export", "catalog", "deploy", "bench")
-    assert ("{target}" in shown or "[target]" in shown) != names_none
+            assert parameter.help, f"peagle {path}: {parameter.name}"
