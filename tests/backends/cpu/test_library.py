@@ -15,8 +15,9 @@ from peagle.backends.torch import TorchBackend
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty cache."""
+    """An empty cache, and code that is compiled fast."""
     monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "peagle"))
+    monkeypatch.setattr(library, "FLAGS", [*library.FLAGS, "-O0"])
     library.load.cache_clear()
     yield
     library.load.cache_clear()
