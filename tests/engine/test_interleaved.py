@@ -32,12 +32,13 @@ Make = Callable[[], LLM]
 
 
 @pytest.fixture(scope="module")
-def heads(target: Target, tmp_path_factory: pytest.TempPathFactory) -> tuple[Drafter, Drafter]:
+def heads(
+    target: Target, drafters: dict[str, Drafter], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Drafter, Drafter]:
     """A P-EAGLE and an EAGLE-3 head, which read different layers."""
-    data = own_answers(target, 64)
-    one = trained_head(target, "p-eagle", data, tmp_path_factory.mktemp("one"))
-    folder = tmp_path_factory.mktemp("other")
-    return one, trained_head(target, "eagle3", data, folder, layers=(0, 1, 2))
+    data, folder = own_answers(target, 64), tmp_path_factory.mktemp("other")
+    other = trained_head(target, "eagle3", data, folder, layers=(0, 1, 2))
+    return drafters["p-eagle"], other
 
 
 @pytest.fixture(params=["fast, exact", "exact, fast", "fast, fast", "used, used", "fast, no head"])

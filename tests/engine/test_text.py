@@ -89,16 +89,16 @@ def random_ids(generator: random.Random, size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-@pytest.mark.parametrize("seed", range(40))
 def test_a_stream_is_what_the_tokenizer_decodes(
-    make: Callable[[], PreTrainedTokenizerFast], seed: int
+    make: Callable[[], PreTrainedTokenizerFast],
 ) -> None:
     """Whatever comes: lone bytes are U+FFFD, at the end, too."""
     tokenizer = make()
-    ids = random_ids(random.Random(seed), len(tokenizer))
-    stream = TextStream(tokenizer, ())
-    pieces = [piece for piece, _ in push_all(stream, ids)] + [stream.finish()]
-    assert "".join(pieces) == stream.text == tokenizer.decode(ids)
+    for seed in range(40):
+        ids = random_ids(random.Random(seed), len(tokenizer))
+        stream = TextStream(tokenizer, ())
+        pieces = [piece for piece, _ in push_all(stream, ids)] + [stream.finish()]
+        assert "".join(pieces) == stream.text == tokenizer.decode(ids)
 
 
 def test_a_lone_byte_after_a_character() -> None:
