@@ -19,7 +19,7 @@ __all__ = ["LLM", "Completion", "Drafter", "SamplingParams", "__version__", "loa
 
 _HOMES = {
     "LLM": "peagle.engine.llm",
-    "Completion": "peagle.engine.request",
+    "Completion": "peagle.engine.completion",
     "SamplingParams": "peagle.engine.params",
     "Drafter": "peagle.model.drafter",
     "load_drafter": "peagle.methods.load",

@@ -100,10 +100,9 @@ def test_contenders_are_loaded_with_the_target_first(
         folders[method] = tmp_path_factory.mktemp(method) / "head"
         save_drafter(make_drafter(llm.target, method), folders[method])
     loaded = load_contenders(llm, folders)
-    assert [(c.method, c.k) for c in loaded] == [
-        ("none", None),
-        ("p-eagle", None),
-        ("eagle3", None),
+    assert [contender.drafting for contender in loaded] == [
+        Drafting(),
+        *(Drafting(method, "auto", lookup=True) for method in METHODS),
     ]
     assert [c.drafter and c.drafter.config.method for c in loaded] == [None, *METHODS]
 

@@ -77,7 +77,7 @@ def test_text_is_plain_when_not_a_terminal(target: Path, heads: dict[str, Path])
     last = shown.removeprefix(text + "\n")
     assert "\x1b" not in last
     gained = r"\d+\.\d a round, \d+\.\d\d tokens a target forward, 40 tokens, "
-    assert re.match(f"p-eagle, ≤ 32 nodes, {gained}", last)
+    assert re.match(f"p-eagle, adaptive \\+ lookup, {gained}", last)
     assert last.endswith(" tok/s\n")
 
 
