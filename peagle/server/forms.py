@@ -38,8 +38,8 @@ class TextForm:
         """Its text may be empty, at the end."""
         shown = None
         if logprobs is not None:
-            entries = self._logprobs[request.index].push(logprobs, text, ended)
-            shown = of_text(entries) if entries else None
+            tokens = self._logprobs[request.index].push(logprobs, text, ended)
+            shown = of_text(tokens) if tokens else None
         reason = request.finish_reason if ended else None
         return {"index": request.index, "text": text, "logprobs": shown, "finish_reason": reason}
 
@@ -89,8 +89,8 @@ class ChatForm:
             reason = "tool_calls"
         shown = None
         if logprobs is not None:
-            entries = self._logprobs[request.index].push(logprobs, text, ended)
-            shown = of_chat(entries) if entries else None
+            tokens = self._logprobs[request.index].push(logprobs, text, ended)
+            shown = of_chat(tokens) if tokens else None
         return {"index": request.index, "delta": delta, "logprobs": shown, "finish_reason": reason}
 
     def whole(self, request: Request, text: str, logprobs: Logprobs) -> Choice:

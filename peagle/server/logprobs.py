@@ -1,7 +1,7 @@
 """Log-probabilities as the two APIs show them."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -13,31 +13,16 @@ LONE = "\N{REPLACEMENT CHARACTER}".encode()  # what bytes that are no character 
 MAX_SKIPPED = 8  # bytes of tokens that the text may lack before its next character
 
 
-class Shown(NamedTuple):
-    """A token as it is shown."""
-
-    token: int
-    name: str
-    logprob: float
-    bytes: bytes
-
-
-class Entry(NamedTuple):
-    """An emitted token, the likeliest ones in its place, and the characters of text before it."""
-
-    own: Shown
-    top: list[Shown]
-    offset: int
-
-
 @dataclass(slots=True)
-class _Waiting:
-    """An emitted token whose part of the text is not yet certain."""
+class Token:
+    """A token as it is told. An emitted one has its part of the text, others have their own."""
 
-    logprob: TokenLogprob
-    own: bytes
-    end: int  # of its bytes among those of all tokens
-    shown: bytearray = field(default_factory=bytearray)
+    id: int
+    logprob: float
+    name: str
+    bytes: bytearray
+    top: list["Token"] = field(default_factory=list)  # the likeliest ones in its place
+    offset: int = 0  # characters of the text before it
 
 
 class AnswerLogprobs:
@@ -54,24 +39,33 @@ class AnswerLogprobs:
         byte_level = "ByteLevel" in repr(self._tokens.decoder)
         letters = bytes_to_unicode() if byte_level else {}
         self._letters = {letter: byte for byte, letter in letters.items()}
-        self._waiting = list[_Waiting]()
+        self._waiting = list[tuple[Token, int]]()  # for their text; where their bytes end
         self._bytes = bytearray()  # of all tokens
-        self._owners = list[_Waiting]()  # of each of them
+        self._owners = list[Token]()  # of each of them
         self._found = 0  # bytes up to there are in the text, or will not be
         self._characters = 0  # of the text that was told
 
-    def push(self, tokens: list[TokenLogprob], text: str, ended: bool) -> list[Entry]:
+    def push(self, tokens: list[TokenLogprob], text: str, ended: bool) -> list[Token]:
         """Add tokens, and text that is certain; returns the tokens whose text is."""
-        for logprob in tokens:
-            own = self._bytes_of(logprob.token)
-            self._bytes += own
-            self._waiting.append(_Waiting(logprob, own, len(self._bytes)))
-            self._owners += self._waiting[-1:] * len(own)
+        for token, logprob, top in tokens:
+            emitted = self._token(token, logprob)
+            emitted.top = [emitted if id == token else self._token(id, value) for id, value in top]
+            self._bytes += emitted.bytes
+            self._owners += [emitted] * len(emitted.bytes)
+            self._waiting.append((emitted, len(self._bytes)))
+            emitted.bytes = bytearray()
         for character in text:
             self._share(character.encode(errors="replace"))
-        certain = sum(ended or waiting.end <= self._found for waiting in self._waiting)
-        told, self._waiting = self._waiting[:certain], self._waiting[certain:]
-        return list(map(self._entry, told))
+        certain = sum(ended or end <= self._found for _, end in self._waiting)
+        told = [emitted for emitted, _ in self._waiting[:certain]]
+        self._waiting = self._waiting[certain:]
+        for each in told:
+            begins = [byte & 0xC0 != 0x80 for byte in each.bytes]  # others go on with a character
+            each.offset = self._characters - (begins[:1] == [False])
+            self._characters += sum(begins)
+            if each.bytes and each.name == f" {each.bytes.decode(errors='replace')}":
+                each.name = each.name[1:]  # a text may begin without the space of a word
+        return told
 
     def _share(self, character: bytes) -> None:
         """Give the bytes of a character to the tokens that have them; all to the next token where
@@ -79,32 +73,24 @@ class AnswerLogprobs:
         skipped = 0 if character == LONE else MAX_SKIPPED
         at = self._bytes.find(character, self._found, self._found + len(character) + skipped)
         if at < 0:
-            rest = self._owners[self._found :][:1] or self._waiting[-1:]
-            rest[0].shown += character
+            rest = self._owners[self._found :][:1] or [self._waiting[-1][0]]
+            rest[0].bytes += character
             self._found += character == LONE
             return
         self._found = at + len(character)
         for owner, byte in zip(self._owners[at : self._found], character, strict=True):
-            owner.shown.append(byte)
+            owner.bytes.append(byte)
 
-    def _entry(self, told: _Waiting) -> Entry:
-        token, logprob, top = told.logprob
-        begins = [byte & 0xC0 != 0x80 for byte in told.shown]  # a character, or goes on with one
-        offset = self._characters - (begins[:1] == [False])
-        self._characters += sum(begins)
-        whole = told.shown and told.own.endswith(told.shown)  # but for a space that begins a text
-        name = self._name(token, bytes(told.shown) if whole else told.own)
-        own = Shown(token, name, max(logprob, LEAST), bytes(told.shown))
-        return Entry(
-            own, [own if other == token else self._shown(other, p) for other, p in top], offset
-        )
-
-    def _shown(self, token: int, logprob: float) -> Shown:
-        own = self._bytes_of(token)
-        return Shown(token, self._name(token, own), max(logprob, LEAST), own)
+    def _token(self, id: int, logprob: float) -> Token:
+        """A token in the midst of a text. Bytes that are no text are named as OpenAI does."""
+        own = self._bytes_of(id)
+        try:
+            name = own.decode() or (self._added[id].content if id in self._added else by_id(id))
+        except UnicodeDecodeError:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+        return Token(id, max(logprob, LEAST), name, bytearray(own))
 
     def _bytes_of(self, token: int) -> bytes:
-        """Bytes of a token in the midst of a text; a special token has none."""
         if token in self._added and self._added[token].special:
             return b""
         piece = self._tokens.id_to_token(token) or ""
@@ -114,47 +100,37 @@ class AnswerLogprobs:
             return bytes.fromhex(piece[3:5])
         return piece.replace("▁", " ").encode()
 
-    def _name(self, token: int, text: bytes) -> str:
-        """The text of a token. Bytes that are none are written as OpenAI does."""
-        if not text:
-            return self._added[token].content if token in self._added else by_id(token)
-        try:
-            return text.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
-
 
 def by_id(token: int) -> str:
     """The name of a token that its text does not tell, as vLLM writes it."""
     return f"token_id:{token}"
 
 
-def of_chat(entries: list[Entry]) -> dict[str, Any]:
+def of_chat(tokens: list[Token]) -> dict[str, Any]:
     """A list with an entry a token."""
 
-    def told(token: Shown) -> dict[str, Any]:
+    def told(token: Token) -> dict[str, Any]:
         return {"token": token.name, "logprob": token.logprob, "bytes": list(token.bytes)}
 
-    content = [told(own) | {"top_logprobs": list(map(told, top))} for own, top, _ in entries]
+    content = [told(token) | {"top_logprobs": list(map(told, token.top))} for token in tokens]
     return {"content": content, "refusal": None}
 
 
-def of_text(entries: list[Entry]) -> dict[str, Any]:
+def of_text(tokens: list[Token]) -> dict[str, Any]:
     """Lists beside each other."""
     return {
-        "tokens": [own.name for own, _, _ in entries],
-        "token_logprobs": [own.logprob for own, _, _ in entries],
-        "top_logprobs": [_by_name(own, top) for own, top, _ in entries],
-        "text_offset": [offset for _, _, offset in entries],
+        "tokens": [token.name for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [_by_name(token) for token in tokens],
+        "text_offset": [token.offset for token in tokens],
     }
 
 
-def _by_name(own: Shown, top: list[Shown]) -> dict[str, float]:
+def _by_name(emitted: Token) -> dict[str, float]:
     """Log-probabilities of the likeliest tokens and the emitted one. Where several have one name,
     it means the emitted one, or else the likeliest; the others go by their ids."""
-    names = dict[str, Shown]()
-    for token in (own, *top):
-        known = names.setdefault(token.name, token)
-        if known.token != token.token:
-            names[by_id(token.token)] = token
+    names = dict[str, Token]()
+    for token in (emitted, *emitted.top):
+        if names.setdefault(token.name, token) is not token:
+            names[by_id(token.id)] = token
     return {name: token.logprob for name, token in names.items()}
