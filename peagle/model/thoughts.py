@@ -3,47 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from os.path import commonprefix
+from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from transformers import PreTrainedTokenizerBase
 
 from peagle.errors import InputError
 from peagle.model.template import apply_template
 
-# Harmony, the format of GPT-OSS: an answer is several messages, each in a channel. It is one of
-# transformers' response templates, which the published tokenizers lack.
-HARMONY: dict[str, Any] = {
-    "start_anchor": "<|start|>assistant",
-    "defaults": {"role": "assistant"},
-    "fields": {
-        "thinking": {
-            "open": "<|channel|>analysis<|message|>",
-            "close": ["<|end|>", "<|return|>"],
-            "repeats": True,
-            "join": "\n",
-        },
-        "content": {
-            "open_pattern": r"<\|channel\|>(?:final|commentary)"
-            r"(?: ?<\|constrain\|>\w+)?<\|message\|>",
-            "close": ["<|end|>", "<|return|>"],
-            "repeats": True,
-            "join": "\n",
-        },
-        "tool_calls": {
-            "open_pattern": r"(?:<\|channel\|>commentary)? to=functions\.(?P<name>[\w.-]+)"
-            r"(?:<\|channel\|>commentary)?[^<]*(?:<\|constrain\|>)?[^<]*<\|message\|>",
-            "close": "<|call|>",
-            "content": "json",
-            "repeats": True,
-            "transform": {
-                "type": "function",
-                "function": {"name": "{name}", "arguments": "{content}"},
-            },
-        },
-    },
-}
+HARMONY = Path(__file__).with_name("harmony.yaml")
 THINKING = ("thinking", "reasoning_content")  # of a message; each template reads one of them
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # of templates that show no thoughts
 ASKED = [{"role": "user", "content": "word"}]
@@ -60,7 +31,13 @@ def answer_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None
     """Return the model's response template, for `parse_response`; None: plain text."""
     own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
     harmony = "<|channel|>final<|message|>" in str(tokenizer.chat_template or "")
-    return own or (HARMONY if harmony else None)
+    return own or (_harmony() if harmony else None)
+
+
+@cache
+def _harmony() -> dict[str, Any]:
+    template: dict[str, Any] = yaml.safe_load(HARMONY.read_text(encoding="utf-8"))
+    return template
 
 
 @dataclass(frozen=True, slots=True)
