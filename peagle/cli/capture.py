@@ -10,6 +10,7 @@ import typer
 from peagle.cli.common import (
     ChatTemplateOption,
     DeviceOption,
+    StrictOption,
     TargetArgument,
     existing_file,
     progress_bar,
@@ -33,6 +34,7 @@ def capture(
     data: Annotated[Path, "JSONL file of answers or conversations, plain or .gz."],
     config: Annotated[CaptureConfig, Fields("output", "feature_layers", "max_length")],
     chat_template: ChatTemplateOption = None,
+    strict: StrictOption = False,
     shard_mb: Annotated[float, "Size of one shard file in megabytes."] = 512,
     device: DeviceOption = "auto",
     engine: Annotated[str, "Engine that runs the target: transformers or vllm."] = "transformers",
@@ -63,7 +65,7 @@ def capture(
     use_template(loaded.tokenizer, chat_template)
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)
-    examples = read_examples(data, loaded.tokenizer, longest)
+    examples = read_examples(data, loaded.tokenizer, longest, strict=strict)
     passing = tokens_in_passing(loaded, [e.ids for e in examples]) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)
     tapped = plan.origin.feature_layers

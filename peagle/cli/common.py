@@ -64,6 +64,11 @@ ChatTemplateOption = Annotated[
         "target's own.",
     ),
 ]
+StrictOption = Annotated[
+    bool,
+    "Refuse the first record that cannot be used. Default: at most 5 % of the records are left "
+    "out, and told.",
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 ForceOption = Annotated[
     bool, "Accept a head that was trained for another target of the same sizes."

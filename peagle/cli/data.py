@@ -17,6 +17,7 @@ from peagle.cli.common import (
     ChatTemplateOption,
     JsonOption,
     ModelOptions,
+    StrictOption,
     TargetArgument,
     console,
     counting,
@@ -25,11 +26,11 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields, check_at_least, with_flags
-from peagle.data.dataset import read_conversations
+from peagle.data.dataset import documents_of, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.regenerate import Engine, Report, through_vllm
 from peagle.data.regenerate import regenerate as run_regenerate
-from peagle.data.show import documents_of, nth_record, pieces, summarize
+from peagle.data.show import nth_record, pieces, summarize
 from peagle.data.synth import MIX, SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -118,6 +119,7 @@ def regenerate(
     limit: Annotated[int | None, "Number of records to answer. Default: all."] = None,
     sampling: Annotated[SamplingParams, Fields("temperature", "top_p", seed=0, max_tokens=512)],
     system: Annotated[str | None, "System prompt of every conversation. Default: none."] = None,
+    strict: StrictOption = False,
     chat_template_arg: TemplateArgsOption = None,
     options: Annotated[ModelOptions, MODEL],
     batch: BatchOption = 16,
@@ -126,22 +128,23 @@ def regenerate(
     existing_file(prompts, "--prompts")
     check_at_least(1, workers=workers, limit=limit, batch=batch)
     args = _pairs(chat_template_arg or [], "--chat-template-arg")
-    conversations = read_conversations(prompts, system, args)
     source: LLM | Engine | Servers
     if url:
         _check_no_engine(engine, options)
         key = _api_key(api_key_env)
         source = connect(url, model, prefer=target, workers=workers, api_key=key)
     elif engine == "vllm":
-        tokenizer = load_tokenizer(target)
-        use_template(tokenizer, options.chat_template)
-        _check_template(tokenizer, args)
-        source = through_vllm(target, tokenizer)
+        loaded = load_tokenizer(target)
+        use_template(loaded, options.chat_template)
+        _check_template(loaded, args)
+        source = through_vllm(target, loaded)
     elif engine == "native":
         source = open_llm(target, options, max_batch=batch)
         _check_template(source.tokenizer, args)
     else:
         raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")
+    tokenizer = None if isinstance(source, Servers) else source.tokenizer
+    conversations = read_conversations(prompts, system, args, tokenizer=tokenizer, strict=strict)
     with counting("answers", None, WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
     _tell(report, output)

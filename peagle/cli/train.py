@@ -15,6 +15,7 @@ from peagle.cli.common import (
     WRITTEN,
     ChatTemplateOption,
     DeviceOption,
+    StrictOption,
     TargetArgument,
     counting,
     existing_file,
@@ -77,6 +78,7 @@ def train(
         "on.",
         "Data",
     ] = None,
+    strict: StrictOption = False,
     chat_template: ChatTemplateOption = None,
     init_from: Annotated[
         str | None,
@@ -124,7 +126,7 @@ def train(
     assert model.tokenizer is not None
     use_template(model.tokenizer, chat_template)
     head = _tapped(head, model, captured, recipe)
-    examples = _documents(captured or data, model, training, max_length)
+    examples = _documents(captured or data, model, training, max_length, strict)
     if correction == "frozen" and init_from is not None:
         drafter = load_drafter(init_from, model).float()
     else:
@@ -133,7 +135,7 @@ def train(
         drafter = with_correction(drafter, frozen=correction == "frozen")
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
-    examples, states, walk = _split(examples, captured, model, measured_on)
+    examples, states, walk = _split(examples, captured, model, measured_on, strict)
     where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
     (continue_run if resume else start_over)(trainer)
@@ -157,12 +159,16 @@ class _Split(NamedTuple):
 
 
 def _split(
-    examples: list[Example], captured: Captures | None, target: Target, measured_on: Path | None
+    examples: list[Example],
+    captured: Captures | None,
+    target: Target,
+    measured_on: Path | None,
+    strict: bool,
 ) -> _Split:
     """All of the data to train on where a file to measure on is named, else most of it."""
     if measured_on is not None:
         assert target.tokenizer is not None
-        read = read_examples(measured_on, target.tokenizer, target.max_context)
+        read = read_examples(measured_on, target.tokenizer, target.max_context, strict=strict)
         states = None if captured is None else captured.output
         return _Split(examples, states, Walk(target, read))
     train, measured = hold_out(examples)
@@ -216,7 +222,7 @@ def _max_length(asked: int | None, captured: Captures | None, recipe: str | None
 
 
 def _documents(
-    data: Captures | str, target: Target, config: TrainConfig, max_length: int
+    data: Captures | str, target: Target, config: TrainConfig, max_length: int, strict: bool
 ) -> list[Example]:
     """What is trained on: captured, made by the target here, or read from a file."""
     if not isinstance(data, str):
@@ -224,7 +230,8 @@ def _documents(
         return data.examples()
     file = _synthesize(target, config) if data == "synth" else Path(data)
     assert target.tokenizer is not None
-    return read_examples(file, target.tokenizer, min(max_length, target.max_context))
+    longest = min(max_length, target.max_context)
+    return read_examples(file, target.tokenizer, longest, strict=strict)
 
 
 def _synthesize(target: Target, config: TrainConfig) -> Path:

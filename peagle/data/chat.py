@@ -14,7 +14,8 @@ from peagle.model.template import NO_ARGS, apply_template
 from peagle.model.thoughts import THINKING, find_thoughts
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-ROLES = ("user", "assistant", "system", "developer", "tool")
+SYSTEM_ROLES, ASKING = ("system", "developer"), ("user", "tool")
+ROLES = (*ASKING, "assistant", *SYSTEM_ROLES)
 KEPT = ("tool_call_id", "name")  # templates read these too
 CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
 Message = dict[str, Any]
@@ -108,8 +109,11 @@ def encode_documents(
     Raises InputError when there is no assistant turn, or an answer does not follow its prompt.
     """
     documents: list[tuple[str, list[tuple[int, int]]]] = []  # text, first and last of each answer
+    messages = _begun_by_user(tokenizer, messages, style)
+    asked = False  # answers before are context
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        asked |= message["role"] in ASKING and bool(message["content"])
+        if message["role"] != "assistant" or not asked:
             continue
         before = render(tokenizer, messages[:index], answer=True, style=style)
         after = render(tokenizer, messages[: index + 1], answer=False, style=style)
@@ -124,6 +128,20 @@ def encode_documents(
     if not documents:
         raise InputError("the conversation has no assistant turn to train on")
     return [_encode(tokenizer, text, spans) for text, spans in documents]
+
+
+def _begun_by_user(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style
+) -> list[Message]:
+    """The conversation; where the template refuses that the assistant begins it, the user does,
+    without a word."""
+    first = next((n for n, turn in enumerate(messages) if turn["role"] not in SYSTEM_ROLES), 0)
+    try:
+        if messages[first]["role"] == "assistant":
+            render(tokenizer, messages[: first + 1], answer=False, style=style)
+    except InputError:
+        return [*messages[:first], {"role": "user", "content": ""}, *messages[first:]]
+    return messages
 
 
 def _made_up(tokenizer: PreTrainedTokenizerBase, message: Message, answer: str) -> int:

@@ -2,20 +2,39 @@
 
 import gzip
 import json
+import re
+import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, Style, encode_documents, system_turn, to_messages, to_style
+from peagle.data.chat import (
+    ASKING,
+    SYSTEM_ROLES,
+    Message,
+    Style,
+    encode_documents,
+    render,
+    system_turn,
+    to_messages,
+    to_style,
+)
 from peagle.data.conversation import Conversation
 from peagle.data.example import Example
-from peagle.errors import InputError
+from peagle.errors import InputError, InputWarning
 from peagle.model.template import NO_ARGS
 
-SYSTEM_ROLES = ("system", "developer")
+VALUES = re.compile(r"'[^']*'|\d+")  # in which errors of one kind differ
+MAX_UNUSABLE = 0.05  # share of the records
+ANSWER: Message = {"role": "assistant", "content": "answer"}
+T = TypeVar("T")
+
+
+class NoAnswer(InputError):
+    """A record that has no answer within the length that documents are cut to."""
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -27,9 +46,10 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line.rstrip())
         except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: not JSON ({error.msg})") from error
+            why = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
+            raise InputError(f"{path}:{number}: not JSON ({why})") from error
         except UnicodeDecodeError as error:
             raise InputError(f"{path}:{number}: not UTF-8 ({error.reason})") from error
         except RecursionError as error:
@@ -53,31 +73,69 @@ def read_prompts(path: str | Path) -> list[list[str]]:
     return [
         [m["content"] for ask in conversation.asks for m in ask if m["role"] == "user"]
         for conversation in read_conversations(path)
+        if conversation.asks
     ]
 
 
 def read_conversations(
-    path: str | Path, system: str | None = None, template_args: Mapping[str, Any] = NO_ARGS
+    path: str | Path,
+    system: str | None = None,
+    template_args: Mapping[str, Any] = NO_ARGS,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,  # whose template must take them
+    strict: bool = False,
 ) -> list[Conversation]:
-    """Read what every record asks, turn by turn: `turns`, or a conversation without its answers.
+    """Read what every record asks, turn by turn: `turns`, or a conversation without its answers;
+    nothing of a record that cannot be used (see `usable`).
 
     A record keeps its own system turn; others begin with `system`. Tool calls and their results
     stay where they are. `template_args` go over the record's own.
     """
-    conversations = []
-    for number, record in enumerate(read_records(path), start=1):
-        try:
-            asks = _asks(_messages(record))
-            style = to_style(record)
-        except InputError as error:
-            raise InputError(f"{path}: record {number}: {error}") from error
+
+    def parse(record: dict[str, Any]) -> Conversation:
+        asks = _asks(_messages(record))
+        style = to_style(record)
         if asks[0][0]["role"] not in SYSTEM_ROLES:
             asks[0] = system_turn(system) + asks[0]
-        args = {**style.args, **template_args}
-        conversations.append(Conversation(asks, Style(style.tools, args)))
-    if not conversations:
-        raise InputError(f"{path}: no records")
-    return conversations
+        style = Style(style.tools, {**style.args, **template_args})
+        if tokenizer is not None:
+            answered = [turn for ask in asks for turn in (*ask, ANSWER)]
+            render(tokenizer, answered, answer=False, style=style)
+        return Conversation(asks, style)
+
+    return [found or Conversation([]) for found in usable(path, parse, strict)]
+
+
+def usable(path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool) -> list[T | None]:
+    """Parse the records of a file; None in the place of one that cannot be used, for which `parse`
+    raises InputError. They are told by reason (InputWarning).
+
+    Raises InputError for an empty file, for one of which nothing or less than 95 % can be used
+    (NoAnswer is no fault), and, `strict`, for the first record that cannot.
+    """
+    found, reasons = list[T | None](), dict[str, list[str]]()
+    wrong = 0
+    for number, record in enumerate(read_records(path), start=1):
+        try:
+            found.append(parse(record))
+        except InputError as error:
+            text = f"record {number}: {error}"
+            faulty = not isinstance(error, NoAnswer)
+            if strict and faulty:
+                raise InputError(f"{path}: {text}") from error
+            found.append(None)
+            wrong += faulty
+            reasons.setdefault(VALUES.sub("", str(error)), []).append(text)
+    if not found:
+        raise InputError(f"{path}: no records: the file is empty")
+    lost = sum(map(len, reasons.values()))
+    each = "; ".join(f"{len(texts)} × {texts[0]}" for texts in reasons.values())
+    told = f"{path}: {lost} of {len(found)} records cannot be used ({each})"
+    if wrong > MAX_UNUSABLE * len(found) or lost == len(found):
+        raise InputError(told)
+    if lost:
+        warnings.warn(f"{told}: they are left out", InputWarning, stacklevel=3)
+    return found
 
 
 def _messages(record: dict[str, Any]) -> list[Message]:
@@ -87,7 +145,8 @@ def _messages(record: dict[str, Any]) -> list[Message]:
         try:
             messages = to_messages(record)
         except InputError as error:
-            raise InputError(f"needs 'turns', or {error}") from error
+            known = "messages" in record or "conversations" in record
+            raise InputError(f"{error}" if known else f"needs 'turns', or {error}") from error
     else:
         texts = turns if isinstance(turns, list) else []
         messages = [{"role": "user", "content": text} for text in texts]
@@ -103,13 +162,13 @@ def _asks(messages: list[Message]) -> list[list[Message]]:
     current: list[Message] = []
     for message in messages:
         role, calls = message["role"], message.get("tool_calls")
-        ready = bool(current) and current[-1]["role"] in ("user", "tool")
+        ready = bool(current) and current[-1]["role"] in ASKING
         if ready and (role == "user" or (role == "assistant" and not calls)):
             asks.append(current)
             current = []
         if role != "assistant" or calls:
             current.append(message)
-    if current and current[-1]["role"] in ("user", "tool"):
+    if current and current[-1]["role"] in ASKING:
         asks.append(current)
     if not asks:
         raise InputError("ends with a tool call that has no result: nothing to answer")
@@ -117,23 +176,30 @@ def _asks(messages: list[Message]) -> list[list[Message]]:
 
 
 def read_examples(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int, *, strict: bool = False
 ) -> list[Example]:
-    """Read training documents, cut to `max_length` tokens; those without an answer are dropped.
+    """Read training documents, cut to `max_length` tokens; those without an answer are dropped, and
+    records that cannot be used are left out (see `usable`).
 
     A record holds `prompt_ids` and `answer_ids` (what `peagle data` writes: the exact tokens of the
     target), or a conversation, which is tokenized here.
     """
-    examples = []
-    for number, record in enumerate(read_records(path), start=1):
-        try:
-            documents = to_examples(record, tokenizer)
-        except InputError as error:
-            raise InputError(f"{path}: record {number}: {error}") from error
-        examples += [used for _, used in trainable(documents, max_length)]
-    if not examples:
-        raise InputError(f"{path}: no answer within `max_length` {max_length} tokens to train on")
-    return examples
+    read = usable(path, lambda record: documents_of(record, tokenizer, max_length), strict)
+    return [used for documents in read for _, used in documents or ()]
+
+
+def documents_of(
+    record: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> list[tuple[Example, Example]]:
+    """Return the documents of a record that can be trained on: whole, and as training cuts them.
+
+    Raises InputError when there is none.
+    """
+    found = trainable(to_examples(record, tokenizer), max_length)
+    if not found:
+        limit = f" within `max_length` {max_length} tokens" if max_length else ""
+        raise NoAnswer(f"no answer{limit} to train on")
+    return found
 
 
 def trainable(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.dataset import read_records, to_examples, trainable
+from peagle.data.dataset import documents_of, read_records
 from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.model.template import check_template
@@ -67,7 +67,7 @@ def summarize(
             summary.tokens += len(used.ids)
             summary.answer_tokens += sum(used.supervised)
     if not summary.records:
-        raise InputError(f"{path}: no records")
+        raise InputError(f"{path}: no records: the file is empty")
     summary.documents = len(lengths)
     summary.lengths = percentiles(lengths)
     if set(kinds) != {""}:
@@ -91,20 +91,6 @@ def nth_record(path: Path, number: int) -> dict[str, Any]:
         if found == number:
             return record
     raise InputError(f"record {number}: {path} has records 1 to {found}")
-
-
-def documents_of(
-    record: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
-) -> list[tuple[Example, Example]]:
-    """Return the documents of a record that can be trained on: whole, and as training cuts them.
-
-    Raises InputError when there is none.
-    """
-    usable = trainable(to_examples(record, tokenizer), max_length)
-    if not usable:
-        limit = f" within `max_length` {max_length} tokens" if max_length else ""
-        raise InputError(f"no answer{limit} to train on")
-    return usable
 
 
 def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:

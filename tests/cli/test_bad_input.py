@@ -176,7 +176,7 @@ def test_train_init_from_the_other_method(
             "record 1: the conversation",
         ),
         ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer within --max-length"),
-        ("", "no answer within --max-length"),
+        ("", "no records: the file is empty"),
     ],
 )
 def test_training_data(refused, target: Path, tmp_path: Path, lines: str, said: str) -> None:

@@ -91,7 +91,9 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
 ) -> None:
     read, specs = list[tuple[TrainConfig, int]](), list[HeadSpec]()
 
-    def documents(data: object, model: Target, config: TrainConfig, max_length: int) -> list[Any]:
+    def documents(
+        data: object, model: Target, config: TrainConfig, max_length: int, strict: bool
+    ) -> list[Any]:
         read.append((config, max_length))
         return []
 
@@ -276,3 +278,29 @@ def test_what_a_correction_needs(
     head = ("--init-from", heads["eagle3"], "--method", "eagle3")
     assert "heads that draft in parallel" in refused(*command, "frozen", *head)
     assert not list(tmp_path.iterdir())
+
+
+def test_records_that_cannot_be_used(
+    target: Path, answers: Path, tmp_path: Path, refused: Any
+) -> None:
+    """A few are left out and told, by every command that reads such a file; none with --strict."""
+    good = answers.read_text().splitlines()
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join([*good * 2, '{"messages": [{"role": "critic", "content": "x"}]}']))
+    train_it = ("train", target, "--data", file, "--steps", 1, *SMALL)
+    capture_it = ("data", "capture", target, "--data", file, "--feature-layers", "1,2,3")
+    regenerate = ("data", "regenerate", target, "--prompts", file, "--max-tokens", 2)
+    for command in (train_it, capture_it):
+        told = invoke(*command, "--output", tmp_path / command[1]).stderr
+        assert "1 × record" in told and "'critic'" in told
+        line = refused(*command, "--output", tmp_path / "strict", "--strict")
+        assert f"record {2 * len(good) + 1}: turn with role 'critic'" in line
+    line = refused(*regenerate, "--output", tmp_path / "made.jsonl")
+    assert f"{file}: " in line
+
+
+def test_an_empty_file_is_named(target: Path, tmp_path: Path, refused: Any) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.write_text("")
+    line = refused("train", target, "--data", file, "--output", tmp_path / "run")
+    assert f"{file}: no records: the file is empty" in line

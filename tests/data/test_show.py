@@ -8,8 +8,8 @@ import pytest
 from tiny import make_tokenizer
 
 from peagle.data.chat import encode_documents
-from peagle.data.dataset import read_examples
-from peagle.data.show import documents_of, nth_record, percentiles, pieces, summarize
+from peagle.data.dataset import documents_of, read_examples
+from peagle.data.show import nth_record, percentiles, pieces, summarize
 from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
