@@ -149,7 +149,7 @@ def _hub_ids(entries: Mapping[str, Entry]) -> dict[str, str]:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A question that names the nearest of what is known; None when nothing is near."""
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else None
 
 

@@ -11,3 +11,8 @@ def model_name(target: str) -> str:
         return path.stem
     local = path.is_dir() or target.startswith((".", "/", "~"))
     return path.resolve().name if local else target
+
+
+def mean_length(tokens: float) -> str:
+    """An acceptance length, or tokens a target forward."""
+    return f"{tokens:.2f}"

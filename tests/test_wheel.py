@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 LIBRARIES = Path(torch.__file__).parents[1]  # torch and the others are not installed again
 TARGET = "smollm2-135m"
-SAY = ("--prompt", "Count to ten.", "--max-tokens", 8)
+SAY = ("Count to ten.", "--max-tokens", 8)
 # What an older Python says of its version, to pip and to the Makefile.
 OLD_PIP = """
 import collections, runpy, sys

@@ -10,6 +10,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.shown import mean_length
 
 PROMPTS, MAX_TOKENS = 4, 64  # enough for a verdict, not for a benchmark
 MIN_GAIN = 1.05  # a smaller speed-up is noise
@@ -95,7 +96,7 @@ def sentence(best: Timing) -> str:
     """Whether the head pays on these prompts with this machine; if not, what to do."""
     edges = "" if best.speed_up_95 is None else " ({:.2f}–{:.2f})".format(*best.speed_up_95)
     speed = f"{best.speed_up:.2f} ×{edges} the target alone at {best.drafting}"
-    length = f"acceptance length {best.acceptance_length:.2f}"
+    length = f"acceptance length {mean_length(best.acceptance_length)}"
     if not best.certain:
         few = "too few prompts to tell whether it is worth it"
         return f"{few}: {speed} ({length}); peagle bench measures more"

@@ -20,7 +20,7 @@ from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.shown import model_name
+from peagle.shown import mean_length, model_name
 from peagle.vllm.process import VllmFailed
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
@@ -303,7 +303,7 @@ def _table(report: dict[str, Any]) -> Table:
             f"{speed_up:.2f}" if speed_up else "-",
             f"{edges[0]:.2f}–{edges[1]:.2f}" if edges else "-",
             f"{row['nodes']:.1f}" if row["nodes"] else "-",
-            f"{length:.2f}" if length else "-",
+            mean_length(length) if length else "-",
             f"{row['ttft_ms_p50'] or 0:.0f}",
             f"{row['tpot_ms_p50'] or 0:.1f}",
             f"{row['same']}/{row['compared']}" if "same" in row else _chance(row),

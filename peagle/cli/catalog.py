@@ -12,6 +12,7 @@ from rich.text import Text
 from peagle.catalog import find_name, load_catalog, record
 from peagle.catalog_fields import Flags
 from peagle.cli.options import App
+from peagle.shown import mean_length
 
 app = App()
 CatalogOption = Annotated[
@@ -44,7 +45,7 @@ def catalog(context: typer.Context, file: CatalogOption = None, as_json: Json = 
         for number, (method, head) in enumerate(entry.heads.items()):
             first = (name, target) if number == 0 else ("", "")
             best = [row for row in head.acceptance if row.k == head.k][:2]
-            lengths = ", ".join(f"{row.dataset} {row.length:.2f}" for row in best)
+            lengths = ", ".join(f"{row.dataset} {mean_length(row.length)}" for row in best)
             who = f"{method}: {head.hub or (head.folder and head.folder.name)}"
             table.add_row(*map(Text, (*first, who, str(head.k), lengths, run)))
         if not entry.heads:
@@ -88,7 +89,7 @@ def show(
         if head.source:
             typer.echo(f"    source: {head.source}")
         for row in head.acceptance:
-            what = f"{row.dataset}, K = {row.k}: {row.length:.2f}"
+            what = f"{row.dataset}, K = {row.k}: {mean_length(row.length)}"
             typer.echo(f"    acceptance length, {what} ({row.source})")
 
 

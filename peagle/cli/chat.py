@@ -35,5 +35,5 @@ def chat(
 def _read() -> str:
     try:
         return console.input("[bold]> [/]").strip()
-    except (EOFError, KeyboardInterrupt):
+    except EOFError:
         return ""

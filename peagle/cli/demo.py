@@ -17,6 +17,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder
+from peagle.shown import mean_length
 
 app = App()
 TARGET = "smollm2-135m"
@@ -71,7 +72,7 @@ def demo(
         speed = row["tokens_per_second"]
         nodes = f"{row['nodes']:.1f}" if row["nodes"] else "-"
         table.add_row(row["method"], nodes, f"{speed:.1f}", f"{speed / base:.2f}×",
-                      f"{row['tokens_per_forward']:.2f}", shares)  # fmt: skip
+                      mean_length(row["tokens_per_forward"]), shares)  # fmt: skip
     weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
     console.print(f"{TARGET}, {weights}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
     console.print(table)

@@ -25,6 +25,7 @@ from peagle.data.dataset import read_prompts
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
+from peagle.shown import mean_length
 
 app = App()
 CHAINS = "3,7"
@@ -64,9 +65,8 @@ def evaluate(
     chains = parse_list(k or CHAINS, "k", least=1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", least=1) if nodes else ()
     llm = open_llm(target, model, max_batch=batch)
-    lookup = model.drafting == "lookup"
-    if llm.drafter is None and not (lookup and trees):
-        why = "give `nodes`" if lookup else "name one with --head"
+    if llm.drafter is None and not (llm.drafting.lookup and trees):
+        why = "name one with --head, or give `nodes` to measure lookup"
         raise InputError(f"no head to measure for {target}: {why}")
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
     used += [llm.use(llm.drafter, nodes=most, lookup=llm.drafting.lookup) for most in trees]
@@ -102,9 +102,9 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             row["dataset"],
             str(Drafting.from_row(row)),
             f"{row['nodes'] or 0:.1f}",
-            f"{row['acceptance_length']:.3f}",
+            mean_length(row["acceptance_length"]),
             " ".join(f"{share:.3f}" for share in row["accepted_per_position"]),
-            f"{row['tokens_per_forward'] or 1:.2f}",
+            mean_length(row["tokens_per_forward"] or 1),
             str(row["rounds"]),
             str(row["output_tokens"]),
         )

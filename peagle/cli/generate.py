@@ -25,6 +25,8 @@ from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
 from peagle.errors import InputError
+from peagle.model.template import check_template
+from peagle.shown import mean_length
 
 app = App()
 SAMPLING = Fields(
@@ -36,7 +38,9 @@ SAMPLING = Fields(
 @app.command()
 def generate(
     target: TargetArgument,
-    prompt: Annotated[str, "Text of the user's message, or the text to continue with --raw."],
+    prompt: Annotated[
+        str, typer.Argument(help="Text of the user's message, or the text to continue with --raw.")
+    ],
     model: ModelOptions,
     sampling: Annotated[SamplingParams, SAMPLING],
     raw: Annotated[bool, "Continue the text as it is, without the chat template."] = False,
@@ -58,8 +62,10 @@ def generate(
     if json_schema is not None:
         sampling = replace(sampling, json_schema=read_schema(json_schema))
     if not prompt.strip():
-        raise InputError("--prompt is empty: give it a text")
+        raise InputError("PROMPT is empty: give a text")
     llm = open_llm(target, model)
+    if not raw:
+        check_template(llm.tokenizer, "--raw continues the text as it is")
     ids = prompt if raw else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
     run = llm.stream([ids], sampling)
     if as_json:
@@ -121,7 +127,7 @@ def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
         parts = [
             f"{method} (no head for this model)" if by_default else method,
             f"{llm.drafting}, {stats.nodes_per_round:.1f} a round",
-            f"{stats.tokens_per_forward:.2f} tokens a target forward",
+            f"{mean_length(stats.tokens_per_forward)} tokens a target forward",
         ]
     parts.append(f"{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s")
     return ", ".join(parts)

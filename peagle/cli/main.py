@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.options import with_flags
+from peagle.cli.options import INTERRUPTED, with_flags
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
@@ -51,7 +51,7 @@ GONE = {  # commands and options of earlier versions, and what does it now
 FIRST = {  # what `peagle` alone shows: the commands that most people need first
     "demo": "See the speed-up: one model alone, with EAGLE-3 and with P-EAGLE.",
     "serve smollm2-135m": "Serve a model by OpenAI's API, with a console in the browser.",
-    "generate smollm2-135m --prompt 'Hello!'": "Complete a prompt in the terminal.",
+    "generate smollm2-135m 'Hello!'": "Complete a prompt in the terminal.",
     "train MODEL --data synth --output FOLDER": "Train a draft head for your own model.",
     "bench smollm2-135m": "Measure throughput, latency and acceptance length.",
 }
@@ -85,6 +85,13 @@ class _LazyGroup(TyperGroup):
             typer.echo(first_screen())
             ctx.exit()
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            typer.echo(": ".join(["stopped", *map(str, stop.args)]), err=True)
+            raise typer.Exit(INTERRUPTED) from stop
 
     def get_command(self, ctx, cmd_name):  # type: ignore[no-untyped-def]
         if cmd_name not in COMMANDS:

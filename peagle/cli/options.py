@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from peagle.errors import InputError
 
 FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
-STOPPED = 130  # exit code after Ctrl-C
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 RUNNING = ContextVar[TyperCommand | None]("the command that runs", default=None)
 
 
@@ -54,9 +54,6 @@ class _Command(TyperCommand):
         except InputError as error:
             error.args = (with_flags(str(error)),)
             raise
-        except KeyboardInterrupt as stop:
-            typer.echo(": ".join(["stopped", *map(str, stop.args)]), err=True)
-            raise typer.Exit(STOPPED) from stop
         finally:
             RUNNING.reset(running)
 

@@ -22,7 +22,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.options import STOPPED, App, check_at_least, with_flags
+from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
@@ -38,6 +38,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 from peagle.model.template import use_template
+from peagle.shown import mean_length
 from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume as continue_run
@@ -277,7 +278,7 @@ def _train(trainer: Trainer, measured: int) -> None:
             bar.update(task, completed=metrics["step"], description=f"loss {metrics['loss']}")
             if "acceptance_length" in metrics:
                 shares = " ".join(f"{share:.3f}" for share in metrics["accepted_per_position"])
-                length = metrics["acceptance_length"]
+                length = mean_length(metrics["acceptance_length"])
                 found = f"acceptance length {length} over {measured} documents ({shares})"
                 screen.print(f"step {metrics['step']}: {found}")
 
@@ -295,7 +296,7 @@ def _train(trainer: Trainer, measured: int) -> None:
                 write_card(folder)
     if not trainer.finished:
         screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(INTERRUPTED)
     screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -51,17 +51,10 @@ FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
-class AddedToken(NamedTuple):
-    """A token of a tokenizer's list of added ones, which text is searched for first."""
-
-    id: int
-    special: bool  # it has no text
-
-
-def added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, AddedToken]:
-    """A tokenizer's added tokens by the text that they are found by."""
+def added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of a tokenizer's added tokens, which text is searched for first, by their text."""
     every = tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
-    return {token.content: AddedToken(number, token.special) for number, token in every}
+    return {token.content: number for number, token in every}
 
 
 def in_lark(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
@@ -70,7 +63,7 @@ def in_lark(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     added = added_tokens(tokenizer)
     longest_first = sorted(added, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if added else [text]
-    written = [f"<[{added[part].id}]>" if part in added else json.dumps(part) for part in parts]
+    written = [f"<[{added[part]}]>" if part in added else json.dumps(part) for part in parts]
     return " ".join(part for part in written if part != '""')
 
 
@@ -107,8 +100,7 @@ class Grammars:
         tokenizer, ends = self._target.tokenizer, sorted(end_tokens(self._target))
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
             lacks = "no token that ends an answer" if ends == [] else "no fast tokenizer"
-            name = model_name(self._target.name)
-            raise InputError(f"{name} has {lacks}: it cannot follow a grammar")
+            raise InputError(f"{model_name(self._target.name)} has {lacks}: it follows no grammar")
         backend = copy.copy(tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
@@ -123,7 +115,7 @@ class Grammars:
         """The token that begins to spell the text of each added token."""
         added = added_tokens(self._target.tokenizer)
         begin = {start: self._tokens.tokenize_str(start) for start in {text[0] for text in added}}
-        return {token.id: begin[text[0]][0] for text, token in added.items() if begin[text[0]]}
+        return {token: begin[text[0]][0] for text, token in added.items() if begin[text[0]]}
 
     @cached_property
     def _judge(self) -> Judge:

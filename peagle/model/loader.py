@@ -121,9 +121,10 @@ def locate(name: str) -> tuple[str, str | None]:
         return str(path), None
     hub_id, _, revision = name.partition("@")
     if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        known = f"a catalog name ({', '.join(sorted(entries))})"
-        ways = f"give a folder, a .gguf file, a hub id (owner/name[@revision]) or {known}"
-        raise InputError(f"unknown model {name!r}: {did_you_mean(name, entries) or ways}")
+        ways = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
+        known = f"{ways} or a catalog name ({', '.join(sorted(entries))})"
+        near = did_you_mean(name, entries)
+        raise InputError(f"unknown model {name!r}: {f'{near} Or {ways}' if near else known}")
     return hub_id, revision or None
 
 

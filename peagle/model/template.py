@@ -44,11 +44,12 @@ def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None
             raise InputError(f"chat_template {choice}: {why}") from error
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises InputError when there is none to write a conversation with."""
+def check_template(tokenizer: PreTrainedTokenizerBase, *others: str) -> None:
+    """Raises InputError, with what to do, when there is none to write a conversation with; `others`
+    are further things to do."""
     if not tokenizer.chat_template:
-        why = "the target's tokenizer has no chat template"
-        raise InputError(f"{why}: name a Jinja file with `chat_template`, or {PLAIN}")
+        ways = "; ".join([f"name a Jinja file with `chat_template`, or {PLAIN}", *others])
+        raise InputError(f"the target's tokenizer has no chat template: {ways}")
 
 
 def apply_template(

@@ -14,7 +14,7 @@ import regex
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.response_parser import to_message
-from peagle.engine.grammars import added_tokens, in_lark
+from peagle.engine.grammars import in_lark
 from peagle.errors import InputError, shortened
 from peagle.model.thoughts import answer_template
 
@@ -91,8 +91,8 @@ class ResponseParser:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._parses = answer_template(tokenizer) is not None
-        marks = {mark: added_tokens(tokenizer).get(mark) for mark in (OPEN, CLOSE)}
-        self._hidden = {added.id: mark for mark, added in marks.items() if added and added.special}
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
+        self._hidden = {i: t.content for i, t in added if t.special and t.content in (OPEN, CLOSE)}
         self._held = ""
 
     def push(self, text: str) -> str:

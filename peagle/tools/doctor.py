@@ -29,6 +29,7 @@ from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_ch
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.shown import mean_length
 from peagle.train.step import Sequence, run_drafter
 
 PROMPT = "Write a Python function that reverses a list."
@@ -250,7 +251,8 @@ def _acceptance(drafter: Drafter, target: Target, ids: list[int]) -> str:
     stats = sum((request.stats for request in run.requests), Stats())
     if stats.rounds < MIN_ROUNDS:
         raise Skipped(f"{stats.rounds} rounds of drafting say nothing: answers are too short")
-    found = f"acceptance length {stats.acceptance_length:.2f} at K = {k}, {stats.rounds} rounds"
+    length = mean_length(stats.acceptance_length)
+    found = f"acceptance length {length} at K = {k}, {stats.rounds} rounds"
     if stats.acceptance_length < 1 + NEAR_ZERO:
         raise Problem(f"{found}: almost nothing is accepted", CAUSES)
     return found

@@ -9,14 +9,14 @@ import pytest
 from runner import save_target, write_lines
 from safetensors.torch import load_file, save_file
 
-SAY = ("--prompt", "hi", "--max-tokens", 4)
+SAY = ("hi", "--max-tokens", 4)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--prompt", "  "), ["--prompt is empty", "give it a text"]),
-        (("--prompt", "the cat " * 300), ["tokens", "takes 256", "shorten it"]),
+        (("  ",), ["PROMPT is empty", "give a text"]),
+        (("the cat " * 300,), ["tokens", "takes 256", "shorten it"]),
         ((*SAY, "--k", 0), ["--k 0: ", "at least 1"]),
         ((*SAY, "--temperature", -0.5), ["--temperature -0.5", "0 (greedy) to 100"]),
         ((*SAY, "--top-p", 0), ["--top-p 0.0", "above 0 and at most 1"]),

@@ -63,7 +63,7 @@ def test_another_template_is_the_targets_own(
     assert printed(*show, *how)["documents"][0]["pieces"][0]["text"] == start
 
     eval_ = ("--dataset", files["prompts"], "--k", 1, "--no-timing", *SHORT)
-    generate = ("generate", target, "--prompt", "the cat", "--head", head, *SHORT)
+    generate = ("generate", target, "the cat", "--head", head, *SHORT)
     regenerate = ("--prompts", files["prompts"], "--output", tmp_path / "made.jsonl", *SHORT)
     for command in (
         generate,
@@ -78,7 +78,7 @@ def test_another_template_is_the_targets_own(
     assert invoke("chat", target, "--head", head, *SHORT, *how, stdin="the cat\n").stdout
     assert "chat template" in invoke("doctor", head, target, *how).stdout
     [line] = [json.loads(text) for text in (tmp_path / "made.jsonl").read_text().splitlines()]
-    raw = ("generate", target, "--prompt", start, "--raw", *SHORT)
+    raw = ("generate", target, start, "--raw", *SHORT)
     assert printed(*raw)["token_ids"] == line["answer_ids"] == printed(*generate, *how)["token_ids"]
 
 
@@ -107,7 +107,7 @@ def test_a_target_without_one_is_refused(
         ("data", "synth", bare, *output),
         ("data", "show", files["talks"], "--target", bare),
         ("data", "show", files["talks"], "--target", bare, "--record", 1),
-        ("generate", bare, "--prompt", "the cat"),
+        ("generate", bare, "the cat"),
         ("chat", bare),
         ("eval", bare, *dataset),
     ):
@@ -115,6 +115,7 @@ def test_a_target_without_one_is_refused(
         assert "has no chat template: name a Jinja file with --chat-template, or plain" in line, (
             command
         )
+        assert ("; --raw continues the text" in line) == (command[0] == "generate")
 
 
 def test_plain_text(bare: Path, plain_head: Path, files: dict[str, Path], tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_plain_text(bare: Path, plain_head: Path, files: dict[str, Path], tmp_pa
     invoke("data", "regenerate", bare, *how, *plain)
     [document] = printed("data", "show", made, "--target", bare, "--record", 1)["documents"]
     assert document["pieces"][0] == {"text": "the cat", "supervised": False}
-    ask = ("generate", bare, "--prompt", "the cat", *SHORT)
+    ask = ("generate", bare, "the cat", *SHORT)
     said = [printed(*ask, *option)["token_ids"] for option in (plain, ("--raw",))]
     assert said[0] == said[1] == document["ids"][-4:]
     assert "nothing differs" in invoke("doctor", plain_head, bare, *plain).stdout
@@ -147,7 +148,7 @@ def test_a_template_in_the_settings_of_a_run(
 def test_a_file_that_is_not_there_or_no_template(
     refused: Any, target: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    ask = ("generate", target, "--prompt", "the cat", "--chat-template")
+    ask = ("generate", target, "the cat", "--chat-template")
     assert "--chat-template none.jinja: " in refused(*ask, "none.jinja")
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% if %}")

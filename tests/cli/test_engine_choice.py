@@ -122,7 +122,7 @@ def test_a_gpu_that_auto_selects_is_named(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("command", ["generate", "chat", "eval"])
 def test_quantized_weights_on_a_gpu(command: str, target: Path, tmp_path: Path) -> None:
     questions = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
-    more = {"generate": ("--prompt", "hi"), "eval": ("--dataset", questions)}.get(command, ())
+    more = {"generate": ("hi",), "eval": ("--dataset", questions)}.get(command, ())
     with pytest.raises(InputError, match="--quantize int8: runs on the CPU only, add --device cpu"):
         invoke(command, target, "--quantize", "int8", *more)
 

@@ -14,7 +14,7 @@ from peagle.methods.load import load_drafter
 from peagle.methods.save import save_drafter
 from peagle.model.loader import load_target
 
-ASK = ("--prompt", "the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
+ASK = ("the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "speculators"])

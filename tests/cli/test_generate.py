@@ -9,9 +9,10 @@ import pytest
 import torch
 from runner import LAYERS, invoke, printed
 from tiny import METHODS, make_target
+from typer.testing import CliRunner
 
 from peagle.cli.generate import show
-from peagle.cli.main import main
+from peagle.cli.main import app, main
 from peagle.data.chat import Message, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -22,7 +23,7 @@ FIELDS = {
     "tokens_per_second", "finish_reason", "nodes", "rows_per_round", "tokens_per_forward",
     "accepted_from_lookup", "lookup",
 }  # fmt: skip
-ASK = ("--prompt", "the cat sat", "--max-tokens", 40, "--dtype", "float32")
+ASK = ("the cat sat", "--max-tokens", 40, "--dtype", "float32")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -183,6 +184,37 @@ def test_chat_remembers_the_conversation(target: Path, heads: dict[str, Path]) -
     assert shown.count("tok/s") == 2
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "eval", "data", "bench", "doctor"])
+def test_interrupted(
+    target: Path,
+    heads: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    """Ctrl-C ends it with one line and the exit code of a shell."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peagle.engine.engine.Engine.step", stop)
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text('{"turns": ["the cat"]}\n')
+    line = {
+        "generate": ("generate", target, "the cat"),
+        "chat": ("chat", target),
+        "eval": ("eval", target, "--head", heads["p-eagle"], "--dataset", talks),
+        "data": ("data", "regenerate", target, "--prompts", talks, "--output", tmp_path / "out"),
+        "bench": ("bench", target, "--methods", "none", "--dataset", talks),
+        "doctor": ("doctor", heads["p-eagle"], target),
+    }[command]
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, list(map(str, line)), input="the cat\n")
+    assert ended.exit_code == 130
+    assert ended.stderr.splitlines()[-1] == "peagle: interrupted"
+    assert "Traceback" not in ended.output
+
+
 def test_chat_ends_at_an_empty_line(target: Path) -> None:
     shown = invoke("chat", target, "--max-tokens", 3, stdin="the cat\n\nnever asked\n").stdout
     assert shown.count("tok/s") == 1
@@ -204,8 +236,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "typed"),
     [
-        (("generate", "--prompt", "the cat"), ""),
-        (("generate", "--prompt", "the cat", "--json"), ""),
+        (("generate", "the cat"), ""),
+        (("generate", "the cat", "--json"), ""),
         (("chat",), "the cat\nhello\n"),
     ],
 )

@@ -10,7 +10,7 @@ from runner import invoke, printed
 from peagle.cli.show_tree import ALONE, LEGEND, nodes
 from peagle.engine.tree import Draft
 
-ASK = ("--prompt", "the cat sat", "--max-tokens", 40, "--dtype", "float32")
+ASK = ("the cat sat", "--max-tokens", 40, "--dtype", "float32")
 ROUND = re.compile(
     r"(?:prompt|round (\d+)): (?:no draft|(\d+) drafted, (\d+) accepted)(, then \".*\")?"
 )

@@ -193,7 +193,7 @@ def test_init_from_another_targets_head_makes_one_for_this_target(
     assert config["peagle"]["depths"] == 3
     assert config["peagle"]["provenance"]["target"] == str(other_target)
     assert config["num_hidden_layers"] == 2  # the head's, not the default
-    printed("generate", other_target, "--head", head, "--prompt", "the cat", "--max-tokens", 4)
+    printed("generate", other_target, "--head", head, "the cat", "--max-tokens", 4)
 
 
 def test_loss_that_is_not_finite_is_a_failure(target: Path, answers: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_correction_is_trained_measured_and_used(
     found = {check["name"]: check["found"] for check in checks if check["state"] == "ok"}
     assert found["correction"] == "rank 128, 32 candidates, of this head"
     assert "argmaxes agree" in found["logits"]
-    prompt = ("generate", target, "--prompt", "the cat", "--max-tokens", 20)
+    prompt = ("generate", target, "the cat", "--max-tokens", 20)
     alone = printed(*prompt, "--method", "none")
     drafted = printed(*prompt, "--head", made, "--nodes", 8)
     assert drafted["text"] == alone["text"]

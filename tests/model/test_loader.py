@@ -99,7 +99,13 @@ def test_unknown_names(name: str) -> None:
 
 
 def test_an_unknown_name_that_is_near_to_a_known_one() -> None:
-    refused("smolm2-135", "unknown model 'smolm2-135': did you mean smollm2-135m")
+    near = r"did you mean smollm2-135m\? Or give a folder, a .gguf file, a hub id"
+    refused("smolm2-135", f"unknown model 'smolm2-135': {near}")
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-codr", "mine", "gemma-3-270m"])
+def test_no_other_model_is_suggested(name: str) -> None:
+    refused(name, f"unknown model '{name}': give a folder, a .gguf file, a hub id")
 
 
 def test_folder_without_config(tmp_path: Path) -> None:
