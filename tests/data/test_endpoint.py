@@ -322,7 +322,7 @@ def test_nothing_to_ask(server: ChatServer, tmp_path: Path) -> None:
 
 
 def test_the_model_that_is_asked(server: ChatServer) -> None:
-    def served(*names: str) -> None:
+    def served(*names: object) -> None:
         server.models = Reply({"data": [{"id": name} for name in names]})
 
     served("a")
@@ -332,6 +332,9 @@ def test_the_model_that_is_asked(server: ChatServer) -> None:
     assert connect([server.url], prefer="b").endpoints[0].model == "b"
     with pytest.raises(InputError, match="serves a, b: name one as the target"):
         connect([server.url], prefer="c")
+    served(1, 2)
+    with pytest.raises(InputError, match="serves 1, 2: name one"):
+        connect([server.url])
     served()
     with pytest.raises(InputError, match="serves no model"):
         connect([server.url])
