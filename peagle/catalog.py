@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import yaml
 
-from peagle.catalog_fields import Flags, HubId, Rule, read_mapping, read_record
+from peagle.catalog_fields import HubId, Rule, VllmFlags, read_mapping, read_record
 from peagle.errors import InputError, InputWarning, first_line
 
 METHODS = ("p-eagle", "eagle3")  # the best first
@@ -31,7 +31,7 @@ def _names_source(text: Any) -> bool:
     return isinstance(text, str) and text.startswith(("measured: ", "published: "))
 
 
-Source = Annotated[str, Rule(_names_source, "must begin 'measured: ' or 'published: '")]
+FigureSource = Annotated[str, Rule(_names_source, "must begin 'measured: ' or 'published: '")]
 MethodName = Annotated[str, Rule(METHODS.__contains__, f"is no method: {' or '.join(METHODS)}")]
 
 
@@ -51,11 +51,11 @@ class Acceptance:
     dataset: str
     k: int
     length: float
-    source: Source
+    source: FigureSource
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CatalogHead:
     """A head for a target, in a folder or on the hub, and its num_speculative_tokens."""
 
     k: int
@@ -78,13 +78,13 @@ class Entry:
     """One catalog entry; `heads` by method. What nobody recorded is None or empty."""
 
     target: PackagedGGUF | HubId
-    heads: Mapping[MethodName, Head]
+    heads: Mapping[MethodName, CatalogHead]
     licence: str | None = None
     min_vllm: str | None = None
     hardware: str | None = None
     gpus: int = 1
-    vllm_flags: Flags = field(default_factory=dict)  # for serving
-    profiles: Mapping[str, Flags] = field(default_factory=dict)  # flags over vllm_flags
+    vllm_flags: VllmFlags = field(default_factory=dict)  # for serving
+    profiles: Mapping[str, VllmFlags] = field(default_factory=dict)  # flags over vllm_flags
     vllm_env: Mapping[str, str] = field(default_factory=dict)
     verified: bool = False
     note: str | None = None
@@ -153,7 +153,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
-def flag_options(flags: Flags) -> list[str]:
+def flag_options(flags: VllmFlags) -> list[str]:
     """vLLM's flags as an entry has them, on its command line."""
     options = []
     for flag, value in flags.items():
@@ -219,7 +219,7 @@ def missing_head(target: str, method: str) -> str | None:
     return f"the {method} head of {target} is not here: {hint}"
 
 
-def _known_head(target: str, method: str) -> Head | None:
+def _known_head(target: str, method: str) -> CatalogHead | None:
     entry = known_entry(target)
     return entry.heads.get(method) if entry else None
 

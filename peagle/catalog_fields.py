@@ -35,7 +35,7 @@ def _is_number(value: Any, *kinds: type) -> bool:
     return type(value) in kinds and value >= 1  # a bool is an int, but not of that type
 
 
-PLAIN = {
+PLAIN_RULES = {
     str: Rule(lambda text: isinstance(text, str) and text.strip(), "is no text (put it in quotes)"),
     int: Rule(lambda value: _is_number(value, int), "is no whole number of at least 1"),
     float: Rule(lambda value: _is_number(value, int, float), "is no number of at least 1"),
@@ -49,7 +49,7 @@ Scalar = str | int | float | bool
 FlagValue = Annotated[
     Scalar, Rule(lambda value: isinstance(value, Scalar), "is no text, number, true or false")
 ]
-Flags = Mapping[FlagName, FlagValue]  # vLLM's
+VllmFlags = Mapping[FlagName, FlagValue]
 
 
 def read_record(kind: type[Record], content: Any, where: str) -> Record:
@@ -99,6 +99,6 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 
 def _check(hint: Any, value: Any, where: str) -> None:
     """Raise InputError for a value that a plain or annotated type does not accept."""
-    rule = hint.__metadata__[0] if get_origin(hint) is Annotated else PLAIN[hint]
+    rule = hint.__metadata__[0] if get_origin(hint) is Annotated else PLAIN_RULES[hint]
     if not rule.accepts(value):
         raise InputError(f"{where}: {value!r} {rule.refused}")

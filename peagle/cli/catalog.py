@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peagle.catalog import find_name, load_catalog, record
-from peagle.catalog_fields import Flags
+from peagle.catalog_fields import VllmFlags
 from peagle.cli.options import App
 from peagle.shown import mean_length
 
@@ -93,5 +93,5 @@ def show(
             typer.echo(f"    acceptance length, {what} ({row.source})")
 
 
-def _words(flags: Flags) -> str:
+def _words(flags: VllmFlags) -> str:
     return " ".join(f"{flag}={value}" for flag, value in flags.items())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.catalog import PARALLEL_METHODS, Entry, PackagedGGUF, flag_options, speculative_config
-from peagle.catalog_fields import Flags
+from peagle.catalog_fields import VllmFlags
 from peagle.deploy.drafting import Drafting, choose
 from peagle.errors import InputError
 
@@ -80,7 +80,7 @@ class Spec:
             options += ["--k", str(self.drafting.k)]
         return options
 
-    def serve_command(self, port: int | None, flags: Flags) -> list[str]:
+    def serve_command(self, port: int | None, flags: VllmFlags) -> list[str]:
         """The command line on this machine. `peagle serve` reads the entry's flags for vLLM itself;
         `flags` are further ones."""
         line = ["peagle", "serve", self.name, "--engine", self.engine, *self.head_options()]

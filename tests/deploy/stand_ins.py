@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peagle.catalog import Entry, Head
+from peagle.catalog import CatalogHead, Entry
 
 KUBECTL = """\
 #!{python}
@@ -44,5 +44,5 @@ class Kubectl:
 
 
 def entry(**other: Any) -> Entry:
-    heads = {"p-eagle": Head(k=5, hub="owner/head")}
+    heads = {"p-eagle": CatalogHead(k=5, hub="owner/head")}
     return Entry(**{"target": "owner/model", "heads": heads, **other})

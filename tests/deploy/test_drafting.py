@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from stand_ins import entry
 
-from peagle.catalog import Entry, Head, find_entry
+from peagle.catalog import CatalogHead, Entry, find_entry
 from peagle.deploy.drafting import DEFAULT_K, Drafting, choose
 from peagle.errors import InputError, InputWarning
 
-BOTH = entry(heads={"p-eagle": Head(k=5, hub="a/p"), "eagle3": Head(k=3, hub="a/e", source="web")})
-EAGLE3 = entry(heads={"eagle3": BOTH.heads["eagle3"]})
+PUBLIC = CatalogHead(k=3, hub="a/e", source="web")
+BOTH = entry(heads={"p-eagle": CatalogHead(k=5, hub="a/p"), "eagle3": PUBLIC})
+EAGLE3 = entry(heads={"eagle3": PUBLIC})
 
 
 def chosen(of: Entry, head: str | None = None, method: str | None = None,
@@ -33,7 +34,8 @@ def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
     with pytest.warns(InputWarning, match=said):
         assert choose("mine", EAGLE3, Drafting(), remote=True) == Drafting("a/e", "eagle3", 3)
     assert chosen(EAGLE3, method="eagle3") == Drafting("a/e", "eagle3", 3)  # as asked
-    assert chosen(entry(heads={"eagle3": Head(k=3, hub="a/e")})) == Drafting("a/e", "eagle3", 3)
+    unpublished = entry(heads={"eagle3": CatalogHead(k=3, hub="a/e")})
+    assert chosen(unpublished) == Drafting("a/e", "eagle3", 3)
 
 
 def test_no_head() -> None:

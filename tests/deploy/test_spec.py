@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand_ins import entry
 
-from peagle.catalog import Head, find_entry, load_catalog
+from peagle.catalog import CatalogHead, find_entry, load_catalog
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.spec import make_spec, new_key, resource_name, with_profile
 from peagle.errors import InputError, InputWarning
@@ -42,7 +42,7 @@ def test_vllm_gets_the_flags_of_the_catalog_and_the_head() -> None:
 
 
 def test_eagle3_heads_draft_one_after_another() -> None:
-    heads = {"eagle3": Head(k=3, hub="owner/head")}
+    heads = {"eagle3": CatalogHead(k=3, hub="owner/head")}
     spec = make_spec("mine", entry(heads=heads, gpus=4), "vllm", remote=True)
     assert spec.speculative is not None and "parallel_drafting" not in spec.speculative
     assert options(spec.command("::", 1))["--tensor-parallel-size"] == "4"
@@ -134,7 +134,7 @@ def test_several_gpus_are_vllms() -> None:
 
 
 def test_a_head_in_a_folder_goes_nowhere_else(tmp_path: Path) -> None:
-    mine = entry(heads={"p-eagle": Head(k=3, folder=tmp_path / "head")})
+    mine = entry(heads={"p-eagle": CatalogHead(k=3, folder=tmp_path / "head")})
     with pytest.raises(InputError, match="upload it with `hf upload`"):
         make_spec("mine", mine, None, remote=True)
     with pytest.raises(InputError, match=f"is not here: no folder {tmp_path / 'head'}"):
