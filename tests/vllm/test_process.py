@@ -1,6 +1,5 @@
 """Interpreters that have vLLM, the engine where none is named, and processes of vLLM."""
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -34,11 +33,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             monkeypatch.delenv(name, raising=False)
         if gpus is not None:
             program(tmp_path / "nvidia-smi", f"echo '{gpus}'")
-        found = Installed(package or "", "0.32.0", True, 1.5, True, None)
-        record = json.dumps({name: getattr(found, name) for name in Installed.__dataclass_fields__})
         python = tmp_path / "python"
         missing = "echo 'vLLM is not installed there' >&2; exit 1"
-        program(python, f"echo '{record}'" if package else missing)
+        program(python, f"echo '{package} 0.32.0 /usr'" if package else missing)
         monkeypatch.setattr("sys.executable", str(python))
         return python
 
@@ -101,6 +98,19 @@ def test_an_interpreter_that_describes_no_vllm(tmp_path: Path) -> None:
     program(tmp_path / "python", "echo 1")
     with pytest.raises(InputError, match="python: prints no description of a vLLM"):
         look(tmp_path / "python")
+
+
+def test_releases_are_ordered_and_builds_from_source_are_newer() -> None:
+    for version, before in (
+        ("0.9.2", True),
+        ("0.15.1rc2", True),
+        ("0.16.0", False),
+        ("0.16", False),
+        ("0.100.1", False),
+        ("1.0", False),
+        ("0.1.dev1+gabcdef", False),
+    ):
+        assert Installed("vllm", version, Path("/usr")).before(16) == before, version
 
 
 @pytest.fixture

