@@ -128,7 +128,7 @@ class Api:
         def make() -> list[EngineRequest]:
             made = list[EngineRequest]()
             for ids in token_ids():
-                params = body.params(longest=max(1, self.context - len(ids)))
+                params = body.params(room=self.context - len(ids))
                 made += self.llm.requests(ids, params, len(made))
             return made
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from peagle.errors import InputError, shortened
-from peagle.server.schema import REFUSED, ChatBody, CompletionBody
+from peagle.server.schema import REFUSED, ChatBody, CompletionBody, UnknownField
 
 KINDS = {
     401: "authentication_error",
@@ -83,6 +83,8 @@ def _of_input(error: InputError) -> ApiError:
     """400; our messages about a field begin with its name."""
     word = str(error).split()[0].rstrip(":")
     field = NAMES.get(word, word)
+    if isinstance(error, UnknownField):
+        return ApiError(400, str(error), param=error.field)
     known = field.partition("[")[0] in FIELDS  # messages[1] is part of one
     return ApiError(400, str(error), param=field if known else None)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 ABOUT = (
     "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
     "is null counts as left out, one that is not listed is ignored, or refused where it would "
-    "change the answer."
+    "change the answer or is nearly the name of one that is."
 )
 WHY = {
     400: "A field cannot be had: the message names it, its value and what to do.",

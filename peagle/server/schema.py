@@ -1,10 +1,11 @@
 """Bodies of requests: the fields of OpenAI's API and of vLLM's additions that are supported.
 
-Unknown fields are ignored, for clients send many; unsupported ones that would change the answer
-are refused by name.
+Unknown fields are ignored, for clients send many. Refused by name are unsupported ones that would
+change the answer, and such that are nearly the name of another.
 """
 
 import json
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
@@ -14,6 +15,9 @@ from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, shortened
 from peagle.server.tools import named
 
+NEAR = 0.8  # of difflib: "temprature" is "temperature", "metadata" is nothing
+MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
+IGNORED = {"add_special_tokens", "models"}  # other servers' fields, however near
 MOST_ITEMS = 16384  # of a list, unless it holds token ids
 STRUCTURED = "use structured_outputs"
 # Fields of Generation that SamplingParams has under the same name and in the same form.
@@ -46,6 +50,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_choice": ((), STRUCTURED),
     "guided_grammar": ((), STRUCTURED),
 }
+
+
+class UnknownField(InputError):
+    """A field that is taken for another one's misspelled name."""
+
+    def __init__(self, field: str, near: str) -> None:
+        super().__init__(f"{field}: no such field, did you mean {near}?")
+        self.field = field
 
 
 def told(**schema: Any) -> Any:
@@ -105,6 +117,11 @@ class Body(BaseModel):
             if name in data and name not in cls.model_fields and data[name] not in harmless:
                 shown = shortened(repr(data[name]))
                 raise InputError(f"{name} {shown}: {instead}")
+        known = {field.alias or name for name, field in cls.model_fields.items()} | set(REFUSED)
+        unknown = [name for name in data if name not in known | IGNORED and len(name) <= MAX_NEAR]
+        for name in unknown[:MAX_NEAR]:
+            if near := get_close_matches(name.lower(), known, 1, NEAR):
+                raise UnknownField(name, near[0])
         return data
 
 
@@ -191,18 +208,23 @@ class Generation(Body):
         raise NotImplementedError
 
     @property
-    def longest(self) -> int | None:
-        """Tokens of an answer, at most; None: as many as fit."""
-        return self.max_tokens
+    def longest(self) -> tuple[str, int | None]:
+        """The field for the tokens of an answer, at most, and its value; None: as many as fit."""
+        return "max_tokens", self.max_tokens
 
-    def params(self, longest: int) -> SamplingParams:
-        """As the engine has it. Raises InputError for values that are out of range."""
+    def params(self, room: int) -> SamplingParams:
+        """As the engine has it, with room for so many tokens. Raises InputError for values that are
+        out of range."""
         stop = self.stop
+        field, longest = self.longest
+        if field in self.model_fields_set and longest is not None and longest > room > 0:
+            why = f"the context has room for {room} tokens after the prompt, ask for fewer"
+            raise InputError(f"{field} {longest}: {why}")
         return SamplingParams(
             **self.model_dump(include=SAME),
             **self.constraint(),
             top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's other way to say all
-            max_tokens=longest if self.longest is None else self.longest,
+            max_tokens=max(1, room) if longest is None else longest,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids),
             logit_bias=self.logit_bias or None,
@@ -265,8 +287,9 @@ class ChatBody(Generation):
         return self.top_logprobs if self.logprobs else None
 
     @property
-    def longest(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def longest(self) -> tuple[str, int | None]:
+        newer = self.max_completion_tokens
+        return super().longest if newer is None else ("max_completion_tokens", newer)
 
     @property
     def form_field(self) -> str:

@@ -49,6 +49,24 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["a", LONG]}, "prompt", ""),
     ({"prompt": LONG}, "prompt", "prompt 0 has 256 tokens; tiny-0 takes 256 with the answer"),
 ]
+BAD += [
+    ({name: value}, name, f"{name}: no such field, did you mean {meant}?")
+    for name, value, meant in [
+        ("temprature", 1, "temperature"),
+        ("Temperature", 1, "temperature"),
+        ("topP", 0.5, "top_p"),
+        ("max_new_tokens", 5, "max_tokens"),
+        ("stop_token_id", [1], "stop_token_ids"),
+        ("repeat_penalty", 1.1, "repetition_penalty"),
+        ("structured_output", {}, "structured_outputs"),
+        ("min_token", 4, "min_tokens"),
+    ]
+]
+BAD += [
+    ({"stream_options": {"include_usge": True}}, "include_usge", "did you mean include_usage?"),
+    ({"max_tokens": 400_000}, "max_tokens", "max_tokens 400000: the context has room for 255 "),
+    ({"max_tokens": 256}, "max_tokens", "max_tokens 256: the context has room for 255 tokens"),
+]
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "messages []: "),
     ({"messages": [{"role": "x", "content": "a"}]}, "messages", "turn with role 'x'"),
@@ -86,6 +104,13 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "chat_template_kwargs tokenize: the chat template reads no such name",
     ),
     ({"messages": [{"role": "user", "content": "a " * 300}]}, "messages", "takes 256"),
+    ({"message": [USER]}, "message", "message: no such field, did you mean messages?"),
+    ({"reasoning_efort": "low"}, "reasoning_efort", "did you mean reasoning_effort?"),
+    (
+        {"max_completion_tokens": 10**9},
+        "max_completion_tokens",
+        "max_completion_tokens 1000000000: the context has room for ",
+    ),
 ]
 
 
@@ -130,6 +155,26 @@ def test_what_asks_for_nothing_is_no_error(running: Running, harmless: dict[str,
     body = {"prompt": "a", "max_tokens": 1, "user": "me", "temperature": None} | harmless
     with running.http() as http:
         assert http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_fields_that_clients_send_are_no_error(running: Running) -> None:
+    """What is no other field's name, and changes nothing here; null is as good as nothing."""
+    more = {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}
+    more |= {"prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low", "some_new": 1}
+    more |= {"prediction": {}, "add_special_tokens": True, "cache_salt": "x", "temprature": None}
+    more |= {"parallel_tool_calls": False, "thinking": {}, "x" * 5000: 1}
+    with running.http() as http:
+        body = {"prompt": "a", "messages": [USER], "max_tokens": 1} | more
+        for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
+            assert http.post(path, json=body).status_code == 200
+
+
+def test_an_answer_may_fill_the_context(running: Running) -> None:
+    body = {"prompt": [70] * 250, "ignore_eos": True}
+    with running.http() as http:
+        for more in ({"max_tokens": 6}, {"max_tokens": None}, {}):
+            answer = http.post("/v1/completions", json=body | more).json()
+            assert answer["usage"]["completion_tokens"] == 6
 
 
 def test_bodies_that_are_none(running: Running) -> None:
