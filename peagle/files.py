@@ -1,6 +1,5 @@
 """Writing files, and errors of files that cannot be used."""
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,9 +11,6 @@ from safetensors import SafetensorError
 from peagle.errors import InputError, first_line
 from peagle.paths import cache_dir
 
-FULL = os.strerror(errno.ENOSPC)
-NO_TEMPORARY = "No usable temporary directory"  # begins the message of `tempfile`
-
 
 def unusable(error: Exception, path: Path | None = None, field: str = "output") -> InputError:
     """The error of a file or folder that cannot be read or written: its path, why, and the fix.
@@ -25,7 +21,7 @@ def unusable(error: Exception, path: Path | None = None, field: str = "output") 
         text = f"{field} {path}: {text}"
     elif own:
         text = f"{own}: {text}"
-    room = "make room, or " if FULL in text else ""
+    room = "make room, or " if "No space left" in text else ""
     return InputError(f"{text}: {room}{cache_fix(text) or 'name another path'}")
 
 
@@ -33,7 +29,7 @@ def cache_fix(text: str) -> str:
     """The fix for a message that names a cache which cannot be written; empty for others."""
     from huggingface_hub.constants import HF_HOME  # noqa: PLC0415 (takes time)
 
-    marks = {"PEAGLE_HOME": str(cache_dir()), "HF_HOME": HF_HOME, "TMPDIR": NO_TEMPORARY}
+    marks = {"PEAGLE_HOME": str(cache_dir()), "HF_HOME": HF_HOME, "TMPDIR": "temporary directory"}
     moved = [variable for variable, mark in marks.items() if mark in text]
     return f"set {moved[0]} to a folder that can be written" if moved else ""
 

@@ -10,14 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from peagle.catalog import choose_head
@@ -196,8 +189,7 @@ def progress_bar(what: str, kept: str = "") -> Iterator[Progress]:
             Thread(target=_log, args=(bar, what, over)).start()
             yield bar
     except KeyboardInterrupt:
-        done = (f"{_done(task)} {what} {kept}".strip() for task in bar.tasks)
-        raise KeyboardInterrupt(*done) from None
+        raise KeyboardInterrupt(f"{_done(bar, what)} {kept}".strip()) from None
     finally:
         over.set()
 
@@ -207,12 +199,12 @@ def _log(bar: Progress, what: str, over: Event) -> None:
     while not over.wait(LOG_SECONDS):
         for task in bar.tasks if bar.disable else ():
             left = f"{task.time_remaining:.0f} s left" if task.time_remaining else ""
-            parts = (f"{_done(task)} {what}", task.description, left)
+            parts = (_done(bar, what), task.description, left)
             screen.print(", ".join(filter(None, parts)), markup=False)
 
 
-def _done(task: Task) -> str:
-    return f"{task.completed:.0f} of {task.total or 0:.0f}"
+def _done(bar: Progress, what: str) -> str:
+    return "".join(f"{task.completed:.0f} of {task.total or 0:.0f} {what}" for task in bar.tasks)
 
 
 @contextmanager

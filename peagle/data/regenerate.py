@@ -1,6 +1,6 @@
 """The target answers prompts itself: what a drafter must learn to predict."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,7 +15,7 @@ from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.vllm.generate import open_vllm
+from peagle.vllm.generate import Answers, open_vllm
 
 
 class Engine(NamedTuple):
@@ -24,8 +24,7 @@ class Engine(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     max_context: int
     group: int  # records answered together
-    # Answers, each with the number of its prompt, in the order in which they end.
-    generate: Callable[[list[list[int]], SamplingParams], Iterable[tuple[int, Completion]]]
+    generate: Callable[[list[list[int]], SamplingParams], Answers]
 
 
 class Report(NamedTuple):
@@ -40,12 +39,11 @@ class Report(NamedTuple):
 
 def native(llm: LLM) -> Engine:
     """Answer with our own engine."""
-    return Engine(
-        llm.tokenizer,
-        llm.target.max_context,
-        llm.max_batch * 4,
-        lambda prompts, params: llm.stream(prompts, params).ended(),
-    )
+
+    def generate(prompts: list[list[int]], params: SamplingParams) -> Answers:
+        return llm.stream(prompts, params).ended()
+
+    return Engine(llm.tokenizer, llm.target.max_context, llm.max_batch * 4, generate)
 
 
 def through_vllm(target: str, tokenizer: PreTrainedTokenizerBase) -> Engine:

@@ -9,13 +9,14 @@ from peagle.engine.request import Stats
 from peagle.errors import InputError, first_line
 from peagle.model.loader import locate
 
+Answers = Iterable[tuple[int, Completion]]  # with the numbers of their prompts, as they end
+
 
 class VllmEngine(NamedTuple):
     """A target loaded by vLLM."""
 
     max_context: int
-    # All answers, with the numbers of their prompts.
-    generate: Callable[[list[list[int]], SamplingParams], Iterable[tuple[int, Completion]]]
+    generate: Callable[[list[list[int]], SamplingParams], Answers]
 
 
 def open_vllm(target: str) -> VllmEngine:
@@ -30,9 +31,7 @@ def open_vllm(target: str) -> VllmEngine:
     path, revision = locate(target)
     llm = vllm.LLM(path, revision=revision)
 
-    def generate(
-        prompts: list[list[int]], params: SamplingParams
-    ) -> Iterable[tuple[int, Completion]]:
+    def generate(prompts: list[list[int]], params: SamplingParams) -> Answers:
         sampling = vllm.SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
