@@ -30,13 +30,11 @@ def doctor(
     head: HeadArgument,
     target: TargetArgument,
     prompt: Annotated[
-        str | None,
-        typer.Option(help="Text on which features and logits are compared. Default: a short one."),
+        str | None, "Text on which features and logits are compared. Default: a short one."
     ] = None,
     chat_template: ChatTemplateOption = None,
     dtype: Annotated[
-        str,
-        typer.Option(help="Data type of the weights; float32 shows errors that bfloat16 hides."),
+        str, "Data type of the weights; float32 shows errors that bfloat16 hides."
     ] = "float32",
     device: DeviceOption = "auto",
     force: ForceOption = False,

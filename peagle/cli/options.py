@@ -101,7 +101,7 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     groups = dict[str, tuple[type, list[str]]]()
     options = list[Parameter]()
     for name, parameter in signature(function).parameters.items():
-        kind, chosen = _plain(hints[name])
+        kind, chosen, _ = _plain(hints[name])
         if isinstance(kind, type) and is_dataclass(kind):
             every = Fields(*(field.name for field in fields(kind)))
             members = _members(kind, chosen if isinstance(chosen, Fields) else every)
@@ -129,17 +129,12 @@ def optional(hint: Any) -> tuple[Any, bool]:
     return kind, True
 
 
-def _plain(hint: Any) -> tuple[Any, Any]:
-    """A type, and what it is annotated with."""
+def _plain(hint: Any) -> tuple[Any, Any, list[Any]]:
+    """A type, and what it is annotated with: its help or Typer's own, and a panel or none."""
     if get_origin(hint) is not Annotated:
-        return hint, None
-    kind, note, *_ = get_args(hint)
-    return kind, note
-
-
-def _panel(hint: Any) -> str | None:
-    """The panel of --help that an option is annotated with."""
-    return next((note for note in get_args(hint)[2:] if isinstance(note, str)), None)
+        return hint, None, []
+    kind, note, *panel = get_args(hint)
+    return kind, note, panel
 
 
 def _members(kind: type, chosen: Fields) -> list[Parameter]:
@@ -181,11 +176,11 @@ def documented(kind: type) -> dict[str, tuple[str, str | None]]:
 
 def _option(name: str, hint: Any, default: Any) -> Parameter:
     """A parameter as Typer takes it; one that is annotated with Typer's own stays as it is."""
-    kind, note = _plain(hint)
+    kind, note, panel = _plain(hint)
     if isinstance(note, str):
         kind, spelling, settings = _typed(kind, flag(name), default)
         text = FIELD.sub(lambda found: flag(found[1]), note)
-        settings["rich_help_panel"] = _panel(hint)
+        settings["rich_help_panel"] = panel[0] if panel else None
         hint = Annotated[kind, typer.Option(spelling, help=text, **settings)]
     if default == ():
         default = []

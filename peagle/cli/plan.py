@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,53 +17,60 @@ from peagle.methods.spec import HeadSpec
 app = App()
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What training is planned.
+
+    tokens: Number of answer tokens to train on.
+    context: Length of a training sequence in tokens.
+    answered: Fraction of the tokens that belong to answers (0 to 1), as `peagle data show` counts
+        it.
+    gpus: Number of GPUs to train on; 0 trains on the CPU.
+    memory: Memory of one device in GiB. Default: this machine's, or 80 for a GPU.
+    segments: Number of passes that a sequence is partitioned into. Default: the fewest that fit in
+        memory.
+    run: Output folder of a short run with these settings, whose throughput gives the hours.
+        Default: hours are not estimated.
+    price: Price of one device for one hour, in any currency. Default: no cost is estimated.
+    """
+
+    tokens: int
+    context: int
+    answered: float = 1.0
+    gpus: int = 0
+    memory: float | None = None
+    segments: int | None = None
+    run: Path | None = None
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(0, gpus=self.gpus)
+        check_at_least(1, tokens=self.tokens)
+        check_at_least(4, context=self.context)
+        if not 0 < self.answered <= 1:
+            raise InputError(f"answered {self.answered}: must be above 0, at most 1")
+
+
 @app.command()
 def plan(
     target: TargetArgument,
     *,
-    tokens: Annotated[int, "Number of answer tokens to train on."],
-    context: Annotated[int, "Length of a training sequence in tokens."],
-    answered: Annotated[
-        float,
-        "Fraction of the tokens that belong to answers (0 to 1), as `peagle data show` counts it.",
-    ] = 1.0,
-    gpus: Annotated[int, "Number of GPUs to train on; 0 trains on the CPU."] = 0,
-    memory: Annotated[
-        float | None, "Memory of one device in GiB. Default: this machine's, or 80 for a GPU."
-    ] = None,
-    segments: Annotated[
-        int | None,
-        "Number of passes that a sequence is partitioned into. Default: the fewest that fit in "
-        "memory.",
-    ] = None,
+    training: Training,
     head: Annotated[HeadSpec, Fields("method", "layers", "depths", "draft_vocab")],
-    run: Annotated[
-        Path | None,
-        "Output folder of a short run with these settings, whose throughput gives the hours. "
-        "Default: hours are not estimated.",
-    ] = None,
-    price: Annotated[
-        float | None,
-        "Price of one device for one hour, in any currency. Default: no cost is estimated.",
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the memory of training by part; only the target's configuration is downloaded."""
     from peagle.tools.plan import GIB, measured_rate, outline
     from peagle.tools.plan import plan as make_plan
 
-    check_at_least(0, gpus=gpus)
-    check_at_least(1, tokens=tokens)
-    check_at_least(4, context=context)
-    if not 0 < answered <= 1:
-        raise InputError(f"--answered {answered}: must be above 0, at most 1")
-    spec = head
+    gpus, price = training.gpus, training.price
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    room = memory or (80.0 if gpus else machine)
-    rate = None if run is None else measured_rate(run)
+    room = training.memory or (80.0 if gpus else machine)
+    rate = None if training.run is None else measured_rate(training.run)
     made = make_plan(
-        outline(target), spec, tokens=tokens, context=context, segments=segments, room=room * GIB,
-        device="cuda" if gpus else "cpu", answered=answered, processes=max(gpus, 1), rate=rate,
+        outline(target), head, tokens=training.tokens, context=training.context,
+        segments=training.segments, room=room * GIB, device="cuda" if gpus else "cpu",
+        answered=training.answered, processes=max(gpus, 1), rate=rate,
     )  # fmt: skip
     cost = None if made.hours is None or price is None else made.hours * price * max(gpus, 1)
     if as_json:
@@ -78,7 +86,7 @@ def plan(
         table.add_row(part, f"{size / GIB:.2f}")
     table.add_row("together", f"{made.total / GIB:.2f} of {room:.1f}", style="bold")
     console.print(table)
-    console.print(f"segments: {made.segments} for sequences of {context} tokens")
+    console.print(f"segments: {made.segments} for sequences of {training.context} tokens")
     if made.total > room * GIB:
         console.print("[yellow]does not fit:[/] shorter sequences, fewer layers or more memory")
     console.print(f"disk, should features be captured (bf16): {made.captured / GIB:.1f} GiB")

@@ -1,7 +1,7 @@
 """`peagle train`: a head for a target."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -54,16 +54,41 @@ MAX_LENGTH = 1024  # tokens of a document, unless told otherwise
 PAPER_LENGTH = 8192  # with --recipe paper
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts from.
+
+    Data:
+    data: Training data: a JSONL file (plain or .gz), captured folders separated by commas, or
+        synth, which has the target write it. Required here or in --config.
+
+    Head:
+    init_from: Head to start from, a folder or hub id. Default: a new head made from the target's
+        layers.
+    correction: Train a correction of the drafts by the token before: frozen leaves the head of
+        --init-from as it is, joint trains the head, too. Default: none.
+
+    Run:
+    resume: Continue exactly from the last checkpoint in --output.
+    """
+
+    data: str | None = None
+    init_from: str | None = None
+    correction: str | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.correction not in (None, "frozen", "joint"):
+            raise InputError(f"correction {self.correction}: choose frozen or joint")
+        if self.correction == "frozen" and self.init_from is None:
+            raise InputError("correction frozen: name the head with `init_from`")
+
+
 @app.command()
 def train(
     target: TargetArgument,
     *,
-    data: Annotated[
-        str | None,
-        "Training data: a JSONL file (plain or .gz), captured folders separated by commas, or "
-        "synth, which has the target write it. Required here or in --config.",
-        "Data",
-    ] = None,
+    start: Start,
     training: TrainConfig,
     head: HeadSpec,
     max_length: Annotated[
@@ -81,39 +106,21 @@ def train(
     ] = None,
     strict: StrictOption = False,
     chat_template: ChatTemplateOption = None,
-    init_from: Annotated[
-        str | None,
-        "Head to start from, a folder or hub id. Default: a new head made from the target's "
-        "layers.",
-        "Head",
-    ] = None,
-    correction: Annotated[
-        str | None,
-        "Train a correction of the drafts by the token before: frozen leaves the head of "
-        "--init-from as it is, joint trains the head, too. Default: none.",
-        "Head",
-    ] = None,
-    resume: Annotated[
-        bool, "Continue exactly from the last checkpoint in --output.", "Run"
-    ] = False,
     recipe: RecipeOption = None,
     config: ConfigOption = None,  # it and the overrides are the other options' defaults by now
     device: Annotated[DeviceOption, "Machine"] = "auto",
     overrides: OverridesArgument = None,
 ) -> None:
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
+    data = start.data
     if data is None:
         raise InputError("--data is missing: name a JSONL file of answers")
-    if correction not in (None, "frozen", "joint"):
-        raise InputError(f"--correction {correction}: choose frozen or joint")
-    if correction == "frozen" and init_from is None:
-        raise InputError("--correction frozen: name the head with --init-from")
     captured = _captures(data)
     if captured is None and data != "synth":
         existing_file(Path(data), "--data")
     measured_on = None if held_out is None else existing_file(held_out, "--held-out")
     max_length = _max_length(max_length, captured, recipe)
-    if checkpoints(training.output) and not resume:
+    if checkpoints(training.output) and not start.resume:
         why = "add --resume, or name a new folder"
         raise InputError(f"{training.output} holds a checkpoint: {why}")
     check_folder(training.output)
@@ -128,18 +135,13 @@ def train(
     use_template(model.tokenizer, chat_template)
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length, strict)
-    if correction == "frozen" and init_from is not None:
-        drafter = load_drafter(init_from, model).float()
-    else:
-        drafter = _drafter(init_from, model, head, examples, training.seed)
-    if correction is not None:
-        drafter = with_correction(drafter, frozen=correction == "frozen")
+    drafter = _drafter(start, model, head, examples, training.seed)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
     examples, states, walk = _split(examples, captured, model, measured_on, strict)
     where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
-    (continue_run if resume else start_over)(trainer)
+    (continue_run if start.resume else start_over)(trainer)
     _train(trainer, len(walk.documents))
 
 
@@ -250,15 +252,21 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
 
 
 def _drafter(
-    init_from: str | None, target: Target, spec: HeadSpec, examples: list[Example], seed: int
+    start: Start, target: Target, spec: HeadSpec, examples: list[Example], seed: int
 ) -> Drafter:
-    """The head to train: a new one, or a saved one as one that is trained for this target."""
+    """The head to train: a new one, or a saved one as one that is trained for this target; with a
+    correction where that is trained."""
+    if start.correction == "frozen" and start.init_from is not None:
+        head = load_drafter(start.init_from, target).float()
+        return with_correction(head, frozen=True)
     answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
-    if init_from:
-        drafter = _adopt(load_drafter(init_from, target, force=True), target, spec)
-        return with_norms(drafter, target, answers, spec)
-    torch.manual_seed(seed)
-    return new_drafter(target, answers, spec)
+    if start.init_from:
+        drafter = _adopt(load_drafter(start.init_from, target, force=True), target, spec)
+        drafter = with_norms(drafter, target, answers, spec)
+    else:
+        torch.manual_seed(seed)
+        drafter = new_drafter(target, answers, spec)
+    return with_correction(drafter, frozen=False) if start.correction else drafter
 
 
 def _train(trainer: Trainer, measured: int) -> None:
@@ -266,11 +274,9 @@ def _train(trainer: Trainer, measured: int) -> None:
     output = trainer.config.output
     tokens = sum(len(example.ids) for example in trainer.data)
     answers = sum(sum(example.supervised) for example in trainer.data)
-    screen.print(
-        f"training on {len(trainer.data)} documents ({tokens} tokens, {answers} of answers), "
-        f"measured on {measured} held out: steps {trainer.progress.step + 1} to "
-        f"{trainer.total_steps}"
-    )
+    data = f"{len(trainer.data)} documents ({tokens} tokens, {answers} of answers)"
+    steps = f"steps {trainer.progress.step + 1} to {trainer.total_steps}"
+    screen.print(f"training on {data}, measured on {measured} held out: {steps}")
     with progress_bar("steps") as bar:
         task = bar.add_task("", total=trainer.total_steps, completed=trainer.progress.step)
 

@@ -11,7 +11,6 @@ from peagle.data.conversation import Conversation, PendingRecord, drop_oldest
 from peagle.data.endpoint import Servers, ask_servers
 from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.response_parser import to_message
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError

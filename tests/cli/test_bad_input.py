@@ -125,7 +125,7 @@ def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: P
         (("--feature-layers", "1,x"), ["--feature-layers '1,x'", "whole numbers"]),
         (("--feature-layers", "3,1"), ["feature layers [3, 1]", "ascending"]),
         (("--feature-layers", "1,99"), ["feature layers [1, 99]", "0 to 6"]),
-        (("optimizer=adam",), ["setting 'optimizer': unknown; known are data, output, batch"]),
+        (("optimizer=adam",), ["setting 'optimizer': unknown; known are data, "]),
         (("eval_evry=3",), ["'eval_evry': unknown; did you mean eval_every? Known are data"]),
         (("--warmup", 1), ["--warmup 1.0: must be at least 0 and below 1"]),
         (("warm_start=maybe",), ["setting warm_start 'maybe': expected true or false"]),
@@ -145,7 +145,7 @@ def test_train_options(refused, target: Path, answers: Path, tmp_path: Path, opt
     [
         (
             "learning_rate: 1",
-            "setting 'learning_rate': unknown; known are data, output, batch",
+            "setting 'learning_rate': unknown; known are data, ",
         ),
         ("lr: fast", "setting lr 'fast': expected a number"),
         ("- a\n- b", "expected name: value lines"),
