@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
-from tiny import make_target
+from tiny import make_target, save_target
 
 from peagle import __version__
 
@@ -122,11 +122,7 @@ def without_heads(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, target = tmp_path_factory.mktemp("tiny"), make_target()
-    assert target.tokenizer is not None
-    target.model.save_pretrained(folder)
-    target.tokenizer.save_pretrained(folder)
-    return folder
+    return save_target(make_target(), tmp_path_factory.mktemp("tiny"))
 
 
 def test_the_extra_asks_for_the_heads_of_this_version() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -72,6 +73,14 @@ def make_target(
     )  # fmt: skip
     torch.manual_seed(seed)
     return Target(LlamaForCausalLM(config).eval(), make_tokenizer(), f"tiny-{seed}")
+
+
+def save_target(target: Target, folder: Path) -> Path:
+    """A folder as users have models: config, weights, tokenizer with a chat template."""
+    assert target.tokenizer is not None
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
 
 
 def make_drafter(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from damage import NEWEST, Damage, garbled, only, progress, tensors, tree
 from safetensors.torch import load_file, save_file
-from tiny import make_target, own_answers
+from tiny import make_target, own_answers, save_target
 
 from peagle.cli.main import main
 
@@ -25,9 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, answers, what was captured of them, and a run of each."""
     folder: Path = tmp_path_factory.mktemp("made")
     target = make_target(layers=7)
-    target.model.save_pretrained(folder / "target")
-    assert target.tokenizer is not None
-    target.tokenizer.save_pretrained(folder / "target")
+    save_target(target, folder / "target")
     records = [{"prompt_ids": e.ids[:1], "answer_ids": e.ids[1:]} for e in own_answers(target, 12)]
     answers = folder / "answers.jsonl"
     answers.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tiny
 from click.testing import Result
 from tiny import make_target, own_answers
 from typer.testing import CliRunner
@@ -31,12 +32,7 @@ def printed(*args: object) -> Any:
 
 
 def save_target(folder: Path, *, seed: int = 0, context: int = 256) -> Path:
-    """A tiny Llama as users have models: config, weights, tokenizer with a chat template."""
-    target = make_target(seed=seed, layers=LAYERS, context=context)
-    assert target.tokenizer is not None
-    target.model.save_pretrained(folder)
-    target.tokenizer.save_pretrained(folder)
-    return folder
+    return tiny.save_target(make_target(seed=seed, layers=LAYERS, context=context), folder)
 
 
 def save_answers(file: Path, count: int = 24) -> Path:

@@ -99,22 +99,10 @@ def test_another_target_is_refused(
     assert "weights_hash" in line
 
 
-def test_another_template_is_refused(folder: Path, tmp_path: Path, refused) -> None:
-    changed = save_target(tmp_path / "target")
-    (changed / "chat_template.jinja").write_text("{{ messages }}")
-    line = refused("train", changed, "--data", folder, "--output", tmp_path / "out", *STEPS)
-    assert "captured with another chat template" in line
-
-
 def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, refused) -> None:
     command = ("train", target, "--data", folder, "--output", tmp_path, *STEPS)
     line = refused(*command, "--max-length", 64)
     assert "--max-length 64: the captured documents were cut to 1024" in line
-
-
-def test_a_folder_that_is_no_capture(target: Path, tmp_path: Path, refused) -> None:
-    line = refused("train", target, "--data", tmp_path, "--output", tmp_path / "out", *STEPS)
-    assert f"{tmp_path}: a folder without capture.json" in line
 
 
 @pytest.mark.parametrize(

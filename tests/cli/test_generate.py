@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from runner import LAYERS, invoke, printed
-from tiny import METHODS, make_target
+from tiny import METHODS, make_target, save_target
 from typer.testing import CliRunner
 
 from peagle.cli.generate import show
@@ -224,13 +224,9 @@ def test_chat_ends_at_an_empty_line(target: Path) -> None:
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target whose logits are no numbers."""
     made = make_target(layers=LAYERS)
-    assert made.tokenizer is not None
     with torch.no_grad():
         made.model.lm_head.weight.fill_(float("nan"))
-    folder = tmp_path_factory.mktemp("broken")
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
-    return folder
+    return save_target(made, tmp_path_factory.mktemp("broken"))
 
 
 @pytest.mark.parametrize(

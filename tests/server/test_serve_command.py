@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from openai import APIConnectionError, APIError, APIStatusError, OpenAI
-from tiny import make_target
+from tiny import make_target, save_target
 
 import peagle.server
 from peagle.cli.main import main
@@ -54,11 +54,7 @@ main()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, target = tmp_path_factory.mktemp("target"), make_target(context=2048)
-    assert target.tokenizer is not None
-    target.model.save_pretrained(folder)
-    target.tokenizer.save_pretrained(folder)
-    return folder
+    return save_target(make_target(context=2048), tmp_path_factory.mktemp("target"))
 
 
 class Process:

