@@ -92,14 +92,6 @@ def test_the_same_tokens_as_alone(
     assert [a.token_ids for a in found] == [a.token_ids for a in alone]
 
 
-def test_drafts_do_not_depend_on_the_company(target: Target, head: Drafter) -> None:
-    params = SamplingParams(max_tokens=16, ignore_eos=True)
-    together = LLM(target, head, nodes=12, max_batch=5, lookup=False).generate(PROMPTS, params)
-    for prompt, one in zip(PROMPTS, together, strict=True):
-        [single] = LLM(target, head, nodes=12, lookup=False).generate([prompt], params)
-        assert single.token_ids == one.token_ids
-
-
 @torch.no_grad()
 def test_a_place_after_any_token(target: Target, head: Drafter) -> None:
     """Of two requests: after the tokens that the head offers before it, which are scored together,

@@ -55,14 +55,6 @@ def test_equals_plain_for_every_k_and_batch(
     assert 10 < sum(stats.accepted) < stats.drafted, "some drafts right, some wrong"
 
 
-def test_plain_batching_equals_one_by_one(target: Target) -> None:
-    params = SamplingParams(max_tokens=25)
-    alone = [LLM(target, lookup=False).generate([prompt], params)[0] for prompt in PROMPTS]
-    assert outcome(LLM(target, max_batch=3, lookup=False).generate(PROMPTS, params)) == outcome(
-        alone
-    )
-
-
 def test_plain_is_the_argmax_without_a_cache(target: Target) -> None:
     done = LLM(target, lookup=False).generate(PROMPTS[:3], SamplingParams(max_tokens=15))
     for prompt, completion in zip(PROMPTS, done, strict=False):
@@ -181,33 +173,6 @@ def test_eos_with_real_heads(
             drafted_ends += done.drafted[-1]
             monkeypatch.undo()
     assert drafted_ends > 0, "some end was an accepted draft token"
-
-
-def test_two_engines_share_a_target(target: Target, drafters: dict[str, Drafter]) -> None:
-    """An engine made or used in between does not take the features away."""
-    speculative, params = LLM(target, drafters["p-eagle"], k=3), SamplingParams(max_tokens=12)
-    plain = LLM(target, lookup=False)
-    first = speculative.generate(PROMPTS, params)
-    plain.generate(PROMPTS, params)
-    assert total(first).rounds > 0
-    assert total(speculative.generate(PROMPTS, params)) == total(first)
-
-
-def test_use_switches_heads(target: Target, drafters: dict[str, Drafter]) -> None:
-    llm, params = LLM(target, lookup=False), SamplingParams(max_tokens=12)
-    assert llm.drafting.method == "none" and total(llm.generate(PROMPTS, params)).rounds == 0
-    plain = outcome(llm.generate(PROMPTS, params))
-    for method, drafter in drafters.items():
-        used = llm.use(drafter)
-        assert (used.drafting, used.k) == (
-            Drafting(method, "auto", lookup=True),
-            drafter.config.depths,
-        )
-        assert outcome(used.generate(PROMPTS, params)) == plain
-        fixed = used.use(drafter, used.k)
-        done = fixed.generate(PROMPTS, params)
-        assert outcome(done) == plain and total(done).rounds > 0
-        assert total(fixed.use(None, lookup=False).generate(PROMPTS, params)).rounds == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -104,16 +104,6 @@ def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) ->
             assert outcome([alone]) == outcome([answer])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_seed_repeats_with_everything(
-    target: Target, drafters: dict[str, Drafter], method: str
-) -> None:
-    llm = LLM(target, drafters[method], k=3, max_batch=6)
-    hot = [replace(params, temperature=0.9, seed=7, top_p=0.95) for params in SPECIAL]
-    again = LLM(target, drafters[method], k=3, max_batch=6)
-    assert outcome(llm.generate(PROMPTS, hot)) == outcome(again.generate(PROMPTS, hot))
-
-
 @pytest.mark.parametrize("at", [0, 2, 5, 9])
 def test_stop_token_ids(target: Target, drafters: dict[str, Drafter], at: int) -> None:
     """The answer ends with the first of them, which has no text, though the end is ignored."""

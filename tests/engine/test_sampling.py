@@ -277,10 +277,6 @@ def test_plain(params: SamplingParams, plain: bool) -> None:
         assert chooser.choose(logits, chain([1, 2])) == greedy(logits)
 
 
-def test_logprobs_are_given_only_where_asked_for() -> None:
-    assert sampler(SamplingParams(), 6).logprobs(random_logits(1, 6), [0], [2]) == []
-
-
 @pytest.mark.parametrize(
     ("chosen", "draft", "accepted"),
     [([4], [], 0), ([4, 5], [4], 1), ([4, 5], [5], 0), ([4, 5, 6], [4, 6], 1), ([4, 5], [3], 0)],

@@ -248,20 +248,6 @@ def test_a_stream_that_is_left_is_cancelled(target: Target) -> None:
     assert free_blocks(llm.engine)
 
 
-def test_two_runs_share_an_engine(target: Target) -> None:
-    llm, params = LLM(target, max_batch=2), SamplingParams(max_tokens=9)
-    one, two = llm.stream([[70, 71], [72]], params), llm.stream([[73, 74, 75]], params)
-    said: list[list[str]] = [[], []]
-    for run, own in ((one, said[0]), (two, said[1]), (one, said[0])):
-        own += [chunk.text for chunk in run.step()]
-    said[1] += [chunk.text for chunk in two]
-    said[0] += [chunk.text for chunk in one]
-    plain = LLM(target, lookup=False).generate([[70, 71], [72], [73, 74, 75]], params)
-    found = [*one.completions(), *two.completions()]
-    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
-    assert "".join(said[1]) == plain[2].text
-
-
 def test_too_little_cache_is_refused(target: Target) -> None:
     with pytest.raises(InputError, match="prompt 0 needs 60 tokens of KV cache .* it is 48"):
         alone = LLM(target, kv_tokens=40, lookup=False)
