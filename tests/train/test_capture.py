@@ -109,6 +109,7 @@ def test_a_stopped_capture_goes_on(
     assert contents(tmp_path / "halves") == contents(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_a_killed_capture_goes_on(tmp_path: Path, target: Target, data: list[Example]) -> None:
     captured(target, data, tmp_path / "straight")
     script = Path(__file__).with_name("run_capture.py")
