@@ -57,6 +57,12 @@ def wide() -> Target:
 
 
 @pytest.fixture(scope="module")
+def grammars(wide: Target) -> Grammars:
+    """Which compile each grammar once; matchers of their own."""
+    return Grammars(wide)
+
+
+@pytest.fixture(scope="module")
 def wide_drafters(wide: Target) -> dict[str, Drafter]:
     return {method: make_drafter(wide, method, draft_vocab=len(KNOWN)) for method in METHODS}
 
@@ -70,7 +76,8 @@ def schema(model: type[BaseModel], **options: object) -> str:
 def test_json_always_parses_and_validates(
     wide: Target, wide_drafters: dict[str, Drafter], method: str, temperature: float
 ) -> None:
-    llm = LLM(wide, wide_drafters.get(method), max_batch=8)
+    lookup = False if method == "none" else None
+    llm = LLM(wide, wide_drafters.get(method), lookup=lookup, max_batch=8)
     params = [
         SamplingParams(
             temperature=temperature,
@@ -173,7 +180,10 @@ def drafted_by_hand(
 
 
 def test_drafts_are_the_likeliest_that_are_allowed(
-    wide: Target, wide_drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
+    wide: Target,
+    wide_drafters: dict[str, Drafter],
+    grammars: Grammars,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P-EAGLE's K slots in order; what a request without a grammar beside it drafts is the same."""
     drafter, seen, kinds = wide_drafters["p-eagle"], list[torch.Tensor](), Counter[str]()
@@ -193,7 +203,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
         running = run.engine.scheduler.running
         by_request = seen[-1].unflatten(0, (-1, 6))
         for request, logits in zip(running, by_request, strict=False):
-            matcher = Grammars(wide).matcher(request.params)
+            matcher = grammars.matcher(request.params)
             if matcher is None:
                 assert request.draft.tokens == [known[i] for i in logits.argmax(-1)]
                 kinds["free"] += 1
@@ -209,7 +219,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
-    wide: Target, wide_drafters: dict[str, Drafter], method: str
+    wide: Target, wide_drafters: dict[str, Drafter], grammars: Grammars, method: str
 ) -> None:
     llm = LLM(wide, wide_drafters[method], k=5, max_batch=4)
     params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[6:12]]
@@ -218,7 +228,7 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
     run.step()
     while not run.engine.idle:
         for request in run.engine.scheduler.running:
-            fresh, own = Grammars(wide).matcher(request.params), request.sampler.matcher
+            fresh, own = grammars.matcher(request.params), request.sampler.matcher
             fresh.advance(request.output)
             assert torch.equal(fresh.allowed(), own.allowed())
             for row, token in zip(fresh.masks(request.draft), request.draft.tokens, strict=False):
