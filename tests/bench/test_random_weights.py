@@ -62,10 +62,9 @@ def test_impossible_acceptance_lengths(script, length: float) -> None:
         script.profile(length)
 
 
-@pytest.fixture(params=sorted(PARAMETERS))
-def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def shrunk(name: str, tmp_path: Path) -> str:
     """A shipped shape with narrower and fewer layers."""
-    file = SHAPES / f"{request.param.split('/')[1].lower()}.json"
+    file = SHAPES / f"{name.split('/')[1].lower()}.json"
     shape = json.loads(file.read_text())
     shape |= {key: value for key, value in SMALLER.items() if key in shape}
     shape["num_hidden_layers"] = 7
@@ -78,8 +77,9 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [5, 18])
 def test_drafts_are_accepted_as_often_as_given(
-    script, small: str, method: str, k: int, recwarn: pytest.WarningsRecorder
+    script, tmp_path: Path, method: str, k: int, recwarn: pytest.WarningsRecorder
 ) -> None:
+    small = shrunk("openai/gpt-oss-20b", tmp_path)
     target = script.random_target(small, dtype=torch.float32)
     drafter = script.random_drafter(target, method, draft_vocab=128)
     llm = LLM(target, drafter, k=k, max_batch=8, kv_tokens=4096)
@@ -109,10 +109,11 @@ def test_unknown_shapes(script, tmp_path: Path) -> None:
         script.read_shape(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_the_script_measures_every_method_and_load(
-    script, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "shape.json"
+    small, output = shrunk(name, tmp_path), tmp_path / "shape.json"
     options = "--k 3 --concurrency 1,2 --limit 4 --prompt-tokens 9 --max-tokens 40 --device cpu"
     line = [small, *options.split(), "--acceptance", "p-eagle=3.0,eagle3=2.0"]
     monkeypatch.setattr(sys, "argv", ["random_weights.py", *line, "--output", str(output)])
