@@ -66,6 +66,7 @@ def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
     assert identical(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", HEADS)
 def test_the_walk_of_training_counts_what_the_engine_accepts(method: str) -> None:
     """In float32, where both compute the same tokens: chains and, where drafted, trees."""
