@@ -15,7 +15,7 @@ from transformers.utils import logging
 from peagle.bench import run, workload
 from peagle.bench.load import Played, Sample
 from peagle.bench.side_by_side import device_name
-from peagle.catalog import find_entry, head_path
+from peagle.catalog import find_entry, find_head
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Stats
@@ -35,7 +35,7 @@ def options(description: str | None, output: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for method in METHODS:
-        parser.add_argument(f"--{method}", type=Path, default=head_path(TARGET, method),
+        parser.add_argument(f"--{method}", type=Path, default=find_head(TARGET, method=method),
                             metavar="HEAD", help=f"folder of the {method} head")  # fmt: skip
     parser.add_argument("--output", type=Path, default=RESULTS / output, help="JSON file to write")
     return parser

@@ -171,57 +171,36 @@ def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
     return config | {"parallel_drafting": True} if parallel else config
 
 
-def choose_head(target: str, head: str | None, method: str | None, k: int | None) -> str | None:
-    """Folder or hub id of the head to draft with: as named, or the catalog's; None for none.
+def find_head(
+    target: str, head: str | None = None, method: str | None = None, *, field: str = "head"
+) -> str | None:
+    """Folder or hub id of the head to draft with: `head`, or the catalog's; None for none.
 
-    Raises InputError for a method or K that there is not, and a method without a head. Warns when
-    the catalog's head is not installed.
+    Raises InputError for a method that there is not, and for one whose head is not found; `field`
+    names one. Warns when no method is named and the catalog's head is not installed.
     """
     if method is not None and method not in CHOICES:
         raise InputError(f"method {method!r}: choose {', '.join(CHOICES)}")
-    if k is not None and k < 1:
-        raise InputError(f"k {k}: num_speculative_tokens must be at least 1")
     if method in HEADLESS:
         return None
+    if head is not None:
+        return head
     wanted = method or METHODS[0]
-    place = head or head_place(target, wanted)
-    if place is not None:
-        return place
-    missing = missing_head(target, wanted)
-    if method is not None:
-        unknown = f"no {method} head is known for {target}: name one with `head`"
-        raise InputError(missing or unknown)
-    if missing:
-        warnings.warn(InputWarning(missing), stacklevel=2)
-    return None
-
-
-def head_place(target: str, method: str) -> str | None:
-    """Folder or hub id of the catalog's head for a target; None when it has none here."""
-    head = _known_head(target, method)
-    return head.place if head else None
-
-
-def head_path(target: str, method: str) -> Path | None:
-    """Folder of the catalog's head for a target; None when it is not in a folder here."""
-    head = _known_head(target, method)
-    return head.folder if head and head.place else None
-
-
-def missing_head(target: str, method: str) -> str | None:
-    """Says that the catalog's head for a target is in a folder that is not there, and how to get
-    it; None when it is there, or the catalog knows none."""
-    head = _known_head(target, method)
-    if head is None or head.folder is None or head.place:
-        return None
-    packaged = head.folder.is_relative_to(PACKAGED.parents[1])
-    hint = INSTALL_HEADS if packaged else f"there is no folder {head.folder}"
-    return f"the {method} head of {target} is not here: {hint}"
-
-
-def _known_head(target: str, method: str) -> CatalogHead | None:
     entry = known_entry(target)
-    return entry.heads.get(method) if entry else None
+    known = entry.heads.get(wanted) if entry else None
+    if known is None:
+        why = f"no {wanted} head is known for {target}: name one with `{field}`"
+    elif known.place is not None:
+        return known.place
+    else:
+        packaged = known.folder and known.folder.is_relative_to(PACKAGED.parents[1])
+        fix = INSTALL_HEADS if packaged else f"there is no folder {known.folder}"
+        why = f"the {wanted} head of {target} is not here: {fix}"
+    if method is not None:
+        raise InputError(why)
+    if known is not None:
+        warnings.warn(InputWarning(why), stacklevel=2)
+    return None
 
 
 def record(name: str, entry: Entry) -> dict[str, Any]:

@@ -11,11 +11,9 @@ from peagle.catalog import (
     PACKAGED,
     Acceptance,
     PackagedGGUF,
-    choose_head,
     find_entry,
+    find_head,
     find_name,
-    head_path,
-    head_place,
     known_entry,
     load_catalog,
     speculative_config,
@@ -94,7 +92,7 @@ def test_a_hub_id_finds_the_entry_of_its_target() -> None:
     assert known_entry("openai/gpt-oss-2b") is None
     with pytest.raises(InputError, match="did you mean openai/gpt-oss-20b?"):
         find_entry("openai/gpt-oss-2b")
-    assert head_place("Qwen/Qwen3-8B", "p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
+    assert find_head("Qwen/Qwen3-8B", method="p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
 
 
 def test_of_two_entries_for_one_hub_id_the_users_is_found(tmp_path: Path) -> None:
@@ -109,14 +107,24 @@ def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path:
     installed.write_text(PACKAGED.read_text())
     monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
     monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
-    assert head_path("smollm2-135m", "p-eagle") is None  # an installed wheel has none
-    assert head_place("smollm2-135m", "p-eagle") is None
+    with pytest.raises(InputError, match="is not here"):  # an installed wheel has none
+        find_head("smollm2-135m", method="p-eagle")
     folder = tmp_path / "heads" / "smollm2-135m-p-eagle"
     folder.mkdir(parents=True)
-    assert head_path("smollm2-135m", "p-eagle") == folder
-    assert head_place("smollm2-135m", "p-eagle") == str(folder)
-    assert head_path("smollm2-135m", "eagle3") is None
-    assert head_path("smollm2-135m", "medusa") is None and head_path("unknown", "p-eagle") is None
+    assert find_head("smollm2-135m", method="p-eagle") == str(folder)
+    with pytest.raises(InputError, match="the eagle3 head of smollm2-135m is not here"):
+        find_head("smollm2-135m", method="eagle3")
+
+
+def test_a_head_that_is_named_is_taken_as_it_is() -> None:
+    assert find_head("smollm2-135m", "me/head", "p-eagle") == "me/head"
+    assert find_head("unknown", "me/head") == "me/head"
+    assert find_head("smollm2-135m", "me/head", "none") is None
+    assert find_head("unknown") is None
+    with pytest.raises(InputError, match="no eagle3 head is known for unknown: name one with `a`"):
+        find_head("unknown", method="eagle3", field="a")
+    with pytest.raises(InputError, match="method 'medusa': choose p-eagle, eagle3, lookup, none"):
+        find_head("smollm2-135m", method="medusa")
 
 
 def test_heads_are_found_in_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,8 +137,7 @@ def test_heads_are_found_in_their_package(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
     monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "some_heads")
-    assert head_path("smollm2-135m", "p-eagle") == folder
-    assert choose_head("smollm2-135m", None, None, None) == str(folder)
+    assert find_head("smollm2-135m") == find_head("smollm2-135m", method="p-eagle") == str(folder)
 
 
 def test_a_head_that_is_not_installed_is_said(
@@ -143,10 +150,10 @@ def test_a_head_that_is_not_installed_is_said(
     monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
     said = r"the p-eagle head of smollm2-135m is not here: pip install 'peagle\[demo\]'"
     with pytest.raises(InputError, match=said):
-        choose_head("smollm2-135m", None, "p-eagle", None)
+        find_head("smollm2-135m", method="p-eagle")
     with pytest.warns(InputWarning, match=said):
-        assert choose_head("smollm2-135m", None, None, None) is None
-    assert choose_head("smollm2-135m", None, "none", None) is None
+        assert find_head("smollm2-135m") is None
+    assert find_head("smollm2-135m", method="none") is None
 
 
 def test_a_folder_of_the_users_that_is_not_there_is_named(
@@ -155,12 +162,7 @@ def test_a_folder_of_the_users_that_is_not_there_is_named(
     mine = {**MINE, "heads": {"p-eagle": {"folder": "gone", "k": 3}}}
     monkeypatch.setenv("PEAGLE_CATALOG", str(write(tmp_path / "mine.yaml", mine=mine)))
     with pytest.raises(InputError, match=f"not here: there is no folder {tmp_path / 'gone'}"):
-        choose_head("mine", None, "p-eagle", None)
-
-
-def test_a_head_on_the_hub_has_a_place_and_no_folder() -> None:
-    assert head_place("qwen3-8b", "p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
-    assert head_path("qwen3-8b", "p-eagle") is None
+        find_head("mine", method="p-eagle")
 
 
 def test_the_speculative_config_of_vllm() -> None:

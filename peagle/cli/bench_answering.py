@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.summary import Cell, Result
-from peagle.catalog import HEADLESS, head_place
+from peagle.catalog import HEADLESS, find_head
 from peagle.cli.common import ModelOptions, open_llm
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
@@ -42,11 +42,9 @@ class Asked:
         """Folder or hub id of the head of every method: as named, or the catalog's."""
         heads = dict[str, str]()
         for method in self.drafting:
-            place = self.named[method] or head_place(self.target, method)
-            if place is None:
-                why = f"name one with --{method}"
-                raise InputError(f"no {method} head is known for {self.target}: {why}")
-            heads[method] = place
+            field = method.replace("-", "_")
+            place = find_head(self.target, self.named[method], method, field=field)
+            heads[method] = str(place)
         return heads
 
 
@@ -74,10 +72,10 @@ def native(asked: Asked) -> Answering:
     from peagle.bench.native import Native
     from peagle.bench.side_by_side import device_name
     from peagle.engine.params import SamplingParams
-    from peagle.methods.load import find_head
+    from peagle.methods.load import head_folder
 
     heads = asked.heads()
-    folders = {method: find_head(place) for method, place in heads.items()}
+    folders = {method: head_folder(place) for method, place in heads.items()}
     alone = replace(asked.model, method="none", device=resolve_device(asked.model.device))
     llm = open_llm(asked.target, alone)
     drafters: dict[str, Any] = dict.fromkeys(HEADLESS)

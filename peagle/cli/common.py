@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from peagle.catalog import choose_head
+from peagle.catalog import find_head
+from peagle.cli.options import check_at_least
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
-from peagle.methods.load import find_head
+from peagle.methods.load import head_folder
 from peagle.model.loader import resolve_device
 from peagle.model.template import use_template
 from peagle.shown import model_name
@@ -121,8 +122,9 @@ def open_llm(
     from transformers.utils import logging
 
     method = options.drafting
-    path = choose_head(target, options.head, method, options.k)
-    folder = find_head(path) if path else None  # before the target takes its time to load
+    check_at_least(1, k=options.k)
+    path = find_head(target, options.head, method)
+    folder = head_folder(path) if path else None  # before the target takes its time to load
     device = announced_device(options.device)
     check_quantize_device(options.quantize, device)
     logging.disable_progress_bar()

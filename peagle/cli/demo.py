@@ -9,7 +9,7 @@ from rich.table import Table
 from peagle.bench.run import write_json
 from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.bench.workload import human_eval
-from peagle.catalog import head_path, missing_head
+from peagle.catalog import find_head
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.data.chat import prompt_ids
@@ -37,10 +37,7 @@ def demo(
     logging.disable_progress_bar()
     heads = dict[str, Path]()
     for method in ("eagle3", "p-eagle"):
-        folder = head_path(TARGET, method)
-        if folder is None:
-            raise InputError(str(missing_head(TARGET, method)))
-        heads[method] = folder
+        heads[method] = Path(str(find_head(TARGET, method=method)))
     check_folder(output.parent)
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):

@@ -18,7 +18,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.generate import console
 from peagle.cli.options import App, with_flags
-from peagle.methods.load import find_head
+from peagle.methods.load import head_folder
 from peagle.shown import model_name
 
 app = App()
@@ -48,7 +48,7 @@ def doctor(
     from peagle.model.template import use_template
     from peagle.tools.doctor import PROMPT, examine, verdict
 
-    find_head(head)  # before the target takes its time to load
+    head_folder(head)  # before the target takes its time to load
     logging.disable_progress_bar()
     with screen.status(f"loading {model_name(target)}"):
         model = load_target(target, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ from peagle.cli.options import App
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
 from peagle.methods.checkpoint import read_config
-from peagle.methods.load import find_head, load_drafter
+from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.save import save_drafter
 from peagle.tools.card import write_card
 
@@ -40,7 +40,7 @@ def export(
         raise InputError(f"--to {to!r}: choose vllm or speculators")
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not an empty folder: name a new one")
-    name = target or read_config(find_head(head)).provenance.target
+    name = target or read_config(head_folder(head)).provenance.target
     if not name:
         raise InputError(f"head {head} does not say what it was trained for: name it with --target")
     check_folder(output)

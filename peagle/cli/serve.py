@@ -104,6 +104,7 @@ def serve(
         raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
     from peagle.cli.serve_lines import Serving
 
+    check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
     native_only = _native_only(context, options.device)
     if resolve_engine(engine, vllm_python, map(flag, native_only), options.device) == "vllm":

@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peagle.catalog import METHODS, Entry, PackagedGGUF, load_catalog, missing_head
+from peagle.catalog import METHODS, Entry, PackagedGGUF, find_head, load_catalog
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, InputWarning
 
@@ -82,9 +82,8 @@ def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Draft
     head = entry.heads[asked.method]
     if isinstance(entry.target, PackagedGGUF) and asked.method == METHODS[0]:
         # The engine finds it by the target's name; an image made of the repository has it.
-        missing = None if remote else missing_head(name, asked.method)
-        if missing:
-            _warn(f"nothing will draft: {missing}")
+        if not remote:
+            find_head(name)  # warns when it is not installed
         return asked
     if remote and head.hub is None:
         how = "upload it with `hf upload` and name it with `hub:` in the catalog"

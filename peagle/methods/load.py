@@ -28,7 +28,7 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
 
     Raises InputError that names the head and the first of its problems, see `validate`.
     """
-    folder = find_head(name)
+    folder = head_folder(name)
     files = read_head(folder)
     config = parse(files.raw, folder / "config.json", len(target.layers))
     for problem in validate(files.raw, files.tensors, target):
@@ -57,7 +57,7 @@ def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
     return made
 
 
-def find_head(name: str | Path) -> Path:
+def head_folder(name: str | Path) -> Path:
     """Folder of a head given as folder or hub id[@revision] (downloaded into the hub's cache)."""
     folder = Path(name).expanduser()
     if folder.is_dir():

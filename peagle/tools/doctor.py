@@ -23,7 +23,7 @@ from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advan
 from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import LAYER_IDS, default_k
 from peagle.methods.layer_ids import Trial, nested_ids, try_both
-from peagle.methods.load import find_head, load_drafter
+from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.model.attention import CausalAttend
@@ -71,7 +71,7 @@ def examine(
     `force` accepts a head trained for other weights, or with another chat template.
     Raises InputError when there is no such head, or the prompt is too short or too long.
     """
-    folder, ids = find_head(head), _prompt_ids(target, prompt)
+    folder, ids = head_folder(head), _prompt_ids(target, prompt)
     try:
         files = read_head(folder)
     except InputError as error:

@@ -8,13 +8,13 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import choose_head, known_entry, speculative_config
+from peagle.catalog import find_head, known_entry, speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
 from peagle.methods.checkpoint import HeadFiles, read_config, read_json
 from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
 from peagle.methods.layer_ids import nested_ids
-from peagle.methods.load import find_head, load_drafter
+from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.save import save_drafter
 from peagle.model.config import DrafterConfig
@@ -62,10 +62,10 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
     """
     if method == "lookup":
         raise InputError("method 'lookup': only our own engine has it, choose a head for vLLM")
-    name = choose_head(target, head, method, k)
+    name = find_head(target, head, method)
     if name is None:
         return None
-    folder, sizes = find_head(name), target_config(target)
+    folder, sizes = head_folder(name), target_config(target)
     config = read_config(folder, sizes.num_hidden_layers)
     if nested_ids(HeadFiles(read_json(folder), {})):
         how = "as what enters a layer: `peagle doctor` tries it, and says what to write"

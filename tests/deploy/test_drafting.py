@@ -1,6 +1,7 @@
 """Which head a deployment drafts with."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,11 @@ def test_the_demo_targets_heads() -> None:
         chosen(demo, method="eagle3")
 
 
-def test_a_demo_head_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peagle.deploy.drafting.missing_head", lambda name, method: "get it")
+def test_a_demo_head_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     demo = find_entry("smollm2-135m")
-    with pytest.warns(InputWarning, match="nothing will draft: get it"):
+    head = replace(demo.heads["p-eagle"], folder=tmp_path / "gone")
+    gone = replace(demo, heads={**demo.heads, "p-eagle": head})
+    monkeypatch.setattr("peagle.catalog.known_entry", lambda _: gone)
+    with pytest.warns(InputWarning, match="the p-eagle head of smollm2-135m is not here"):
         choose("smollm2-135m", demo, Drafting(), remote=False)
     assert chosen(demo) == Drafting(None, "p-eagle", None)  # an image has it

@@ -7,7 +7,7 @@ import pytest
 
 from peagle import LLM, SamplingParams
 from peagle.bench.side_by_side import compare, identical, load_contenders
-from peagle.catalog import head_path
+from peagle.catalog import find_head
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
@@ -20,7 +20,7 @@ from peagle.model.target import Target
 from peagle.train.walk import Round, Walk
 
 TARGET = "smollm2-135m"
-HEADS = {method: head_path(TARGET, method) for method in ("eagle3", "p-eagle")}
+HEADS = {method: find_head(TARGET, method=method) for method in ("eagle3", "p-eagle")}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peagle.catalog import find_entry, head_path
+from peagle.catalog import find_entry, find_head
 from peagle.model.loader import load_target
 from peagle.tools.doctor import examine
 
@@ -11,7 +11,7 @@ TARGET = "smollm2-135m"
 
 @pytest.mark.parametrize("method", find_entry(TARGET).heads)
 def test_shipped_heads_are_healthy(method: str) -> None:
-    head = head_path(TARGET, method)
+    head = find_head(TARGET, method=method)
     assert head is not None
     checks = examine(head, load_target(TARGET, dtype="float32"))
     assert [check for check in checks if check.state in ("wrong", "warning")] == []

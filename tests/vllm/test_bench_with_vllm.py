@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from peagle.catalog import head_path
+from peagle.catalog import find_head
 from peagle.cli.main import app
 
 pytestmark = pytest.mark.vllm
@@ -28,7 +28,7 @@ def bench(output: Path, *more: str) -> list[dict[str, object]]:
 
 def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
     assert os.environ["PEAGLE_VLLM_PYTHON"]
-    shipped = head_path("smollm2-135m", "p-eagle")
+    shipped = find_head("smollm2-135m", method="p-eagle")
     assert shipped is not None
     head = tmp_path / "head"  # vLLM runs it without its correction
     shutil.copytree(shipped, head, ignore=shutil.ignore_patterns("correction"))

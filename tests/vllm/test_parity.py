@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from peagle.catalog import PARALLEL_METHODS, head_path, speculative_config
+from peagle.catalog import PARALLEL_METHODS, find_head, speculative_config
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
@@ -82,7 +82,7 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 def shipped(llm: LLM, method: str) -> Drafter:
-    folder = head_path(TARGET, method)
+    folder = find_head(TARGET, method=method)
     assert folder is not None, f"the repository has no {method} head for {TARGET}"
     return load_drafter(folder, llm.target)
 

@@ -23,7 +23,7 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from peagle.catalog import head_path
+from peagle.catalog import find_head
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
@@ -154,7 +154,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> Served:
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """Our engine, with the head by which vLLM drafts."""
-    head = head_path(TARGET, "p-eagle")
+    head = find_head(TARGET, method="p-eagle")
     return LLM(TARGET, head=head, k=5, dtype="float32")
 
 
