@@ -14,7 +14,7 @@ from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.cli import bench_answering as answering
 from peagle.cli.bench_answering import Answering, Asked
 from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
-from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
+from peagle.cli.engines import EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, Fields, check_at_least, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
@@ -117,8 +117,8 @@ def run(
     check_folder(output.parent)
     chosen = "native"
     if url is None:
-        native_only = _native_only(k, nodes, methods, model)
-        chosen = resolve_engine(engine, vllm_python, native_only, model.device)
+        named = _not_vllms(k, nodes, methods, model)
+        chosen = resolve_engine(engine, vllm_python, named, model.device)
     if k is None and nodes is None:
         k = PINNED if chosen == "vllm" else ADAPTIVE
     settings = _settings(k, nodes, "off" if model.no_lookup else lookup)
@@ -189,14 +189,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def _native_only(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
-    """Options that were given and that vLLM lacks."""
+def _not_vllms(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
+    """Options that were given and that vLLM may lack."""
     asked = {
-        "--k adaptive": ADAPTIVE in (k or "").split(","),
-        "--nodes": nodes is not None,
-        "--methods lookup": "lookup" in methods.split(","),
-        f"--device {model.device}": model.device not in VLLM_DEVICES,
-        "--quantize": model.quantize is not None,
+        "k adaptive": ADAPTIVE in (k or "").split(","),
+        "nodes": nodes is not None,
+        "methods lookup": "lookup" in methods.split(","),
+        "device": model.device != "auto",
+        "quantize": model.quantize is not None,
     }
     return [option for option, is_asked in asked.items() if is_asked]
 

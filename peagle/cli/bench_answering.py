@@ -122,16 +122,7 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
     from peagle.vllm.process import look
     from peagle.vllm.server import serving
 
-    installed, model = look(python or Path(sys.executable)), asked.model
-    if model.device not in ("auto", "cpu" if installed.cpu else "cuda"):
-        raise InputError(f"--device {model.device}: vLLM decides by itself, leave it out")
-    if model.quantize is not None:
-        raise InputError(f"--quantize {model.quantize}: vLLM decides by itself, leave it out")
-    modes = {cell.drafting.mode for cell in asked.cells}
-    if "tree" in modes or any(cell.drafting.method == "lookup" for cell in asked.cells):
-        raise InputError("--engine vllm: it drafts chains by a head: leave out --nodes and lookup")
-    if "auto" in modes:
-        raise InputError("--engine vllm: it cannot choose K every round: give numbers, as --k 7")
+    installed = look(python or Path(sys.executable))
     heads = asked.heads()
     stack, running, loads = ExitStack(), dict[Drafting, str](), count()
 

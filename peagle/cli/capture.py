@@ -16,7 +16,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.engines import VllmPythonOption
+from peagle.cli.engines import VllmPythonOption, not_vllms
 from peagle.cli.options import Fields, check_at_least, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, unusable
@@ -100,7 +100,7 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
     if engine != "vllm":
         raise InputError(f"--engine {engine!r}: choose transformers or vllm")
     if device not in ("auto", "cpu"):
-        raise InputError(f"--device {device}: vLLM finds its devices itself, leave it out")
+        raise not_vllms("device")
     vllm = Vllm(python or Path(sys.executable), parallel)
     look(vllm.python)
     return vllm

@@ -16,13 +16,13 @@ from typer.core import TyperGroup
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
-from peagle.cli.options import App, check_at_least, flag, with_flags
+from peagle.cli.engines import resolve_engine
+from peagle.cli.options import App, check_at_least, flag
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.account import PLACEHOLDERS, Account
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
 from peagle.errors import InputError
-from peagle.vllm.process import default_engine
 
 PLACES = ("local", "kubernetes", "sagemaker")
 
@@ -160,9 +160,7 @@ def start(
     here = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
     if engine is None and here:
-        engine, why = default_engine()
-        if why:
-            typer.echo(with_flags(why), err=True)
+        engine = resolve_engine("auto", None, (), "auto")
     drafting = Drafting(head, method, k)
     spec = make_spec(name, entry, engine, remote=not here, drafting=drafting)
     if profile is not None and spec.engine == "native":

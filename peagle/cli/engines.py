@@ -1,13 +1,13 @@
 """Which engine a command uses, where its options leave that open."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
 
 from peagle.cli.common import screen
-from peagle.cli.options import with_flags
+from peagle.cli.options import flag, with_flags
 from peagle.errors import InputError
 from peagle.vllm.process import default_engine
 
@@ -25,24 +25,48 @@ VllmPythonOption = Annotated[
     ),
 ]
 VLLM_DEVICES = ("auto", "cuda")  # values of --device that vLLM on a GPU serves, too
+# Options of the native engine only, and what to do with vLLM.
+NOT_VLLMS = {
+    "k adaptive": "vLLM cannot choose K every round, give numbers, as --k 7",
+    "nodes": "vLLM drafts chains, give --k",
+    "no_lookup": "vLLM drafts by the head alone, leave it out",
+    "methods lookup": "vLLM drafts by a head, leave it out",
+    "device": "vLLM finds its devices itself, leave it out",
+    "quantize": "vLLM has an option of its own, --quantization, after -- of peagle serve",
+    "kv_tokens": "give vLLM's --kv-cache-memory-bytes after --",
+    "allowed_hosts": "vLLM answers to every name, leave it out",
+    "max_queue": "vLLM's queue has no end, leave it out",
+    "max_seconds": "vLLM's requests have no limit of time, leave it out",
+}
+
+
+def not_vllms(name: str) -> InputError:
+    """The error of an option that vLLM lacks."""
+    return InputError(f"{flag(name)} with --engine vllm: {NOT_VLLMS[name]}")
 
 
 def resolve_engine(
-    named: str, python: Path | None, native_only: Iterable[str], device: str
+    named: str, python: Path | None, options: Collection[str], device: str
 ) -> Literal["native", "vllm"]:
     """The engine of `--engine`; what auto selects on a GPU machine is printed on stderr.
 
-    `native_only` are the options given that vLLM lacks: with auto they select the native engine.
+    Those of the given `options` that vLLM lacks select the native engine with auto, and are
+    refused with vllm.
     """
+    lacking = [name for name in NOT_VLLMS if name in options]
+    if device in VLLM_DEVICES and "device" in lacking:
+        lacking.remove("device")
     if named not in ("auto", "native", "vllm"):
         raise InputError(f"--engine {named!r}: choose auto, native or vllm")
+    if named == "vllm" and lacking:
+        raise not_vllms(lacking[0])
     if named != "auto":
         return cast(Literal["native", "vllm"], named)
     choice = default_engine(python)
-    if choice.engine == "vllm":
-        for option in native_only:
-            screen.print(f"engine: native, because vLLM has no {option}; without it, vLLM is used")
-            return "native"
+    if choice.engine == "vllm" and lacking:
+        why = f"vLLM has no {flag(lacking[0])}; without it, vLLM is used"
+        screen.print(f"engine: native, because {why}")
+        return "native"
     if choice.why and device != "cpu":
         screen.print(with_flags(choice.why), markup=False)
     return choice.engine

@@ -11,24 +11,13 @@ from peagle.cli.common import (
     check_quantize_device,
     open_llm,
 )
-from peagle.cli.engines import VLLM_DEVICES, EngineOption, VllmPythonOption, resolve_engine
-from peagle.cli.options import App, check_at_least, flag, given
+from peagle.cli.engines import NOT_VLLMS, EngineOption, VllmPythonOption, resolve_engine
+from peagle.cli.options import App, check_at_least, given
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device
 from peagle.shown import model_name
 
 app = App()
-# Options of the native engine only, and what to do with vLLM.
-NOT_VLLMS = {
-    "device": "vLLM finds its devices itself, leave it out",
-    "nodes": "vLLM drafts chains, give --k",
-    "no_lookup": "vLLM drafts by the head alone, leave it out",
-    "quantize": "give vLLM's --quantization after --",
-    "kv_tokens": "give vLLM's --kv-cache-memory-bytes after --",
-    "allowed_hosts": "vLLM answers to every name, leave it out",
-    "max_queue": "vLLM's queue has no end, leave it out",
-    "max_seconds": "vLLM's requests have no limit of time, leave it out",
-}
 VllmFlags = Annotated[
     list[str] | None,
     typer.Argument(
@@ -106,13 +95,11 @@ def serve(
 
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
-    native_only = _native_only(context, options.device)
-    if resolve_engine(engine, vllm_python, map(flag, native_only), options.device) == "vllm":
+    named = [name for name in NOT_VLLMS if given(context, name)]
+    if resolve_engine(engine, vllm_python, named, options.device) == "vllm":
         from peagle.cli.serve_vllm import serve_vllm
         from peagle.vllm.serve import ServeSettings
 
-        for name in native_only:
-            raise InputError(f"{flag(name)} with --engine vllm: {NOT_VLLMS[name]}")
         serve_vllm(
             ServeSettings(
                 target=target,
@@ -149,9 +136,3 @@ def serve(
     people = Serving(model, host, number, key="PEAGLE_API_KEY" if api_key else None, chat=chat)
     if not run(llm, config, listening, people.show):
         raise typer.Exit(1)
-
-
-def _native_only(context: typer.Context, device: str) -> list[str]:
-    """Options on the command line that vLLM lacks."""
-    asked = [name for name in NOT_VLLMS if given(context, name)]
-    return [name for name in asked if name != "device" or device not in VLLM_DEVICES]

@@ -113,7 +113,10 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
         (("--feature-layers", "1,9"), "feature layers [1, 9]: "),
         (("--engine", "sglang"), "--engine 'sglang': choose transformers or vllm"),
         (("--tensor-parallel-size", 2), "--tensor-parallel-size 2: goes with --engine vllm"),
-        (("--engine", "vllm", "--device", "cuda"), "--device cuda: vLLM finds its devices itself"),
+        (
+            ("--engine", "vllm", "--device", "cuda"),
+            "--device with --engine vllm: vLLM finds its devices",
+        ),
         ((*VLLM, sys.executable), "vLLM is not installed there"),
         (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
         (("--output", __file__), f"--output {__file__}: Not a directory: name another path"),

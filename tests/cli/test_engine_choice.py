@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from peagle.cli import bench, bench_answering, engines
 from peagle.cli.common import ModelOptions, announced_device
-from peagle.cli.engines import resolve_engine
+from peagle.cli.engines import NOT_VLLMS, resolve_engine
 from peagle.cli.main import app
+from peagle.cli.options import flag
 from peagle.cli.serve_lines import Serving
 from peagle.errors import InputError
 from peagle.vllm.process import EngineChoice
@@ -37,16 +38,15 @@ def test_auto_takes_vllm_and_says_so(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert resolve_engine("auto", None, ["--max-queue"], "auto") == "native"
+    assert resolve_engine("auto", None, ["max_queue"], "auto") == "native"
     why = "engine: native, because vLLM has no --max-queue; without it, vLLM is used\n"
     assert capsys.readouterr().err == why
     on_cpu = ModelOptions(device="cpu", quantize="int8")
-    named = ["--k adaptive", "--device cpu", "--quantize"]
-    assert bench._native_only("7,adaptive", None, "p-eagle", on_cpu) == named
-    assert bench._native_only("7", None, "p-eagle", ModelOptions(device="cuda")) == []
-    assert bench._native_only(None, None, "p-eagle", ModelOptions()) == []
-    trees = bench._native_only(None, "12", "p-eagle,lookup", ModelOptions())
-    assert trees == ["--nodes", "--methods lookup"]
+    named = ["k adaptive", "device", "quantize"]
+    assert bench._not_vllms("7,adaptive", None, "p-eagle", on_cpu) == named
+    assert bench._not_vllms(None, None, "p-eagle", ModelOptions()) == []
+    trees = bench._not_vllms(None, "12", "p-eagle,lookup", ModelOptions())
+    assert trees == ["nodes", "methods lookup"]
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -102,8 +102,21 @@ def test_a_gpu_without_vllm(
     monkeypatch.setattr(engines, "default_engine", lambda _: EngineChoice("native", "no vLLM"))
     assert resolve_engine("auto", None, [], "auto") == "native"
     assert capsys.readouterr().err == "no vLLM\n"
-    assert resolve_engine("auto", None, ["--device"], "cpu") == "native"
+    assert resolve_engine("auto", None, ["device"], "cpu") == "native"
     assert capsys.readouterr().err == "", "nothing runs on the GPU"
+
+
+@pytest.mark.parametrize("name", NOT_VLLMS)
+def test_vllm_refuses_what_it_lacks(name: str) -> None:
+    """In all commands, with the flag and what to do."""
+    with pytest.raises(InputError, match=f"^{flag(name)} with --engine vllm: .*vLLM"):
+        resolve_engine("vllm", None, [name], "cpu")
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_gpu_is_what_vllm_runs_on() -> None:
+    assert resolve_engine("auto", None, ["device"], "cuda") == "vllm"
+    assert resolve_engine("vllm", None, ["device"], "auto") == "vllm"
 
 
 def test_an_unknown_engine() -> None:

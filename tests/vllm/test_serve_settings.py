@@ -211,7 +211,7 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
         for args, said in (
             ((target, "--engine", "vlm"), "--engine 'vlm': choose auto, native or vllm"),
             ((target, "--", "--swap"), "--swap: flags after -- are vLLM's: use --engine vllm"),
-            ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: give vLLM's --quant"),
+            ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: vLLM has an option"),
             ((*engine, "--device", "cpu"), "--device with --engine vllm: vLLM finds its devices"),
             ((*engine, "--max-queue", 3), "--max-queue with --engine vllm: vLLM's queue has no"),
             ((*engine, "--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key"),
