@@ -57,6 +57,11 @@ class Skipped(Exception):
     """A check does not apply; the text says why."""
 
 
+def _require(is_right: bool, wrong: str, fix: str = REMEDY, *, blocks: bool = True) -> None:
+    if not is_right:
+        raise Problem(wrong, fix, blocks=blocks)
+
+
 def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> list[Problem]:
     """All problems of a head's config.json and tensors (by our names) beside `target`, in the order
     of `CHECKS`."""
@@ -91,21 +96,17 @@ def run_check(name: str, head: HeadFiles, target: Target) -> str:
 def sizes(head: HeadFiles, target: Target) -> str:
     """Target hidden size and vocabulary; the draft vocabulary and the rows of `lm_head`."""
     vocab = head.sizes["vocab_size"]
-    wanted = target.config.hidden_size, target.embedding.shape[0]
-    for name, said, found in zip(
-        ("target_hidden_size", "vocab_size"), (head.target_width, vocab), wanted, strict=True
-    ):
-        if said != found:
-            why = f"{name} is {said}, the target's is {found}"
-            raise Problem(why, "the head is for another target: name that one")
+    width, tokens = target.config.hidden_size, target.embedding.shape[0]
+    fix = "the head is for another target: name that one"
+    wrong = f"target_hidden_size is {head.target_width}, the target's is {width}"
+    _require(head.target_width == width, wrong, fix)
+    _require(vocab == tokens, f"vocab_size is {vocab}, the target's is {tokens}", fix)
     draft = head.raw.get("draft_vocab_size") or vocab
     rows = len(head.tensors["lm_head.weight"]) if "lm_head.weight" in head.tensors else draft
-    if not 1 <= draft <= vocab or rows != draft:
-        raise Problem(
-            f"draft_vocab_size is {draft}, lm_head has {rows} rows, the target {vocab} tokens",
-            f"set draft_vocab_size to the rows of lm_head, or {REMEDY}",
-        )
-    return f"hidden size {wanted[0]}, vocabulary {vocab}, {draft} drafted"
+    wrong = f"draft_vocab_size is {draft}, lm_head has {rows} rows, the target {vocab} tokens"
+    fix = f"set draft_vocab_size to the rows of lm_head, or {REMEDY}"
+    _require(1 <= draft <= vocab and rows == draft, wrong, fix)
+    return f"hidden size {width}, vocabulary {vocab}, {draft} drafted"
 
 
 def provenance(head: HeadFiles, target: Target) -> str:
@@ -117,14 +118,15 @@ def provenance(head: HeadFiles, target: Target) -> str:
         "config hash": (known.config_hash, config_hash(target)),
         "weights hash": (known.weights_hash, weights_hash(target)),
     }
+    fix = (
+        "name that target; for a fine-tune of the same base use `force`, or train the head on its "
+        "answers (`peagle train --init-from`)"
+    )
     for name, (said, found) in facts.items():
-        if said and said != found:
-            trained = model_name(known.target or "another target")
-            raise Problem(
-                f"trained for {trained}: {name} {said}, here {found}",
-                "name that target; for a fine-tune of the same base use `force`, or train the head "
-                "on its answers (`peagle train --init-from`)",
-            )
+        trained = model_name(known.target or "another target")
+        _require(
+            not said or said == found, f"trained for {trained}: {name} {said}, here {found}", fix
+        )
     return f"trained for {model_name(known.target or 'this target')}: hashes agree"
 
 
@@ -133,11 +135,9 @@ def template(head: HeadFiles, target: Target) -> str:
     said, found = head.trained.template_hash, template_hash(target)
     if not said:
         raise Skipped("the head does not record one")
-    if said != found:
-        raise Problem(
-            f"trained with chat template {said}, the target's is {found or 'absent'}",
-            "name the template it was trained with (`chat_template`); `force` accepts another",
-        )
+    fix = "name the template it was trained with (`chat_template`); `force` accepts another"
+    wrong = f"trained with chat template {said}, the target's is {found or 'absent'}"
+    _require(said == found, wrong, fix)
     return f"hash {said} agrees"
 
 
@@ -151,17 +151,14 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
     rewrite = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS} in config.json"
     if not head.speculators:
         rewrite += ", also in eagle_config"
-    if trained and trained != ids:
-        raise Problem(f"{ids}; the head was trained with {trained}", rewrite)
-    if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
-        raise Problem(f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it", rewrite)
-    if not 0 <= ids[0] <= ids[-1] <= count:
-        known = f"the target has layers 0 to {count - 1}, and {count} is what leaves the last"
-        raise Problem(f"{ids}: {known}", rewrite)
+    _require(not trained or trained == ids, f"{ids}; the head was trained with {trained}", rewrite)
+    wrong = f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it"
+    _require(ids == sorted(set(ids)), wrong, rewrite)
+    known = f"the target has layers 0 to {count - 1}, and {count} is what leaves the last"
+    _require(0 <= ids[0] <= ids[-1] <= count, f"{ids}: {known}", rewrite)
     width = head.tensors["fc.weight"].shape[1] if "fc.weight" in head.tensors else None
-    if width not in (None, len(ids) * head.target_width):
-        many = f"{len(ids)} layers of {head.target_width}"
-        raise Problem(f"fc reads {width} features, {ids} are {many}", rewrite)
+    wrong = f"fc reads {width} features, {ids} are {len(ids)} layers of {head.target_width}"
+    _require(width in (None, len(ids) * head.target_width), wrong, rewrite)
     if not head.speculators:
         _check_places(ids, top, nested, defaults, rewrite)
     return f"{ids} of {count}, as wide as fc"
@@ -169,15 +166,14 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
 
 def _check_places(ids: list[int], top: Any, nested: Any, defaults: list[int], rewrite: str) -> None:
     """vLLM reads layer ids in two places: the values at the top, the count in eagle_config."""
+    wrong = ""
     if nested and nested != ids:
-        why = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
-        raise Problem(why, rewrite, blocks=False)
-    if not top and ids != defaults:
-        why = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
-        raise Problem(why, rewrite, blocks=False)
-    if not nested and len(ids) != len(defaults):
-        why = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
-        raise Problem(why, rewrite, blocks=False)
+        wrong = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
+    elif not top and ids != defaults:
+        wrong = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
+    elif not nested and len(ids) != len(defaults):
+        wrong = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
+    _require(not wrong, wrong, rewrite, blocks=False)
 
 
 def mask_token(head: HeadFiles, target: Target) -> str:
@@ -185,16 +181,15 @@ def mask_token(head: HeadFiles, target: Target) -> str:
     ids, tensors = mask_ids(head.raw), head.tensors
     if not ids and not {ROW, "mask_hidden"} & tensors.keys():
         raise Skipped("an eagle3 head has none")
-    if not ids:
-        raise Problem("config.json names no mask token id", "write it as ptd_token_id")
+    _require(bool(ids), "config.json names no mask token id", "write it as ptd_token_id")
     token = next(iter(ids.values()))
     said = ", ".join(f"{key} {value}" for key, value in ids.items())
     vocab = target.embedding.shape[0]
-    if not 0 <= token < vocab:
-        raise Problem(f"{said}: outside the vocabulary (0 to {vocab - 1})", "write the trained id")
+    wrong = f"{said}: outside the vocabulary (0 to {vocab - 1})"
+    _require(0 <= token < vocab, wrong, "write the trained id")
     _check_filled("mask_hidden", tensors.get("mask_hidden"))
-    if len(set(ids.values())) > 1:
-        raise Problem(f"{said} differ", "keep the one the head was trained with", blocks=False)
+    fix = "keep the one the head was trained with"
+    _require(len(set(ids.values())) == 1, f"{said} differ", fix, blocks=False)
     if target.tokenizer is not None:
         try:
             check_mask_token(token, target.tokenizer, vocab)
@@ -208,23 +203,17 @@ def mask_token(head: HeadFiles, target: Target) -> str:
     _check_filled("the mask token's embedding row", row)
     assert row is not None
     same = _find_row(target.embedding, row)
-    if same is not None:
-        raise Problem(
-            f"the mask token's embedding row is the target's row of token {same}: never trained",
-            f"store the trained row, or {REMEDY}",
-            blocks=False,
-        )
+    wrong = f"the mask token's embedding row is the target's row of token {same}: never trained"
+    _require(same is None, wrong, f"store the trained row, or {REMEDY}", blocks=False)
     return f"{said}, never in text; own row"
 
 
 def _check_filled(name: str, values: Tensor | None) -> None:
-    fix = REMEDY
     if values is None:
-        raise Problem(f"{name} is missing", fix)
-    if not torch.isfinite(values).all():
-        raise Problem(f"{name} holds NaN or infinity", fix, blocks=False)
-    if not values.any():
-        raise Problem(f"{name} is all zeros: never trained", fix, blocks=False)
+        raise Problem(f"{name} is missing", REMEDY)
+    finite = bool(torch.isfinite(values).all())
+    _require(finite, f"{name} holds NaN or infinity", blocks=False)
+    _require(bool(values.any()), f"{name} is all zeros: never trained", blocks=False)
 
 
 def _find_row(table: Tensor, row: Tensor) -> int | None:
@@ -241,29 +230,22 @@ def embedding(head: HeadFiles, target: Target) -> str:
     """What the head says of its embedding, what it stores, and whether a table is the target's."""
     table, said = head.tensors.get(TABLE), head.ours.get("embedding")
     stored = "full" if table is not None else "mask-row" if ROW in head.tensors else "shared"
-    if said not in (None, stored):
-        has = {"full": TABLE, "mask-row": ROW, "shared": "neither table nor row"}[stored]
-        raise Problem(f"config.json says {said!r}, the files hold {has}", f"{REMEDY}")
+    has = {"full": TABLE, "mask-row": ROW, "shared": "neither table nor row"}[stored]
+    _require(said in (None, stored), f"config.json says {said!r}, the files hold {has}")
     width, vocab = head.sizes["hidden_size"], head.sizes["vocab_size"]
     if table is None:
-        if width != target.config.hidden_size:
-            raise Problem(
-                f"no {TABLE}: the target's table is {target.config.hidden_size} wide, not {width}",
-                REMEDY,
-            )
+        wide = target.config.hidden_size
+        _require(width == wide, f"no {TABLE}: the target's table is {wide} wide, not {width}")
         return "the target's table" + (", own row for the mask" if stored != "shared" else "")
-    if table.shape != (vocab, width):
-        raise Problem(f"{TABLE} is {list(table.shape)}, not {[vocab, width]}", REMEDY)
+    wrong = f"{TABLE} is {list(table.shape)}, not {[vocab, width]}"
+    _require(table.shape == (vocab, width), wrong)
     if table.shape != target.embedding.shape:
         return f"own table, {list(table.shape)}"
     own, other = _cosines(table, target.embedding)
     nearness = f"cosine {own:.2f} (other rows {other:.2f})"
-    if not own - other > RELATED:  # NaN counts
-        raise Problem(
-            f"its table is unrelated to the target's: {nearness}",
-            f"remove {TABLE} to share the target's, or {REMEDY}",
-            blocks=False,
-        )
+    wrong = f"its table is unrelated to the target's: {nearness}"
+    fix = f"remove {TABLE} to share the target's, or {REMEDY}"
+    _require(own - other > RELATED, wrong, fix, blocks=False)  # NaN is wrong
     return f"own table, {nearness} with the target's"
 
 
@@ -282,48 +264,40 @@ def draft_vocabulary(head: HeadFiles, target: Target) -> str:
     size = head.raw.get("draft_vocab_size") or vocab
     d2t, t2d = head.tensors.get("d2t"), head.tensors.get("t2d")
     if d2t is None:
-        if size != vocab:
-            raise Problem(f"d2t is missing, and only {size} of {vocab} tokens are drafted", REMEDY)
+        wrong = f"d2t is missing, and only {size} of {vocab} tokens are drafted"
+        _require(size == vocab, wrong)
         return f"all {vocab} tokens"
-    if d2t.shape != (size,):
-        raise Problem(f"d2t is {list(d2t.shape)}, draft_vocab_size {size}", REMEDY)
+    _require(d2t.shape == (size,), f"d2t is {list(d2t.shape)}, draft_vocab_size {size}")
     ids = d2t + torch.arange(size)
     offsets = "d2t holds offsets (target id = draft id + d2t[draft id]), ascending: " + REMEDY
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
-        span = f"{int(ids.min())} to {int(ids.max())}"
-        raise Problem(f"d2t leads to target ids {span}; there are {vocab}", offsets)
+    least, most = int(ids.min()), int(ids.max())
+    wrong = f"d2t leads to target ids {least} to {most}; there are {vocab}"
+    _require(least >= 0 and most < vocab, wrong, offsets)
     if not (ids.diff() > 0).all():
         at = int((ids.diff() <= 0).nonzero()[0]) + 1
         raise Problem(f"target ids are not ascending at draft id {at}", offsets, blocks=False)
     if t2d is None:
         return f"{size} of {vocab} tokens, no t2d"
-    if t2d.shape != (vocab,) or not torch.equal(t2d.nonzero()[:, 0], ids):
-        found = f"{int(t2d.count_nonzero())} tokens"
-        why = f"t2d marks {found}, not the {size} that d2t leads to"
-        raise Problem(why, REMEDY, blocks=False)
+    agree = t2d.shape == (vocab,) and torch.equal(t2d.nonzero()[:, 0], ids)
+    wrong = f"t2d marks {int(t2d.count_nonzero())} tokens, not the {size} that d2t leads to"
+    _require(agree, wrong, blocks=False)
     return f"{size} of {vocab} tokens, d2t and t2d agree"
 
 
 def keys(head: HeadFiles, target: Target) -> str:
     """Keys of config.json that change the computation are all known here."""
     eagle = head.raw.get("eagle_config") or {}
+    fix = "remove the key if the head was trained without it; else train another head"
     for name, value in {**head.raw, **head.sizes, **eagle}.items():
         if value and name not in known_keys() and any(part in name for part in COMPUTES):
-            raise Problem(
-                f"config.json has {name} {value!r:.40}: it changes what a head computes, and is "
-                "not known here",
-                "remove the key if the head was trained without it; else train another head",
-            )
-    if head.sizes.get("use_sliding_window"):
-        raise Problem(
-            "use_sliding_window is true, and heads see their whole context here",
-            "set it to false if the head was trained without windows",
-        )
-    if eagle.get("use_aux_hidden_state") is False:
-        raise Problem(
-            "use_aux_hidden_state is false: the head reads the last hidden state alone",
-            "set it to true if the head was trained on the feature layers; else train another head",
-        )
+            wrong = f"config.json has {name} {value!r:.40}: it changes what a head computes"
+            raise Problem(f"{wrong}, and is not known here", fix)
+    wrong = "use_sliding_window is true, and heads see their whole context here"
+    fix = "set it to false if the head was trained without windows"
+    _require(not head.sizes.get("use_sliding_window"), wrong, fix)
+    wrong = "use_aux_hidden_state is false: the head reads the last hidden state alone"
+    fix = "set it to true if the head was trained on the feature layers; else train another head"
+    _require(eagle.get("use_aux_hidden_state") is not False, wrong, fix)
     return "all that change the computation are known"
 
 
@@ -344,12 +318,10 @@ def tensors(head: HeadFiles, target: Target) -> str:
     if not head.ours and TABLE not in found:  # it shares the target's
         wanted.pop(TABLE, None)
     for name, tensor in wanted.items():
-        if name not in found:
-            raise Problem(f"missing tensor {name!r}", REMEDY)
-        if found[name].shape != tensor.shape:
-            shapes = f"{list(found[name].shape)}, expected {list(tensor.shape)}"
-            raise Problem(f"tensor {name!r} has shape {shapes}", REMEDY)
-    if unknown := sorted(set(found) - set(wanted)):
+        _require(name in found, f"missing tensor {name!r}")
+        shapes = f"{list(found[name].shape)}, expected {list(tensor.shape)}"
+        _require(found[name].shape == tensor.shape, f"tensor {name!r} has shape {shapes}")
+    if unknown := sorted(found.keys() - wanted.keys()):
         raise Problem(f"unknown tensor {unknown[0]!r}", REMEDY)
     return f"{len(wanted)} of the right shapes"
 
@@ -360,11 +332,9 @@ def correction(head: HeadFiles, target: Target) -> str:
     if about is None:
         return "none"
     said, found = about.get("head"), digest(head.tensors)
-    if said != found:
-        raise Problem(
-            f"it was trained with another head: digest {said}, here {found}",
-            f"train one for this head (`peagle train --correction`), or remove {FOLDER}/",
-        )
+    wrong = f"it was trained with another head: digest {said}, here {found}"
+    fix = f"train one for this head (`peagle train --correction`), or remove {FOLDER}/"
+    _require(said == found, wrong, fix)
     sizes = parse_correction(about)
     assert sizes is not None
     return f"rank {sizes.rank}, {sizes.candidates} candidates, of this head"
