@@ -1,6 +1,7 @@
 """The documentation site: it builds without a warning, loads nothing from elsewhere, its pictures
 are what the code draws, and every command in it and in the README can be called as it is shown."""
 
+import json
 import re
 import runpy
 import shlex
@@ -157,6 +158,23 @@ def test_pictures_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.Mo
 def test_recordings_are_small() -> None:
     recordings = list((ROOT / "docs" / "figures").glob("*.webp"))
     assert len(recordings) == 2 and all(f.stat().st_size <= 1_500_000 for f in recordings)
+
+
+def test_the_readmes_speed_ups_were_measured() -> None:
+    """Of what the engine drafts by default, in every part of the benchmark of trees."""
+    parts = json.loads((ROOT / "benchmarks" / "results" / "trees.json").read_text())["parts"]
+    text = (ROOT / "README.md").read_text()
+    ways = {
+        "P-EAGLE and lookup": "P-EAGLE",
+        "EAGLE-3 and lookup": "EAGLE-3 + lookup",
+        "lookup, without a head": "lookup",
+    }
+    for name, way in ways.items():
+        cells = []
+        for part in ("humaneval", "mt-bench", "edits"):
+            speeds = {row["way"]: row["output_tps"] for row in parts[part]}
+            cells.append(f"{speeds[way] / speeds['alone']:.1f} ×")
+        assert f"| {name} | {' | '.join(cells)} |" in text
 
 
 def test_the_readmes_links_lead_somewhere() -> None:
