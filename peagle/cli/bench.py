@@ -56,59 +56,53 @@ def run(
         ),
     ] = None,
     *,
-    methods: Annotated[
-        str, "Drafting methods to compare, separated by commas."
-    ] = "none,eagle3,p-eagle",
-    eagle3: Annotated[
-        str | None, "EAGLE-3 head: a folder or hub id. Default: the catalog's."
-    ] = None,
-    p_eagle: Annotated[
-        str | None, "P-EAGLE head: a folder or hub id. Default: the catalog's."
-    ] = None,
+    methods: str = "none,eagle3,p-eagle",
+    eagle3: str | None = None,
+    p_eagle: str | None = None,
     k: Annotated[
         str | None,
         "Numbers of draft tokens per round, separated by commas; adaptive chooses every round. "
         f"Default: adaptive; {PINNED} with vllm; none where --nodes is given.",
     ] = None,
-    nodes: Annotated[
-        str | None, "Numbers of draft tokens per round as a tree, separated by commas."
-    ] = None,
-    lookup: Annotated[
-        str,
-        "Lookup beside a head, in trees and where drafts are chosen every round: on, off, or "
-        "on,off to compare both.",
-    ] = "on",
-    concurrency: Annotated[str, "Numbers of conversations in flight, separated by commas."] = "1",
-    rate: Annotated[
-        float | None,
-        "Conversations started per second, at random times; replaces --concurrency.",
-    ] = None,
-    dataset: Annotated[
-        str, "Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id."
-    ] = "humaneval",
-    limit: Annotated[int | None, "Number of conversations to use. Default: all."] = None,
+    nodes: str | None = None,
+    lookup: str = "on",
+    concurrency: str = "1",
+    rate: float | None = None,
+    dataset: str = "humaneval",
+    limit: int | None = None,
     sampling: Annotated[SamplingParams, Fields("max_tokens", "ignore_eos")],
-    temperature: Annotated[
-        str, "Sampling temperatures, separated by commas; 0 is greedy decoding."
-    ] = "0",
-    repeats: Annotated[
-        int, "Number of measurements of each cell, interleaved with the others."
-    ] = 3,
+    temperature: str = "0",
+    repeats: int = 3,
     engine: EngineOption = "auto",
     vllm_python: VllmPythonOption = None,
-    url: Annotated[
-        str | None, "Base URL of a running server to measure, as http://host:8000/v1."
-    ] = None,
+    url: str | None = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="PEAGLE_API_KEY", help="API key of the server at --url."),
     ] = None,
-    hardware: Annotated[str | None, "Hardware of the server at --url, for the report."] = None,
+    hardware: str | None = None,
     model: Annotated[ModelOptions, MODEL],
-    output: Annotated[Path, "JSON file to write the results to."] = Path("results/bench.json"),
+    output: Path = Path("results/bench.json"),
 ) -> None:
     """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
-    rows with 95 % intervals as JSON, and a page with plots beside it."""
+    rows with 95 % intervals as JSON, and a page with plots beside it.
+
+    methods: Drafting methods to compare, separated by commas.
+    eagle3: EAGLE-3 head: a folder or hub id. Default: the catalog's.
+    p_eagle: P-EAGLE head: a folder or hub id. Default: the catalog's.
+    nodes: Numbers of draft tokens per round as a tree, separated by commas.
+    lookup: Lookup beside a head, in trees and where drafts are chosen every round: on, off, or
+        on,off to compare both.
+    concurrency: Numbers of conversations in flight, separated by commas.
+    rate: Conversations started per second, at random times; replaces --concurrency.
+    dataset: Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id.
+    limit: Number of conversations to use. Default: all.
+    temperature: Sampling temperatures, separated by commas; 0 is greedy decoding.
+    repeats: Number of measurements of each cell, interleaved with the others.
+    url: Base URL of a running server to measure, as http://host:8000/v1.
+    hardware: Hardware of the server at --url, for the report.
+    output: JSON file to write the results to.
+    """
     from peagle.bench import report as pages
     from peagle.bench.workload import read_workload
 

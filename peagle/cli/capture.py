@@ -31,17 +31,23 @@ KEPT = "what was captured before is whole: run the same command to continue"
 def capture(
     target: TargetArgument,
     *,
-    data: Annotated[Path, "JSONL file of answers or conversations, plain or .gz."],
+    data: Path,
     config: Annotated[CaptureConfig, Fields("output", "feature_layers", "max_length")],
     chat_template: ChatTemplateOption = None,
     strict: StrictOption = False,
-    shard_mb: Annotated[float, "Size of one shard file in megabytes."] = 512,
+    shard_mb: float = 512,
     device: DeviceOption = "auto",
-    engine: Annotated[str, "Engine that runs the target: transformers or vllm."] = "transformers",
-    tensor_parallel_size: Annotated[int, "Number of GPUs that vLLM splits the target over."] = 1,
+    engine: str = "transformers",
+    tensor_parallel_size: int = 1,
     vllm_python: VllmPythonOption = None,
 ) -> None:
-    """Run the target over a data file once; `train --data FOLDER` reuses its features."""
+    """Run the target over a data file once; `train --data FOLDER` reuses its features.
+
+    data: JSONL file of answers or conversations, plain or .gz.
+    shard_mb: Size of one shard file in megabytes.
+    engine: Engine that runs the target: transformers or vllm.
+    tensor_parallel_size: Number of GPUs that vLLM splits the target over.
+    """
     from transformers.utils import logging
 
     from peagle.data.dataset import read_examples

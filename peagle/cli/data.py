@@ -69,19 +69,20 @@ def synth(
     *,
     output: OutputOption,
     config: Annotated[SynthConfig, Fields("count", "max_tokens", "seed", "system")],
-    mix: Annotated[str, "Weight of each kind of prompt, as kind=weight."] = ",".join(
-        f"{kind}={share}" for kind, share in MIX.items()
-    ),
-    temperature: Annotated[
-        float, "Sampling temperature of the user's turns, above 0."
-    ] = USER.temperature,
+    mix: str = ",".join(f"{kind}={share}" for kind, share in MIX.items()),
+    temperature: float = USER.temperature,
     user: Annotated[SamplingParams, Fields("top_k", "min_p", top_p=USER.top_p)],
-    prompt_tokens: Annotated[int, "Maximum number of tokens of a user's turn."] = USER.max_tokens,
+    prompt_tokens: int = USER.max_tokens,
     chat_template_arg: TemplateArgsOption = None,
     model: Annotated[ModelOptions, MODEL],
     batch: BatchOption = 16,
 ) -> None:
-    """Let the target write prompts and answer them: training data without any prompts of yours."""
+    """Let the target write prompts and answer them: training data without any prompts of yours.
+
+    mix: Weight of each kind of prompt, as kind=weight.
+    temperature: Sampling temperature of the user's turns, above 0.
+    prompt_tokens: Maximum number of tokens of a user's turn.
+    """
     check_at_least(1, batch=batch, max_tokens=config.max_tokens, prompt_tokens=prompt_tokens)
     config = replace(
         config,
@@ -103,28 +104,33 @@ def synth(
 def regenerate(
     target: TargetArgument,
     *,
-    prompts: Annotated[Path, 'JSONL file of {"turns": [...]} or conversations, plain or .gz.'],
+    prompts: Path,
     output: OutputOption,
-    engine: Annotated[str, "Engine in this process: native or vllm."] = "native",
-    url: Annotated[
-        list[str] | None,
-        "Base URL of an OpenAI-compatible server, as http://host:8000/v1; repeat the option for "
-        "several servers. Default: the engine in this process.",
-    ] = None,
-    model: Annotated[str | None, "Model name at --url. Default: the only model there."] = None,
-    workers: Annotated[int, "Number of concurrent requests to each URL."] = 8,
-    api_key_env: Annotated[
-        str | None, "Name of the environment variable with the API key of --url."
-    ] = None,
-    limit: Annotated[int | None, "Number of records to answer. Default: all."] = None,
+    engine: str = "native",
+    url: list[str] | None = None,
+    model: str | None = None,
+    workers: int = 8,
+    api_key_env: str | None = None,
+    limit: int | None = None,
     sampling: Annotated[SamplingParams, Fields("temperature", "top_p", seed=0, max_tokens=512)],
-    system: Annotated[str | None, "System prompt of every conversation. Default: none."] = None,
+    system: str | None = None,
     strict: StrictOption = False,
     chat_template_arg: TemplateArgsOption = None,
     options: Annotated[ModelOptions, MODEL],
     batch: BatchOption = 16,
 ) -> None:
-    """Let the target answer prompts: the text its drafter must learn to predict."""
+    """Let the target answer prompts: the text its drafter must learn to predict.
+
+    prompts: JSONL file of {"turns": [...]} or conversations, plain or .gz.
+    engine: Engine in this process: native or vllm.
+    url: Base URL of an OpenAI-compatible server, as http://host:8000/v1; repeat the option for
+        several servers. Default: the engine in this process.
+    model: Model name at --url. Default: the only model there.
+    workers: Number of concurrent requests to each URL.
+    api_key_env: Name of the environment variable with the API key of --url.
+    limit: Number of records to answer. Default: all.
+    system: System prompt of every conversation. Default: none.
+    """
     existing_file(prompts, "--prompts")
     check_at_least(1, workers=workers, limit=limit, batch=batch)
     args = _pairs(chat_template_arg or [], "--chat-template-arg")
@@ -180,18 +186,18 @@ app.command()(capture)
 def show(
     file: Annotated[Path, typer.Argument(help="JSONL file of answers or conversations.")],
     *,
-    target: Annotated[str, "Target model whose tokenizer and chat template are used."],
-    record: Annotated[
-        int | None,
-        "Number of the record whose tokens are shown, from 1. Default: a summary.",
-    ] = None,
-    max_length: Annotated[
-        int | None, "Maximum length of a document in tokens, as `train` has it. Default: none."
-    ] = None,
+    target: str,
+    record: int | None = None,
+    max_length: int | None = None,
     chat_template: ChatTemplateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Summarise a data file; with --record, show which tokens of a record are trained on."""
+    """Summarise a data file; with --record, show which tokens of a record are trained on.
+
+    target: Target model whose tokenizer and chat template are used.
+    record: Number of the record whose tokens are shown, from 1. Default: a summary.
+    max_length: Maximum length of a document in tokens, as `train` has it. Default: none.
+    """
     existing_file(file, "data file")
     check_at_least(1, record=record)
     check_at_least(4, max_length=max_length)

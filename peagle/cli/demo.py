@@ -26,12 +26,16 @@ TARGET = "smollm2-135m"
 @app.command()
 def demo(
     *,
-    prompts: Annotated[int, "HumanEval prompts to answer."] = 8,
+    prompts: int = 8,
     sampling: Annotated[SamplingParams, Fields(max_tokens=128)],
     model: Annotated[ModelOptions, Fields("quantize", dtype="bfloat16")],
-    output: Annotated[Path, "JSON file to write."] = Path("results/demo.json"),
+    output: Path = Path("results/demo.json"),
 ) -> None:
-    """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens."""
+    """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens.
+
+    prompts: HumanEval prompts to answer.
+    output: JSON file to write.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -119,43 +119,33 @@ def start(
     name: NameArgument,
     *,
     where: Where,
-    engine: Annotated[
-        str | None,
-        "Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU and an "
-        "installed vLLM, else native; elsewhere vllm (native for packaged models).",
-    ] = None,
-    head: Annotated[
-        str | None,
-        "Draft head: a hub id (owner/name@revision), or a folder with --to local. Default: the "
-        "catalog's head for the model.",
-    ] = None,
-    method: Annotated[
-        str | None,
-        "Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or tells what "
-        "--head is. Default: p-eagle where there is such a head.",
-    ] = None,
-    k: Annotated[
-        int | None,
-        "Number of draft tokens per round (num_speculative_tokens). Default: the catalog's with "
-        "vllm, chosen every round with native.",
-    ] = None,
-    profile: Annotated[
-        str | None,
-        "Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.",
-    ] = None,
-    dry_run: Annotated[bool, "Print what would be sent or run, and do nothing."] = False,
-    yes: Annotated[
-        bool, "Do not ask for confirmation; with --to local, run the printed command."
-    ] = False,
+    engine: str | None = None,
+    head: str | None = None,
+    method: str | None = None,
+    k: int | None = None,
+    profile: str | None = None,
+    dry_run: bool = False,
+    yes: bool = False,
     size: Size,
-    port: Annotated[
-        int | None, "TCP port to listen on, with --to local. Default: that of peagle serve."
-    ] = None,
+    port: int | None = None,
     catalog: CatalogOption = None,
 ) -> None:
     """Start a model, or bring a running one to what is asked for now.
 
     --to local prints the command line of peagle serve.
+
+    engine: Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU and an
+        installed vLLM, else native; elsewhere vllm (native for packaged models).
+    head: Draft head: a hub id (owner/name@revision), or a folder with --to local. Default: the
+        catalog's head for the model.
+    method: Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or tells what
+        --head is. Default: p-eagle where there is such a head.
+    k: Number of draft tokens per round (num_speculative_tokens). Default: the catalog's with vllm,
+        chosen every round with native.
+    profile: Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.
+    dry_run: Print what would be sent or run, and do nothing.
+    yes: Do not ask for confirmation; with --to local, run the printed command.
+    port: TCP port to listen on, with --to local. Default: that of peagle serve.
     """
     here = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
@@ -194,9 +184,12 @@ def logs(
     name: NameArgument,
     *,
     where: Where,
-    lines: Annotated[int, "Number of lines to print, from the end."] = 100,
+    lines: int = 100,
 ) -> None:
-    """The last lines that a model's engine wrote, with --to kubernetes or sagemaker."""
+    """The last lines that a model's engine wrote, with --to kubernetes or sagemaker.
+
+    lines: Number of lines to print, from the end.
+    """
     where.check_remote()
     check_at_least(1, lines=lines)
     with _failures():

@@ -1,7 +1,6 @@
 """`peagle doctor`: does a head fit its target, and is it served as it was trained?"""
 
 import json
-from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -29,19 +28,19 @@ COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow
 def doctor(
     head: HeadArgument,
     target: TargetArgument,
-    prompt: Annotated[
-        str | None, "Text on which features and logits are compared. Default: a short one."
-    ] = None,
+    prompt: str | None = None,
     chat_template: ChatTemplateOption = None,
-    dtype: Annotated[
-        str, "Data type of the weights; float32 shows errors that bfloat16 hides."
-    ] = "float32",
+    dtype: str = "float32",
     device: DeviceOption = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a head with its target: files, layers, mask token, features, logits, and what the
-    target accepts in a few short answers. Exit code 1: it does not fit."""
+    target accepts in a few short answers. Exit code 1: it does not fit.
+
+    prompt: Text on which features and logits are compared. Default: a short one.
+    dtype: Data type of the weights; float32 shows errors that bfloat16 hides.
+    """
     from transformers.utils import logging
 
     from peagle.model.loader import load_target

@@ -38,26 +38,29 @@ MODEL = Fields(
 def evaluate(
     target: TargetArgument,
     *,
-    dataset: Annotated[Path, 'JSONL file of {"turns": [...]} or conversations.'],
+    dataset: Path,
     k: Annotated[
         str | None,
         "Numbers of draft tokens per round to measure, separated by commas. Default: "
         f"{CHAINS}; none where --nodes is given.",
     ] = None,
-    nodes: Annotated[
-        str | None, "The same of draft trees, with lookup unless --no-lookup is given."
-    ] = None,
-    limit: Annotated[int | None, "Number of records to use. Default: all."] = None,
+    nodes: str | None = None,
+    limit: int | None = None,
     model: Annotated[ModelOptions, MODEL],
     sampling: Annotated[SamplingParams, Fields("temperature", max_tokens=512)],
-    batch: Annotated[int, "Number of prompts decoded together."] = 8,
-    no_timing: Annotated[
-        bool, "Do not time the target with and without the head; no verdict is given."
-    ] = False,
+    batch: int = 8,
+    no_timing: bool = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure acceptance length and per-position acceptance, all turns, with the chat template;
-    then time a few prompts with and without the head."""
+    then time a few prompts with and without the head.
+
+    dataset: JSONL file of {"turns": [...]} or conversations.
+    nodes: The same of draft trees, with lookup unless --no-lookup is given.
+    limit: Number of records to use. Default: all.
+    batch: Number of prompts decoded together.
+    no_timing: Do not time the target with and without the head; no verdict is given.
+    """
     params = replace(sampling, seed=0)
     conversations = read_prompts(dataset)[:limit]
     if not conversations:

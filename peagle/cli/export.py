@@ -23,14 +23,16 @@ def export(
     output: Annotated[
         Path, typer.Argument(help="New folder to write the head to.", show_default=False)
     ],
-    to: Annotated[str, "Checkpoint format to write: vllm or speculators."],
-    target: Annotated[
-        str | None, "Target model of the head. Default: the one it was trained for."
-    ] = None,
+    to: str,
+    target: str | None = None,
     chat_template: ChatTemplateOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Write a head in a format that vLLM serves, with the target's embedding where needed."""
+    """Write a head in a format that vLLM serves, with the target's embedding where needed.
+
+    to: Checkpoint format to write: vllm or speculators.
+    target: Target model of the head. Default: the one it was trained for.
+    """
     from transformers.utils import logging
 
     from peagle.model.loader import load_target

@@ -43,7 +43,7 @@ def generate(
     ],
     model: ModelOptions,
     sampling: Annotated[SamplingParams, SAMPLING],
-    raw: Annotated[bool, "Continue the text as it is, without the chat template."] = False,
+    raw: bool = False,
     json_schema: Annotated[
         Path | None,
         typer.Option(
@@ -51,10 +51,14 @@ def generate(
             help="File with a JSON schema that the answer must satisfy (structured output).",
         ),
     ] = None,
-    show_tree: Annotated[bool, "Print the draft tree of every round to stderr first."] = False,
+    show_tree: bool = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Complete a prompt. Accepted draft tokens are green; the rest is the target's own."""
+    """Complete a prompt. Accepted draft tokens are green; the rest is the target's own.
+
+    raw: Continue the text as it is, without the chat template.
+    show_tree: Print the draft tree of every round to stderr first.
+    """
     if show_tree and as_json:
         raise InputError("--show-tree: trees are text for people, leave out --json")
     if sampling.logprobs is not None and not as_json:

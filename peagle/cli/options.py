@@ -1,9 +1,10 @@
-"""Options made from dataclasses: a field's type, its line of help and its default are an option's.
+"""Options made from commands' parameters and from dataclasses.
 
-In a command's signature, `Annotated[int, "A sentence.", "Panel"]` is an option with that help in
-that panel of --help, and a parameter whose type is a dataclass stands for an option for each of its
-fields. Their help is in the dataclass's docstring, in lines `field: A sentence.`; a longer one goes
-on indented. A line `Panel:` there begins a panel.
+A parameter's type, its line of help and its default are an option's. Help is in the command's
+docstring, in lines `name: A sentence.`; a longer one goes on indented. A parameter whose type is a
+dataclass stands for an option for each of its fields, with their help in the dataclass's docstring.
+A line `Panel:` in either begins a panel of --help. A type that commands share has its help with it:
+`Annotated[int, "A sentence.", "Panel"]`.
 """
 
 import re
@@ -98,6 +99,7 @@ def check_at_least(least: int, **values: float | None) -> None:
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with options in the place of dataclasses, as Typer takes it."""
     hints = get_type_hints(function, include_extras=True)
+    texts = documented(function)
     groups = dict[str, tuple[type, list[str]]]()
     options = list[Parameter]()
     for name, parameter in signature(function).parameters.items():
@@ -108,7 +110,8 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
             groups[name] = kind, [member.name for member in members]
             options += members
         else:
-            options.append(_option(name, hints[name], parameter.default))
+            hint = Annotated[hints[name], *texts[name]] if name in texts else hints[name]
+            options.append(_option(name, hint, parameter.default))
 
     @wraps(function)
     def run(**values: Any) -> Any:
@@ -116,6 +119,9 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
             values[name] = _build(kind, {field: values.pop(field) for field in names})
         return function(**values)
 
+    first, (_, panel) = next(iter(texts.items()), (None, (None, None)))
+    about = cleandoc(function.__doc__ or "").split(f"\n{first}: ")[0]
+    run.__doc__ = about.removesuffix(f"\n{panel}:").rstrip()
     run.__signature__ = Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
@@ -158,8 +164,8 @@ def _members(kind: type, chosen: Fields) -> list[Parameter]:
     return options
 
 
-def documented(kind: type) -> dict[str, tuple[str, str | None]]:
-    """The help in a dataclass's docstring, and its panel, by field."""
+def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
+    """Help and panel of each field in a dataclass's docstring, or option in a command's."""
     found = dict[str, tuple[str, str | None]]()
     name, panel = "", None
     for line in cleandoc(kind.__doc__ or "").splitlines():

@@ -44,45 +44,34 @@ def serve(
     engine: EngineOption = "auto",
     vllm_python: VllmPythonOption = None,
     options: ModelOptions,
-    host: Annotated[
-        str,
-        "IP address or host name to listen on. Other than loopback addresses need --api-key.",
-    ] = "127.0.0.1",
-    port: Annotated[int, "TCP port to listen on; 0 selects a free port."] = 8000,
+    host: str = "127.0.0.1",
+    port: int = 8000,
     api_key: ApiKeyOption = None,
-    allow_no_key: Annotated[
-        bool, "Listen on an address that other machines reach without an API key."
-    ] = False,
-    allowed_hosts: Annotated[
-        list[str] | None,
-        "Host name that requests without an API key may be addressed to, besides this machine's "
-        "own; * allows every name. Repeat the option for several names.",
-    ] = None,
-    max_batch: Annotated[
-        int | None,
-        "Maximum number of requests decoded together. Default: 8 on a CPU, 64 on a GPU, fewer "
-        "where memory is short; vLLM's own with vllm.",
-    ] = None,
-    kv_tokens: Annotated[
-        int | None,
-        "Size of the KV cache in tokens. Default: enough for --max-batch requests, or as many as "
-        "fit in free memory.",
-    ] = None,
-    max_queue: Annotated[
-        int, "Maximum number of waiting requests; more are answered with status 429."
-    ] = 256,
-    max_seconds: Annotated[
-        float, "Maximum time of one request in seconds, waiting included; its answer then ends."
-    ] = 600,
-    served_model_name: Annotated[
-        str | None,
-        "Model name that clients use in requests. Default: TARGET, of a path the last part without "
-        ".gguf.",
-    ] = None,
+    allow_no_key: bool = False,
+    allowed_hosts: list[str] | None = None,
+    max_batch: int | None = None,
+    kv_tokens: int | None = None,
+    max_queue: int = 256,
+    max_seconds: float = 600,
+    served_model_name: str | None = None,
 ) -> None:
     """Serve a target by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /metrics.
 
     SIGTERM or Ctrl-C lets running requests finish; a second one cancels them.
+
+    host: IP address or host name to listen on. Other than loopback addresses need --api-key.
+    port: TCP port to listen on; 0 selects a free port.
+    allow_no_key: Listen on an address that other machines reach without an API key.
+    allowed_hosts: Host name that requests without an API key may be addressed to, besides this
+        machine's own; * allows every name. Repeat the option for several names.
+    max_batch: Maximum number of requests decoded together. Default: 8 on a CPU, 64 on a GPU, fewer
+        where memory is short; vLLM's own with vllm.
+    kv_tokens: Size of the KV cache in tokens. Default: enough for --max-batch requests, or as many
+        as fit in free memory.
+    max_queue: Maximum number of waiting requests; more are answered with status 429.
+    max_seconds: Maximum time of one request in seconds, waiting included; its answer then ends.
+    served_model_name: Model name that clients use in requests. Default: TARGET, of a path the last
+        part without .gguf.
     """
     try:
         from peagle.server.app import ServerConfig

@@ -59,11 +59,16 @@ def bake(
     context: typer.Context,
     *,
     cake: Cake,
-    spoons: Annotated[int, "Number of spoons.", "Kitchen"] = 2,
+    spoons: int = 2,
     config: ConfigOption = None,
     overrides: OverridesArgument = None,
 ) -> None:
-    """Bake a cake."""
+    """Bake a cake.
+
+    Kitchen:
+    spoons: Number of spoons, which
+        may be of any size.
+    """
     check_at_least(1, spoons=spoons)
     if spoons > 8:
         warnings.warn(InputWarning("more than `spoons` is `max_size`"), stacklevel=2)
@@ -170,3 +175,10 @@ def test_settings_that_are_refused(word: str, said: str) -> None:
     with pytest.raises(InputError) as refused:
         bake_with(word)
     assert str(refused.value).startswith(said)
+
+
+def test_help_of_a_parameter_is_in_the_docstring() -> None:
+    command = typer.main.get_command(app)
+    [spoons] = [param for param in command.params if param.name == "spoons"]
+    assert spoons.help == "Number of spoons, which may be of any size."
+    assert command.help == "Bake a cake."
