@@ -1,7 +1,7 @@
 """How a target marks what it thinks before it answers, and where its answer begins."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from os.path import commonprefix
@@ -16,7 +16,8 @@ from peagle.model.template import apply_template
 
 HARMONY = Path(__file__).with_name("harmony.yaml")
 THINKING = ("thinking", "reasoning_content")  # of a message; each template reads one of them
-MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # of templates that show no thoughts
+# Of templates that show no thoughts.
+MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>"))
 ASKED = [{"role": "user", "content": "word"}]
 ANSWER = {
     "role": "assistant",
@@ -24,6 +25,7 @@ ANSWER = {
     **dict.fromkeys(THINKING, "peaglethought"),
 }
 AROUND = re.compile(r"(.*\S)\s*peaglethought\s*(\S.*?)\s*peagleanswer", re.DOTALL)
+MARK = re.compile(r"[<\[][^<\[]*|\S+")
 PROMPT_TAIL = 128  # newest tokens of a prompt: more than a template writes before an answer
 
 
@@ -45,7 +47,7 @@ class Thoughts:
     """How a target marks its thoughts."""
 
     header: str  # what the chat template writes before an answer, thoughts excepted
-    opening: str | None  # what begins them; None: every answer begins with them
+    opening: str | None  # what begins them, with space before; None: every answer begins so
     closing: re.Pattern[str]  # what ends them, just before the answer
     marks: tuple[str, str] | None  # what begins and ends them; None: a response template parses it
 
@@ -59,44 +61,49 @@ class Thoughts:
         _, header, begun = text.rpartition(self.header)
         if not header or self.closing.search(begun):
             return "after"
-        if self.opening is None or self.opening in begun:
+        if self.opening is None or self.opening.strip() in begun:
             return "inside"
         return "after" if begun.strip() else "before"
 
 
 def find_thoughts(tokenizer: PreTrainedTokenizerBase) -> Thoughts | None:
     """As the response template has them, or else the chat template; None where neither does."""
-    return _find(tokenizer, f"{tokenizer.chat_template} {answer_template(tokenizer)}")
+    try:
+        return _find(tokenizer, f"{tokenizer.chat_template} {answer_template(tokenizer)}")
+    except InputError:
+        return None
 
 
 @lru_cache(64)
 def _find(tokenizer: PreTrainedTokenizerBase, _templates: str) -> Thoughts | None:
-    try:
-        asked = apply_template(tokenizer, ASKED, answer=False)
-        prompt = apply_template(tokenizer, ASKED, answer=True).removeprefix(asked)
-        written = apply_template(tokenizer, [*ASKED, ANSWER], answer=False).removeprefix(asked)
-    except InputError:
-        return None
+    asked = apply_template(tokenizer, ASKED, answer=False)
+    prompt = apply_template(tokenizer, ASKED, answer=True).removeprefix(asked)
     template, marks = answer_template(tokenizer), None
     if template is None:
-        named = [pair for pair in MARKS if pair[1] in str(tokenizer.chat_template)]
-        marks = next(iter([*_around_thoughts(prompt, written), *named]), ("", ""))
+        written = apply_template(tokenizer, [*ASKED, ANSWER], answer=False).removeprefix(asked)
+        marks = _marks(str(tokenizer.chat_template), prompt, written)
+        if marks is None:
+            return None
         template = {"fields": {"thinking": {"open": marks[0], "close": marks[1]}}}
     fields = template.get("fields", {})
     thinking: dict[str, Any] = next((fields[name] for name in THINKING if name in fields), {})
     begins = _pattern(fields.get("content", {}), "open")  # of harmony's last message
     closing = begins or _pattern(thinking, "close")
     opening = None if begins else next(iter(_literals(thinking, "open")), None)
-    header = prompt.partition(opening)[0].strip() if opening else prompt.strip()
-    return Thoughts(header, opening, re.compile(closing), marks) if closing and header else None
+    if not closing:
+        return None
+    first = f"{re.escape(opening.strip())}|{closing}" if opening else closing
+    header = re.split(first, prompt, maxsplit=1)[0].strip()
+    return Thoughts(header, opening, re.compile(closing), marks) if header else None
 
 
-def _around_thoughts(prompt: str, written: str) -> Iterator[tuple[str, str]]:
-    """What the chat template writes before and after thoughts, where it shows them."""
+def _marks(template: str, prompt: str, written: str) -> tuple[str, str] | None:
+    """What a chat template writes before and after thoughts, or else known marks that it names."""
     if found := AROUND.match(written):
         before, closing = found.groups()
         shared = commonprefix([before, prompt])
-        yield before.removeprefix(shared).strip() or before.split()[-1], closing
+        return before.removeprefix(shared) or MARK.findall(before)[-1], closing
+    return next((marks for marks in MARKS if marks[1] in template), None)
 
 
 def _literals(field: dict[str, Any], anchor: str) -> list[str]:

@@ -19,7 +19,7 @@ class ThoughtParser:
         thoughts, stage, marks = find_thoughts(tokenizer), "after", ("", "")
         if thoughts is not None and thoughts.marks is not None:
             stage, marks = thoughts.stage(tokenizer, prompt), thoughts.marks
-        opening = "" if stage == "inside" else regex.escape(marks[0])
+        opening = "" if stage == "inside" else regex.escape(marks[0].strip())
         self._opening = regex.compile(rf"\s*{opening}\s*")
         self._closing = regex.compile(rf"\s*{regex.escape(marks[1])}\s*")
         spelled = self._tokenizer.encode(marks[1], add_special_tokens=False).ids

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thinking import OTHER, R1, byte_fallback, byte_level, harmony, say
+from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, harmony, say
 from thinking import thinking_target as target_of
 from tiny import CHATML, chain, make_drafter
 
@@ -15,13 +15,14 @@ from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.model.thoughts import find_thoughts
 
 ASKED = [{"role": "user", "content": "the <think> cat"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 22]}}}
 SCHEMA |= {"required": ["a"], "additionalProperties": False}
 SCHEMA |= {"x-guidance": {"whitespace_flexible": False}}
 JSON = SamplingParams(json_schema=SCHEMA, max_tokens=120)
-OFF = Style(None, {"enable_thinking": False})
+OFF, ON = (Style(None, {"enable_thinking": wanted}) for wanted in (False, True))
 END = "<|im_end|>"
 both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 
@@ -106,6 +107,70 @@ def test_harmony(thoughts: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_call_of_harmony_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     call = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": 1}<|im_end|>'
     assert answer(monkeypatch, harmony(), call) == call
+
+
+# As GLM 4.5: a line break is before thoughts, and the prompt has none.
+GLM = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}"
+    "<think>{{ m.reasoning_content or '' }}</think>\n{% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{{ '\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}"
+    "{% endif %}"
+)
+# As DeepSeek's V3.1: prompts say </think> where nothing is thought, and <think> where it is.
+V31 = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<Assistant></think>"
+    "{{ m.content.split('</think>')[-1] }}<end>{% else %}<User>{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<Assistant>"
+    "{{ '<think>' if enable_thinking is defined and enable_thinking else '</think>' }}{% endif %}"
+)
+# As Gemma 4: thoughts are a channel, and an empty one where they are not asked for.
+GEMMA = (
+    "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content.split('<channel|>')[-1] }}<turn|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|turn>model\n"
+    "{% if not (enable_thinking is defined and enable_thinking) %}<|channel>thought\n<channel|>"
+    "{% endif %}{% endif %}"
+)
+# As MiniMax M2, without a space: the prompt begins the thoughts that the template shows.
+BEGUN = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+    "<think>{{ m.reasoning_content or '' }}</think>{% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "style", "header", "opening", "stage"),
+    [
+        (QWEN3, PLAIN_STYLE, "<|im_start|>assistant", "<think>", "before"),
+        (QWEN3, OFF, "<|im_start|>assistant", "<think>", "after"),
+        (R1, PLAIN_STYLE, "<|im_start|>assistant", "<think>", "inside"),
+        (GLM, PLAIN_STYLE, "<|assistant|>", "\n<think>", "before"),
+        (GLM, OFF, "<|assistant|>", "\n<think>", "after"),
+        (V31, PLAIN_STYLE, "<Assistant>", "<think>", "after"),
+        (V31, ON, "<Assistant>", "<think>", "inside"),
+        (GEMMA, PLAIN_STYLE, "<|turn>model", "<|channel>thought", "after"),
+        (GEMMA, ON, "<|turn>model", "<|channel>thought", "before"),
+        (BEGUN, PLAIN_STYLE, "<|assistant|>", "<think>", "inside"),
+    ],
+)
+@both
+def test_where_a_prompt_leaves_the_target(
+    make: Callable[..., Any], template: str, style: Style, header: str, opening: str, stage: str
+) -> None:
+    tokenizer = make()
+    tokenizer.chat_template = template
+    thoughts = find_thoughts(tokenizer)
+    assert thoughts is not None
+    assert (thoughts.header, thoughts.opening) == (header, opening)
+    assert thoughts.stage(tokenizer, prompt_ids(tokenizer, ASKED, style)) == stage
+
+
+def test_space_before_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = GLM
+    said = answer(monkeypatch, tokenizer, "\n<think>hm</think>Sure!")
+    assert said.startswith("\n<think>hm</think>") and is_json(said.partition("</think>")[2])
 
 
 @both
