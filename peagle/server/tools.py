@@ -19,6 +19,7 @@ from peagle.errors import InputError, shortened
 from peagle.model.thoughts import answer_template
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MAX_CALLS = 8  # demanded of one answer: a small model does not end by itself
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
 
 
@@ -34,12 +35,13 @@ def call_grammar(
     tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]], several: bool
 ) -> str:
     """Lark, for llguidance: calls of these tools as the target writes them, and nothing else;
-    `several` where there may be more than one.
+    `several` where there may be more than one, up to MAX_CALLS.
 
     Raises InputError where it is not known how the target writes them.
     """
     opening, closing = _marks(tokenizer)
-    lines = ["start: call" + (r' ("\n" call)*' if several else "")]
+    more = rf' ("\n" call){{0,{MAX_CALLS - 1}}}' if several else ""
+    lines = [f"start: call{more}"]
     names = [f"call{i}" for i in range(len(tools))]
     lines.append(f"call: {opening} ({' | '.join(names)}) {closing}")
     for rule, tool in zip(names, tools, strict=True):
@@ -111,6 +113,8 @@ class ResponseParser:
             return _parsed(self._tokenizer, prompt, answer, self._held)
         text = self._with_marks(answer) if self._hidden else self._held
         found = [_call(body) for body in CALL.findall(text)]
+        if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
+            found.pop()  # the answer was cut in the midst of a call: those before it are whole
         calls = [call for call in found if call is not None]
         if not calls or len(calls) < len(found):
             return ParsedAnswer(self._held, [])  # nothing is lost of what is no call

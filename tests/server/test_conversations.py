@@ -14,7 +14,7 @@ from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.server.tools import ParsedAnswer, ResponseParser, call_grammar
+from peagle.server.tools import MAX_CALLS, ParsedAnswer, ResponseParser, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -159,7 +159,7 @@ def test_how_calls_are_written() -> None:
     tokenizer.response_template = template
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
     grammar = call_grammar(tokenizer, [TOOL], several=True)
-    assert 'start: call ("\\n" call)*\ncall: <[3]> (call0) "[END]"\n' in grammar
+    assert 'start: call ("\\n" call){0,7}\ncall: <[3]> (call0) "[END]"\n' in grammar
     with pytest.raises(InputError, match="tools: the parameters of sit are .no., give a JSON sch"):
         call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
     template["fields"]["tool_calls"]["content"] = "xml-inline"
@@ -227,6 +227,29 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
     assert own.push("kit>") == "<tool_kit>"
     own.push(CALL + CALL)
     assert [call["function"]["name"] for call in own.finish([], []).calls] == ["sit", "sit"]
+    own.push(CALL[:-20])
+    assert len(own.finish([], []).calls) == 2, "one that was cut costs no others"
+
+
+def test_calls_that_are_demanded_have_an_end() -> None:
+    """Of a target that would write calls for ever, and of an answer that is cut in one."""
+    target = make_target(context=2048)
+    target.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    running = start(LLM(target, max_batch=1, kv_tokens=2048))
+    [line] = target.tokenizer("\n")["input_ids"]
+    nothing = {"type": "object", "additionalProperties": False}
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": nothing}}]
+    asked: Any = {"model": MODEL, "messages": ASKED, "tools": tools, "tool_choice": "required"}
+    asked |= {"temperature": 0, "logit_bias": {line: 100}}
+    create = running.client().chat.completions.create
+    try:
+        whole = create(**asked)
+        assert len(whole.choices[0].message.tool_calls) == MAX_CALLS
+        most = whole.usage.completion_tokens
+        cut = create(**asked, max_tokens=most - 9).choices[0].message.tool_calls
+        assert len(cut) == MAX_CALLS - 1 and {call.function.arguments for call in cut} == {"{}"}
+    finally:
+        running.stop()
 
 
 def test_a_tokenizer_that_parses() -> None:
