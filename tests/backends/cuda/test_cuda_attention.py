@@ -75,7 +75,8 @@ def cuda_attend(spans: list[Span], cache: KVCache, *, exact: bool = False) -> An
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [("as SmolLM2", kind) for kind in KINDS] + [(shape, "window and sinks") for shape in SHAPES],
+    [("as SmolLM2", kind) for kind in KINDS]
+    + [(shape, "window and sinks") for shape in SHAPES if shape != "as SmolLM2"],
 )
 def test_as_torch_attends(shape: str, kind: str) -> None:
     torch.manual_seed(0)

@@ -80,7 +80,3 @@ def test_a_drafter(method: Any) -> None:
         for one, two in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert CountingRecorder.count == 1
-
-
-def test_the_name() -> None:
-    assert CudaBackend.name == "cuda"
