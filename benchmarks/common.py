@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from peagle.bench import run, workload
 from peagle.bench.load import Played, Sample
-from peagle.bench.side_by_side import device_name
+from peagle.bench.native import device_name
 from peagle.catalog import find_entry, find_head
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM

@@ -30,8 +30,7 @@ from transformers import (
 
 from peagle.bench import run
 from peagle.bench.load import Message
-from peagle.bench.native import Native
-from peagle.bench.side_by_side import device_name
+from peagle.bench.native import Native, device_name
 from peagle.bench.summary import Cell, Result
 from peagle.cli.common import progress_bar
 from peagle.engine.drafting import Drafting
@@ -205,14 +204,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     about = {**run.environment(device_name()), "settings": settings}
 
-    def write(done: list[Result], whole: bool) -> None:
+    def on_done(done: list[Result], whole: bool) -> None:
         run.write_json(args.output, run.report(done, about, whole))
+        bar.advance(task)
 
     prompts = [[f"prompt {number}"] for number in range(args.limit)]
     with progress_bar("loads") as bar:
         task = bar.add_task("", total=len(cells) * args.repeats)
-        run.run([results], opened, prompts, args.repeats, None, write,
-                lambda cell: bar.advance(task))  # fmt: skip
+        run.run([results], opened, prompts, args.repeats, None, on_done)
     return run.report(results, about, True)
 
 

@@ -133,10 +133,12 @@ async def closed_loop(
     concurrency: int,
     asker: Asker,
     on_turns: OnTurns = lambda turns: None,
+    first: int = 0,
 ) -> Played:
-    """Play `concurrency` conversations at a time; the next begins when one has ended."""
+    """Play `concurrency` conversations at a time, numbered from `first`; the next begins when one
+    has ended."""
     player = _Player(asker, on_turns)
-    waiting = iter(enumerate(conversations))
+    waiting = iter(enumerate(conversations, first))
 
     async def worker() -> None:
         for number, turns in waiting:

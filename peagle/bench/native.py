@@ -1,11 +1,18 @@
 """The engine in this process, asked as a server is."""
 
 import asyncio
+import os
+import platform
+import re
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from peagle.bench.load import (
     Answer,
@@ -16,12 +23,15 @@ from peagle.bench.load import (
     Played,
     closed_loop,
 )
-from peagle.bench.summary import acceptance_row
+from peagle.bench.run import alternate
+from peagle.bench.summary import Cell, Result, acceptance_row
 from peagle.data.chat import prompt_ids
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
 from peagle.errors import InputError
+from peagle.model.drafter import Drafter
 
 
 @dataclass(slots=True)
@@ -133,3 +143,31 @@ def measure_acceptance(
         "output_tokens": sum(sample.tokens for sample in answered),
         "skipped_turns": sum(map(len, conversations)) - len(answered),
     }
+
+
+def side_by_side(
+    llm: LLM,
+    drafters: Mapping[Drafting, Drafter | None],
+    prompts: list[str],
+    params: SamplingParams,
+    on_prompt: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """Answer prompts, one at a time, with the target alone and with each drafting in turn."""
+    ways = {Drafting(): None, **drafters}
+    used = {way: llm.use(drafter, **way.options) for way, drafter in ways.items()}
+    results = [Result(Cell(way, 1, params.temperature)) for way in ways]
+    turns = [[prompt] for prompt in prompts]
+    alternate(results, lambda cell: Native(used[cell.drafting], params), turns, on_prompt)
+    return results
+
+
+def device_name() -> str:
+    """The machine, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = found[1] if found else model
+    return f"{model}, {torch.get_num_threads()} of {os.cpu_count()} cores"

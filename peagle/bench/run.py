@@ -19,6 +19,7 @@ WARM_UP = [{"role": "user", "content": "Say hello."}]
 PACKAGES = ("peagle", "torch", "transformers", "vllm")
 
 Open = Callable[[Cell], AbstractAsyncContextManager[Asker]]
+OnDone = Callable[[list[Result], bool], None]  # everything measured so far; whether that is all
 
 
 class Stopped(RuntimeError):
@@ -31,14 +32,12 @@ def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
     conversations: Conversations,
     repeats: int,
     rate: float | None,
-    write: Callable[[list[Result], bool], None],
-    on_done: Callable[[Cell], None] = lambda cell: None,
+    on_done: OnDone,
 ) -> None:
     """Play the conversations in every cell, `repeats` times, group by group. The cells of a group
     are interleaved and their order rotates, so that noise of the machine affects all alike.
 
-    `write` is called with everything measured so far and whether that is all. Raises Stopped when
-    a load was not answered to its end.
+    Calls `on_done` after each load. Raises Stopped when a load was not answered to its end.
     """
     every = [result for group in groups for result in group]
     for group in groups:
@@ -49,10 +48,29 @@ def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
                     asyncio.run(_warm_up(result.cell, opened))
                 played = asyncio.run(_play(result.cell, opened, conversations, rate))
                 result.repeats.append(played)
-                write(every, played.whole and all(len(r.repeats) == repeats for r in every))
+                on_done(every, played.whole and all(len(r.repeats) == repeats for r in every))
                 if not played.whole:
                     raise Stopped(f"{result.cell}: {played.errors[-1]}")
-                on_done(result.cell)
+
+
+def alternate(
+    results: list[Result],
+    opened: Open,
+    conversations: Conversations,
+    on_done: Callable[[], None] = lambda: None,
+) -> None:
+    """Play every conversation in each cell in turn, a repeat each; the order rotates from
+    conversation to conversation. Calls `on_done` after each conversation.
+
+    Few conversations are compared more fairly so than cell by cell.
+    """
+    for result in results:
+        asyncio.run(_warm_up(result.cell, opened))
+    for number, turns in enumerate(conversations):
+        turn = number % len(results)
+        for result in results[turn:] + results[:turn]:
+            result.repeats.append(asyncio.run(_play(result.cell, opened, [turns], None, number)))
+        on_done()
 
 
 async def _warm_up(cell: Cell, opened: Open) -> None:
@@ -64,12 +82,12 @@ async def _warm_up(cell: Cell, opened: Open) -> None:
 
 
 async def _play(
-    cell: Cell, opened: Open, conversations: Conversations, rate: float | None
+    cell: Cell, opened: Open, conversations: Conversations, rate: float | None, first: int = 0
 ) -> Played:
     async with opened(cell) as asker:
         if rate is not None:
             return await open_loop(conversations, rate, asker)
-        return await closed_loop(conversations, cell.concurrency, asker)
+        return await closed_loop(conversations, cell.concurrency, asker, first=first)
 
 
 def report(results: list[Result], about: dict[str, Any], complete: bool) -> dict[str, Any]:

@@ -58,11 +58,26 @@ class Result:
         """Output tokens per second of each repeat."""
         return [played.tokens_per_second for played in self.repeats]
 
+    @property
+    def tokens(self) -> int:
+        """Output tokens of all repeats."""
+        return sum(sample.tokens for sample in self.samples)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that all repeats took."""
+        return sum(played.seconds for played in self.repeats)
+
+    @property
+    def stats(self) -> Stats:
+        """Drafting statistics of all repeats."""
+        return sum((played.drafting for played in self.repeats), Stats())
+
 
 def row(result: Result, base: Result | None) -> dict[str, Any]:
     """The row as the JSON files have it; `base` is the target alone under the same load."""
     samples = result.samples
-    drafting = sum((played.drafting for played in result.repeats), Stats())
+    drafting = result.stats
     errors = [error for played in result.repeats for error in played.errors]
     speed = median(result.speeds)
     return {
@@ -70,8 +85,8 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
         "head": result.head,
         "repeats": len(result.repeats),
         "requests": len(samples),
-        "output_tokens": sum(s.tokens for s in samples),
-        "seconds": round(sum(p.seconds for p in result.repeats), 3),
+        "output_tokens": result.tokens,
+        "seconds": round(result.seconds, 3),
         "output_tps": round(speed, 2),
         "output_tps_95": interval(speed, result),
         **percentiles("ttft", [s.ttft for s in samples]),
@@ -120,23 +135,18 @@ def compared(result: Result, base: Result) -> dict[str, Any]:
 
 
 def interval(point: float, *results: Result) -> list[float] | None:
-    """95 % interval of a throughput, or of the ratio of two, around its point estimate; each
-    conversation is drawn with all its repeats.
+    """95 % interval of a throughput, or of the ratio of two, around its point estimate, by drawing
+    conversations with all their repeats. None for a single conversation.
 
     With c requests running at all times, throughput is c × tokens ÷ their seconds, so that
     conversations may be drawn though they overlap.
     """
     totals = [_by_conversation(result) for result in results]
     shared = sorted(set(totals[0]).intersection(*totals))
-    return bootstrap(point, [[total[each] for each in shared] for total in totals])
-
-
-def bootstrap(point: float, totals: Sequence[Any]) -> list[float] | None:
-    """95 % interval around `point` by drawing conversations; `totals` of one result, or of two, are
-    the tokens and seconds of each conversation. None for a single conversation."""
-    table = np.array(totals)  # (1 or 2, conversations, 2)
-    if (count := table.shape[1]) < 2:
+    if (count := len(shared)) < 2:
         return None
+    # (1 or 2, conversations, 2)
+    table = np.array([[total[each] for each in shared] for total in totals])
     draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
     drawn = _ratio(table[:, draws].sum(2))
     spread = np.quantile(drawn, [0.025, 0.975]) / _ratio(table.sum(1))

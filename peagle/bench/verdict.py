@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.bench.load import Conversations
-from peagle.bench.side_by_side import Contender, compare
-from peagle.bench.summary import bootstrap
+from peagle.bench.native import side_by_side
+from peagle.bench.summary import Result, interval
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
@@ -59,23 +59,24 @@ def time_head(
 ) -> list[Timing]:
     """Time the head in `llm` in every setting of `measured` (rows of `measure_acceptance`), on the
     first turns of the first conversations; nothing when none fits the target's context."""
-    first = [[{"role": "user", "content": turns[0]}] for turns in conversations[:PROMPTS]]
-    prompts = [prompt_ids(llm.tokenizer, messages) for messages in first]
-    fitting = [ids for ids in prompts if len(ids) < llm.target.max_context]
+    fitting = [turns[0] for turns in conversations[:PROMPTS] if _fits(llm, turns[0])]
     if not fitting:
         return []
-    alone = Contender(Drafting())
-    heads = [Contender(Drafting.from_row(row), llm.drafter) for row in measured]
+    lengths = {Drafting.from_row(row): row["acceptance_length"] for row in measured}
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
-    compare(llm, [alone, *heads], fitting, few)
-    return [_timing(row, head, alone) for row, head in zip(measured, heads, strict=True)]
+    alone, *heads = side_by_side(llm, dict.fromkeys(lengths, llm.drafter), fitting, few)
+    return [_timing(lengths[head.cell.drafting], head, alone) for head in heads]
 
 
-def _timing(measured: dict[str, Any], head: Contender, alone: Contender) -> Timing:
-    speed, base = (one.row()["tokens_per_second"] for one in (head, alone))
-    totals = [list(zip(map(len, one.outputs), one.took, strict=True)) for one in (head, alone)]
-    interval = bootstrap(speed / base, totals)
-    return Timing(head.drafting, measured["acceptance_length"], speed, base, interval)
+def _fits(llm: LLM, prompt: str) -> bool:
+    ids = prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
+    return len(ids) < llm.target.max_context
+
+
+def _timing(length: float, head: Result, alone: Result) -> Timing:
+    speed, base = (round(one.tokens / one.seconds, 2) for one in (head, alone))
+    edges = interval(speed / base, head, alone)
+    return Timing(head.cell.drafting, length, speed, base, edges)
 
 
 def verdict(timings: list[Timing]) -> dict[str, Any]:

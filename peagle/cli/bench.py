@@ -151,14 +151,15 @@ def _measure(
     results = [Result(cell, _from_here(answers.heads.get(cell.drafting.method))) for cell in cells]
     repeats = settings["repeats"]
 
-    def write(done: list[Result], whole: bool) -> None:
+    def on_done(done: list[Result], whole: bool) -> None:
         write_json(output, report(done, about, whole))
+        bar.advance(task)
 
     with progress_bar("loads", f"measured, each is in {output}") as bar, closing(answers):
         task = bar.add_task("", total=len(cells) * repeats)
         try:
             play(answers.groups(results), answers.opened, conversations, repeats, settings["rate"],
-                 write, lambda cell: bar.advance(task))  # fmt: skip
+                 on_done)  # fmt: skip
         except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped

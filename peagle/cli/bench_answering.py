@@ -69,8 +69,7 @@ class Answering:
 
 def native(asked: Asked) -> Answering:
     """The engine in this process; all heads stay loaded."""
-    from peagle.bench.native import Native
-    from peagle.bench.side_by_side import device_name
+    from peagle.bench.native import Native, device_name
     from peagle.engine.params import SamplingParams
     from peagle.methods.load import head_folder
 
@@ -118,7 +117,7 @@ def server(asked: Asked, url: str, api_key: str | None, hardware: str | None) ->
 def vllm(asked: Asked, python: Path | None) -> Answering:
     """vLLM on this machine, a server a method and K, one after another."""
     from peagle.bench.client import ChatClient
-    from peagle.bench.side_by_side import device_name
+    from peagle.bench.native import device_name
     from peagle.vllm.process import look
     from peagle.vllm.server import serving
 

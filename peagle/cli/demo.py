@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from peagle.bench import summary
+from peagle.bench.native import device_name, side_by_side
 from peagle.bench.run import write_json
-from peagle.bench.side_by_side import compare, device_name, identical, load_contenders
 from peagle.bench.workload import human_eval
 from peagle.catalog import find_head
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
-from peagle.data.chat import prompt_ids
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -48,18 +49,19 @@ def demo(
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
         how: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize, "device": "cpu"}
         llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
-        rows = load_contenders(llm, heads)
-    ids = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
+        drafters = {Drafting(method, "auto", lookup=True): llm.load_head(folder)
+                    for method, folder in heads.items()}  # fmt: skip
     with progress_bar("prompts", "answered") as bar:
-        task = bar.add_task("", total=len(ids))
-        compare(llm, rows, ids, sampling, lambda: bar.advance(task))
-    same, results = identical(rows), [row.row() for row in rows]
+        task = bar.add_task("", total=prompts)
+        measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
+    same = all(summary.same(result, measured[0])["same"] == prompts for result in measured)
+    results = [_row(result) for result in measured]
     report = {
         "device": device_name(),
         "target": TARGET,
         "dtype": model.dtype,
         "quantize": model.quantize,
-        "prompts": len(ids),
+        "prompts": prompts,
         "max_tokens": sampling.max_tokens,
         "identical": same,
         "rows": results,
@@ -75,11 +77,22 @@ def demo(
         table.add_row(row["method"], nodes, f"{speed:.1f}", f"{speed / base:.2f}×",
                       mean_length(row["tokens_per_forward"]), shares)  # fmt: skip
     weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
-    console.print(f"{TARGET}, {weights}, greedy, {len(ids)} HumanEval prompts, {device_name()}")
+    console.print(f"{TARGET}, {weights}, greedy, {prompts} HumanEval prompts, {device_name()}")
     console.print(table)
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
     if not same:
         raise typer.Exit(1)
+
+
+def _row(result: summary.Result) -> dict[str, Any]:
+    """The row as the JSON file has it."""
+    return {
+        **result.cell.drafting.row,
+        "tokens_per_second": round(result.tokens / result.seconds, 2),
+        **summary.acceptance_row(result.stats),
+        "output_tokens": result.tokens,
+        "seconds": round(result.seconds, 3),
+    }
 
 
 def human_eval_prompts(count: int) -> list[str]:

@@ -1,19 +1,23 @@
-"""The three-way comparison: same prompts, interleaved, order rotating, one row each."""
+"""The three-way comparison: same prompts, interleaved, order rotating, one result each."""
 
-from typing import Any
+from itertools import chain
 
 import pytest
-from tiny import METHODS, make_drafter, make_target, random_prompts
+from tiny import METHODS, make_drafter, make_target
 
-from peagle.bench.side_by_side import Contender, compare, device_name, identical, load_contenders
+from peagle.bench import summary
+from peagle.bench.load import Message
+from peagle.bench.native import Native, device_name, side_by_side
+from peagle.bench.run import WARM_UP
+from peagle.cli.demo import _row
+from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Stats
-from peagle.methods.save import save_drafter
+from peagle.model.drafter import Drafter
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
-PROMPTS = random_prompts(4)
+PROMPTS = ["the cat", "what a day", "the hat sat", "mat"]
 
 
 @pytest.fixture
@@ -21,90 +25,57 @@ def llm() -> LLM:
     return LLM(make_target(), max_batch=1)
 
 
-def chain(method: str, k: int) -> Drafting:
-    return Drafting(method, "chain", k)
+def chains(llm: LLM) -> dict[Drafting, Drafter | None]:
+    return {Drafting(m, "chain", 2): make_drafter(llm.target, m) for m in METHODS}
 
 
-@pytest.fixture
-def contenders(llm: LLM) -> list[Contender]:
-    rows = [Contender(chain(m, 2), make_drafter(llm.target, m)) for m in METHODS]
-    return [Contender(Drafting()), *rows]
-
-
-def test_rows_count_all_prompts_and_agree(llm: LLM, contenders: list[Contender]) -> None:
+def test_results_count_all_prompts_and_agree(llm: LLM) -> None:
     seen: list[int] = []
-    compare(llm, contenders, PROMPTS, PARAMS, lambda: seen.append(1))
+    results = side_by_side(llm, chains(llm), PROMPTS, PARAMS, lambda: seen.append(1))
     assert len(seen) == 4
-    plain = [answer.token_ids for answer in LLM(llm.target, lookup=False).generate(PROMPTS, PARAMS)]
-    for contender in contenders:
-        assert contender.outputs == plain, contender.drafting
-        row = contender.row()
-        assert row["output_tokens"] == 48  # the warm-up is not counted
-        assert row["tokens_per_second"] == pytest.approx(48 / contender.seconds, rel=1e-2)
-    assert identical(contenders)
-    assert [(c.row()["method"], c.row()["k"]) for c in contenders] == [
+    asked = [prompt_ids(llm.tokenizer, [{"role": "user", "content": p}]) for p in PROMPTS]
+    plain = LLM(llm.target, lookup=False).generate(asked, PARAMS)
+    for result in results:
+        assert [sample.conversation for sample in result.samples] == [0, 1, 2, 3]
+        assert [list(sample.output) for sample in result.samples] == [a.token_ids for a in plain]
+        assert summary.same(result, results[0])["same"] == 4
+        row = _row(result)
+        assert row["output_tokens"] == result.tokens == 48  # the warm-up is not counted
+        assert row["tokens_per_second"] == pytest.approx(48 / result.seconds, rel=1e-2)
+    assert [(r.cell.drafting.method, r.cell.drafting.size) for r in results] == [
         ("none", 0),
         ("p-eagle", 2),
         ("eagle3", 2),
     ]
+    alone = LLM(llm.target, make_drafter(llm.target, "p-eagle"), k=2).generate(asked, PARAMS)
+    assert results[1].stats.rounds == sum(answer.stats.rounds for answer in alone)
+    assert sum(results[1].stats.accepted) == sum(chain.from_iterable(a.drafted for a in alone))
 
 
-def test_order_rotates(
-    llm: LLM, contenders: list[Contender], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_rotates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    real = LLM.stream
+    real = Native.ask
 
-    def stream(used: LLM, *args: Any) -> object:
-        order.append(used.drafting.method)
-        return real(used, *args)
+    async def ask(native: Native, messages: list[Message]) -> object:
+        if messages != WARM_UP:
+            order.append(native.llm.drafting.method)
+        return await real(native, messages)
 
-    monkeypatch.setattr(LLM, "stream", stream)
-    compare(llm, contenders, PROMPTS, PARAMS)
+    monkeypatch.setattr(Native, "ask", ask)
+    side_by_side(llm, chains(llm), PROMPTS, PARAMS)
     names = ["none", "p-eagle", "eagle3"]
     assert order == [names[(turn + i) % 3] for turn in range(4) for i in range(3)]
 
 
-def test_identical_notices_one_token() -> None:
-    same = [Contender(one, outputs=[[1, 2], [3]]) for one in (Drafting(), chain("eagle3", 2))]
-    assert identical(same)
-    same[1].outputs[1] = [4]
-    assert not identical(same)
-
-
-def test_row_has_the_fields_of_demo_json() -> None:
-    contender = Contender(chain("p-eagle", 3), seconds=2.0, outputs=[[5] * 7, [6]])
-    contender.stats = Stats(4, 12, [3, 1, 0], accepted_from_lookup=1, forwards=6, tokens=9)
-    assert contender.row() == {
-        "method": "p-eagle",
-        "k": 3,
-        "max_nodes": None,
-        "lookup": False,
-        "tokens_per_second": 4.0,
-        "acceptance_length": 2.0,
-        "accepted_per_position": [0.75, 0.25, 0.0],
-        "nodes": 3.0,
-        "rows_per_round": 3.0,
-        "tokens_per_forward": 1.5,
-        "accepted_from_lookup": 1,
-        "output_tokens": 8,
-        "seconds": 2.0,
-    }
-
-
-def test_contenders_are_loaded_with_the_target_first(
-    llm: LLM, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folders = {}
-    for method in METHODS:
-        folders[method] = tmp_path_factory.mktemp(method) / "head"
-        save_drafter(make_drafter(llm.target, method), folders[method])
-    loaded = load_contenders(llm, folders)
-    assert [contender.drafting for contender in loaded] == [
-        Drafting(),
-        *(Drafting(method, "auto", lookup=True) for method in METHODS),
-    ]
-    assert [c.drafter and c.drafter.config.method for c in loaded] == [None, *METHODS]
+def test_a_row_has_the_fields_of_demo_json(llm: LLM) -> None:
+    [_, result] = side_by_side(llm, dict(list(chains(llm).items())[:1]), PROMPTS, PARAMS)
+    row = _row(result)
+    assert set(row) == {
+        "method", "k", "max_nodes", "lookup", "tokens_per_second", "acceptance_length",
+        "accepted_per_position", "nodes", "rows_per_round", "tokens_per_forward",
+        "accepted_from_lookup", "output_tokens", "seconds",
+    }  # fmt: skip
+    assert (row["method"], row["k"], row["nodes"]) == ("p-eagle", 2, 2.0)
 
 
 def test_device_name_says_how_many_cores() -> None:

@@ -4,11 +4,12 @@ import pytest
 from tiny import make_drafter, make_target
 
 from peagle.bench import verdict as module
-from peagle.bench.side_by_side import Contender
+from peagle.bench.summary import Result
 from peagle.bench.verdict import MAX_TOKENS, PROMPTS, Timing, sentence, time_head, verdict
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.model.drafter import Drafter
 
 
 def chain(k: int) -> Drafting:
@@ -88,26 +89,25 @@ def llm() -> LLM:
 def test_timing_is_interleaved_short_and_on_the_first_turns(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[list[Contender], int, SamplingParams]] = []
-    real = module.compare
+    seen: list[tuple[list[Drafting], list[str], SamplingParams]] = []
+    real = module.side_by_side
 
-    def compare(
-        llm: LLM, contenders: list[Contender], prompts: list[list[int]], params: SamplingParams
-    ) -> None:
-        seen.append((contenders, len(prompts), params))
-        real(llm, contenders, prompts, SamplingParams(max_tokens=4))
+    def side_by_side(
+        llm: LLM,
+        drafters: dict[Drafting, Drafter | None],
+        prompts: list[str],
+        params: SamplingParams,
+    ) -> list[Result]:
+        seen.append((list(drafters), prompts, params))
+        return real(llm, drafters, prompts, SamplingParams(max_tokens=4))
 
-    monkeypatch.setattr(module, "compare", compare)
+    monkeypatch.setattr(module, "side_by_side", side_by_side)
     tree = Drafting("p-eagle", "tree", 8).row | {"acceptance_length": 1.6}
     measured = [MEASURED, tree]
     timings = time_head(llm, measured, [["the cat", "more"]] * 9, SamplingParams(max_tokens=512))
-    [(contenders, prompts, params)] = seen
-    assert [contender.drafting for contender in contenders] == [
-        Drafting(),
-        chain(2),
-        Drafting("p-eagle", "tree", 8),
-    ]
-    assert (prompts, params.max_tokens) == (PROMPTS, MAX_TOKENS)
+    [(drafting, prompts, params)] = seen
+    assert drafting == [chain(2), Drafting("p-eagle", "tree", 8)]
+    assert (prompts, params.max_tokens) == (["the cat"] * PROMPTS, MAX_TOKENS)
     assert [(t.drafting, t.acceptance_length) for t in timings] == [
         (chain(2), 1.5),
         (Drafting("p-eagle", "tree", 8), 1.6),

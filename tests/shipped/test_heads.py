@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from peagle import LLM, SamplingParams
-from peagle.bench.side_by_side import compare, identical, load_contenders
+from peagle.bench.native import side_by_side
+from peagle.bench.summary import same
 from peagle.catalog import find_head
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.completion import Completion
+from peagle.engine.drafting import Drafting
 from peagle.methods.checkpoint import read_tensors
 from peagle.methods.layer_ids import try_both
 from peagle.methods.load import load_drafter
@@ -61,9 +63,10 @@ def test_a_trial_finds_the_layers_that_a_head_was_trained_on(method: str) -> Non
 
 def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
     llm = LLM(TARGET, dtype="bfloat16", max_batch=1, deterministic=True)  # as a user's is
-    rows = load_contenders(llm, {method: Path(HEADS[method]) for method in HEADS})
-    compare(llm, rows, prompts(3), SamplingParams(max_tokens=48))
-    assert identical(rows)
+    drafters = {Drafting(m, "auto", lookup=True): llm.load_head(HEADS[m]) for m in HEADS}
+    params = SamplingParams(max_tokens=48)
+    results = side_by_side(llm, drafters, human_eval_prompts(3), params)
+    assert [same(result, results[0])["same"] for result in results] == [3, 3, 3]
 
 
 @pytest.mark.slow
