@@ -30,11 +30,6 @@ class Change(NamedTuple):
             return "alike"
         return "slower" if self.ratio < 1 else "faster"
 
-    @property
-    def slower(self) -> bool:
-        """Beyond noise."""
-        return self.verdict == "slower"
-
     def row(self) -> list[str]:
         """For a table."""
         after = self.after

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from typer.core import TyperGroup
 
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import CHOICES, PARALLEL_METHODS
@@ -15,7 +14,7 @@ from peagle.cli import bench_answering as answering
 from peagle.cli.bench_answering import Answering, Asked
 from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
 from peagle.cli.engines import EngineOption, VllmPythonOption, resolve_engine
-from peagle.cli.options import App, Fields, check_at_least, parse_list
+from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -28,19 +27,8 @@ LOOKUP = {"on": True, "off": False}
 MODEL = Fields("no_lookup", "chat_template", "dtype", "device", "quantize", "force")
 
 
-class _RunByDefault(TyperGroup):
-    """`peagle bench TARGET` is `peagle bench run TARGET`."""
-
-    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
-        return super().resolve_command(ctx, args if args[0] in self.commands else ["run", *args])
-
-    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
-        named = bool(args) and (args[0] in self.commands or args[0] == "--help")
-        return super().parse_args(ctx, args if named else ["run", *args])
-
-
 app = App(
-    cls=_RunByDefault,
+    cls=group_with_default("run"),
     help="Measure drafting methods under load, and compare measurements (`bench TARGET` is short "
     "for `bench run TARGET`).",
 )
@@ -77,8 +65,7 @@ def run(
     vllm_python: VllmPythonOption = None,
     url: str | None = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="PEAGLE_API_KEY", help="API key of the server at --url."),
+        str | None, typer.Option(envvar="PEAGLE_API_KEY", help="API key of the server at --url.")
     ] = None,
     hardware: str | None = None,
     model: Annotated[ModelOptions, MODEL],
@@ -180,7 +167,7 @@ def compare(
     for change in changes:
         table.add_row(*change.row())
     print_table(table)
-    if any(change.slower for change in changes):
+    if any(change.verdict == "slower" for change in changes):
         raise typer.Exit(1)
 
 

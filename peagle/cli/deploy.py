@@ -11,32 +11,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
 from peagle.cli.engines import resolve_engine
-from peagle.cli.options import App, check_at_least, flag
+from peagle.cli.options import App, check_at_least, flag, group_with_default
 from peagle.deploy import kubernetes, sagemaker
-from peagle.deploy.account import PLACEHOLDERS, Account
 from peagle.deploy.drafting import Drafting
+from peagle.deploy.sagemaker import PLACEHOLDERS, Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
 from peagle.errors import InputError
 
 PLACES = ("local", "kubernetes", "sagemaker")
 
 
-class _StartByDefault(TyperGroup):
-    """`peagle deploy NAME` is short for `peagle deploy start NAME`."""
-
-    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["start", *args]
-        return super().parse_args(ctx, args)
-
-
-app = App(cls=_StartByDefault, no_args_is_help=True)
+app = App(cls=group_with_default("start"), no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +170,7 @@ def status(name: NameArgument, *, where: Where) -> None:
 
 
 @app.command()
-def logs(
-    name: NameArgument,
-    *,
-    where: Where,
-    lines: int = 100,
-) -> None:
+def logs(name: NameArgument, *, where: Where, lines: int = 100) -> None:
     """The last lines that a model's engine wrote, with --to kubernetes or sagemaker.
 
     lines: Number of lines to print, from the end.

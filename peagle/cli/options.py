@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from peagle.errors import InputError
 
@@ -57,6 +57,17 @@ class _Command(TyperCommand):
             raise
         finally:
             RUNNING.reset(running)
+
+
+def group_with_default(command: str) -> type[TyperGroup]:
+    """A group for which `GROUP ARGUMENTS` is short for `GROUP COMMAND ARGUMENTS`."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+            named = args[0] in (*self.commands, "--help") if args else self.no_args_is_help
+            return super().parse_args(ctx, args if named else [command, *args])
+
+    return Group
 
 
 def with_flags(text: str) -> str:

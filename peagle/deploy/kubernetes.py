@@ -1,11 +1,12 @@
 """Kubernetes: the manifests of a deployment, and kubectl, which applies them."""
 
+import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass
 
 from peagle.deploy.render import render
-from peagle.deploy.spec import DeployFailed, Spec, image_for, new_key
+from peagle.deploy.spec import DeployFailed, Spec, image_for
 from peagle.errors import InputError, first_line
 
 PORT = 8000
@@ -38,7 +39,9 @@ def dry_run(spec: Spec, cluster: Cluster) -> str:
 
 def secret(spec: Spec, cluster: Cluster) -> str:
     """The manifest of the Secret, with a new API key."""
-    return render("secret.yaml.j2", spec=spec, cluster=cluster, key=new_key())
+    return render(
+        "secret.yaml.j2", spec=spec, cluster=cluster, key=f"sk-{secrets.token_urlsafe(32)}"
+    )
 
 
 def apply(spec: Spec, cluster: Cluster) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from peagle.deploy.account import Account
 from peagle.deploy.render import render
 from peagle.deploy.spec import DeployFailed, Spec, image_for
 from peagle.errors import InputError, first_line
@@ -27,6 +26,34 @@ SAGEMAKER = "sagemaker"
 SCALING, REGISTER = "application-autoscaling", "register_scalable_target"
 POLL_SECONDS = 30
 MAX_POLLS = 240  # a download of weights and a start, an hour each
+# What a dry run prints for what it was not told, by the names of Account's fields.
+PLACEHOLDERS = {"region": "REGION", "role": "ROLE_ARN", "instance_type": "INSTANCE_TYPE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where, as whom, and on how many instances; checked, but for placeholders."""
+
+    region: str
+    role: str  # the execution role's ARN
+    instance_type: str
+    image: str | None = None  # None: AWS's own
+    replicas: int = 1
+    max_replicas: int | None = None  # None: always `replicas`
+
+    def __post_init__(self) -> None:
+        is_arn = re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", self.role)
+        if not is_arn and self.role != PLACEHOLDERS["role"]:
+            why = "is no ARN of a role (arn:aws:iam::ACCOUNT:role/NAME)"
+            raise InputError(f"role {self.role!r}: {why}")
+        is_type = self.instance_type.startswith("ml.")
+        if not is_type and self.instance_type != PLACEHOLDERS["instance_type"]:
+            raise InputError(f"instance_type {self.instance_type!r}: SageMaker's begin with 'ml.'")
+        if self.replicas < 1:
+            raise InputError(f"replicas {self.replicas}: must be at least 1")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            why = f"must be at least `replicas` ({self.replicas})"
+            raise InputError(f"max_replicas {self.max_replicas}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +241,7 @@ def _bring_up(endpoint: Request, region: str, say: Callable[[str], None]) -> boo
     if found and found["EndpointStatus"] == "Failed":
         say(f"deleting {endpoint}, which failed: {found.get('FailureReason')}")
         _delete(endpoint, region)
-        waiter = _client(SAGEMAKER, region).get_waiter("endpoint_deleted")
-        with _failures():
-            waiter.wait(**endpoint.identity)
+        _wait_until("endpoint_deleted", endpoint, region)
         found = None
     if found is None:
         _send(endpoint, region)
@@ -231,12 +256,16 @@ def _bring_up(endpoint: Request, region: str, say: Callable[[str], None]) -> boo
     return False
 
 
-def _wait(endpoint: Request, region: str) -> None:
+def _wait_until(state: str, endpoint: Request, region: str) -> None:
     polls = {"Delay": POLL_SECONDS, "MaxAttempts": MAX_POLLS}
-    waiter = _client(SAGEMAKER, region).get_waiter("endpoint_in_service")
+    with _failures():
+        waiter = _client(SAGEMAKER, region).get_waiter(state)
+        waiter.wait(**endpoint.identity, WaiterConfig=polls)
+
+
+def _wait(endpoint: Request, region: str) -> None:
     try:
-        with _failures():
-            waiter.wait(**endpoint.identity, WaiterConfig=polls)
+        _wait_until("endpoint_in_service", endpoint, region)
     except DeployFailed as error:
         found = _describe(endpoint, region) or {}
         why = found.get("FailureReason") or error

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,12 +72,8 @@ class Spec:
 
     def head_options(self) -> list[str]:
         """The head in the words of `peagle serve`."""
-        options = []
-        if self.drafting.head is not None:
-            options += ["--head", self.drafting.head]
-        if self.drafting.k is not None:
-            options += ["--k", str(self.drafting.k)]
-        return options
+        named = {"head": self.drafting.head, "k": self.drafting.k}
+        return flag_options({name: value for name, value in named.items() if value is not None})
 
     def serve_command(self, port: int | None, flags: VllmFlags) -> list[str]:
         """The command line on this machine. `peagle serve` reads the entry's flags for vLLM itself;
@@ -99,12 +94,7 @@ class Spec:
 
 
 def make_spec(
-    name: str,
-    entry: Entry,
-    engine: str | None,
-    *,
-    remote: bool,
-    drafting: Drafting = FROM_CATALOG,
+    name: str, entry: Entry, engine: str | None, *, remote: bool, drafting: Drafting = FROM_CATALOG
 ) -> Spec:
     """How an entry is served. `engine` None: vLLM on other machines, native on this one and for
     packaged targets. Raises InputError for what the engine, or another machine, cannot read."""
@@ -117,15 +107,8 @@ def make_spec(
     flags = dict(entry.vllm_flags)
     if gpus > 1:
         flags["tensor-parallel-size"] = gpus
-    vllm = Spec(
-        name=name,
-        engine=engine,
-        target=name if isinstance(entry.target, PackagedGGUF) else entry.target,
-        drafting=chosen,
-        gpus=gpus,
-        flags=flags,
-        env=entry.vllm_env,
-    )
+    target = name if isinstance(entry.target, PackagedGGUF) else entry.target
+    vllm = Spec(name, engine, target, chosen, gpus, flags, entry.vllm_env)
     if engine == "native":  # which chooses K itself
         return replace(vllm, drafting=replace(chosen, k=drafting.k), flags={}, env={})
     return vllm
@@ -165,8 +148,3 @@ def resource_name(name: str) -> str:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         label = f"{label[: MAX_LABEL_LENGTH - 9].strip('-')}-{digest}"
     return f"peagle-{label}"
-
-
-def new_key() -> str:
-    """An API key."""
-    return f"sk-{secrets.token_urlsafe(32)}"

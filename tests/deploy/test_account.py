@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from peagle.deploy.account import PLACEHOLDERS, Account
+from peagle.deploy.sagemaker import PLACEHOLDERS, Account
 from peagle.errors import InputError
 
 GIVEN: dict[str, Any] = {

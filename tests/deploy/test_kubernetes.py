@@ -40,6 +40,12 @@ def test_manifests_fit_the_published_schemas(name: str) -> None:
             validate(manifest, version, strict=True)
 
 
+def test_keys_differ() -> None:
+    keys = {yaml.safe_load(kubernetes.secret(spec(), Cluster()))["stringData"]["api-key"]
+            for _ in range(2)}  # fmt: skip
+    assert len(keys) == 2 and min(map(len, keys)) > 40
+
+
 def test_the_schemas_are_strict() -> None:
     """What the test above would find."""
     volume = applied(kubernetes.dry_run(spec(), Cluster()))["PersistentVolumeClaim"]

@@ -17,9 +17,9 @@ from stand_ins import entry
 
 from peagle.catalog import find_entry
 from peagle.deploy import sagemaker
-from peagle.deploy.account import Account
 from peagle.deploy.container import command
 from peagle.deploy.drafting import Drafting
+from peagle.deploy.sagemaker import Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, with_profile
 from peagle.errors import InputError
 

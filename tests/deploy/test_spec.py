@@ -10,7 +10,7 @@ from stand_ins import entry
 
 from peagle.catalog import CatalogHead, find_entry, load_catalog
 from peagle.deploy.drafting import Drafting
-from peagle.deploy.spec import make_spec, new_key, resource_name, with_profile
+from peagle.deploy.spec import make_spec, resource_name, with_profile
 from peagle.errors import InputError, InputWarning
 
 
@@ -151,10 +151,6 @@ def test_resources_have_names_that_dns_takes() -> None:
     long = "owner/a-name-that-is-very-long-and-of-version-"
     assert resource_name(f"{long}1") != resource_name(f"{long}2")
     assert len({resource_name(name) for name in load_catalog()}) == len(load_catalog())
-
-
-def test_keys_differ() -> None:
-    assert new_key() != new_key() and len(new_key()) > 40
 
 
 def test_torch_is_not_imported() -> None:
