@@ -14,15 +14,7 @@ from typing import Any
 
 import torch
 
-from peagle.bench.load import (
-    Answer,
-    AskError,
-    Conversations,
-    Message,
-    OnTurns,
-    Played,
-    closed_loop,
-)
+from peagle.bench.load import Answer, AskError, Conversations, Message, OnTurns, Played, closed_loop
 from peagle.bench.run import alternate
 from peagle.bench.summary import Cell, Result, acceptance_row
 from peagle.data.chat import prompt_ids

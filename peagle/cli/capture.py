@@ -13,6 +13,7 @@ from peagle.cli.common import (
     StrictOption,
     TargetArgument,
     existing_file,
+    open_target,
     progress_bar,
     screen,
 )
@@ -48,11 +49,7 @@ def capture(
     engine: Engine that runs the target: transformers or vllm.
     tensor_parallel_size: Number of GPUs that vLLM splits the target over.
     """
-    from transformers.utils import logging
-
     from peagle.data.dataset import read_examples
-    from peagle.model.loader import load_target
-    from peagle.model.template import use_template
     from peagle.train.capture import capture as run_capture
     from peagle.train.capture import in_process, plan_capture, size_text
     from peagle.vllm.capture import through_vllm, tokens_in_passing
@@ -65,10 +62,8 @@ def capture(
     check_at_least(4, max_length=config.max_length)
     config = replace(config, shard_bytes=int(shard_mb * 1e6))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
-    logging.disable_progress_bar()
-    loaded = load_target(target, device="cpu" if vllm else device)  # the GPU is vLLM's
+    loaded = open_target(target, chat_template, device="cpu" if vllm else device)  # GPUs: vLLM's
     assert loaded.tokenizer is not None
-    use_template(loaded.tokenizer, chat_template)
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)
     examples = read_examples(data, loaded.tokenizer, longest, strict=strict)

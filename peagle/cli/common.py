@@ -19,7 +19,8 @@ from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
 from peagle.methods.load import head_folder
-from peagle.model.loader import resolve_device
+from peagle.model.loader import load_target, resolve_device
+from peagle.model.target import Target
 from peagle.model.template import use_template
 from peagle.shown import model_name
 
@@ -145,6 +146,19 @@ def open_llm(
     if options.no_lookup or method == "none":
         lookup = False
     return llm.use(drafter, options.k, nodes=options.nodes, lookup=lookup)
+
+
+def open_target(
+    name: str, chat_template: str | None, *, dtype: str = "auto", device: str = "cpu"
+) -> Target:
+    """Load a target without an engine, with the chat template that is used."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    target = load_target(name, dtype=dtype, device=device)
+    assert target.tokenizer is not None
+    use_template(target.tokenizer, chat_template)
+    return target
 
 
 def announced_device(name: str) -> str:

@@ -35,12 +35,7 @@ from peagle.data.synth import MIX, SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.model.template import (
-    check_template,
-    check_template_args,
-    load_tokenizer,
-    use_template,
-)
+from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 MODEL = Fields("head", "chat_template", "dtype", "device")

@@ -13,6 +13,7 @@ from peagle.cli.common import (
     HeadArgument,
     JsonOption,
     TargetArgument,
+    open_target,
     screen,
 )
 from peagle.cli.generate import console
@@ -41,18 +42,11 @@ def doctor(
     prompt: Text on which features and logits are compared. Default: a short one.
     dtype: Data type of the weights; float32 shows errors that bfloat16 hides.
     """
-    from transformers.utils import logging
-
-    from peagle.model.loader import load_target
-    from peagle.model.template import use_template
     from peagle.tools.doctor import PROMPT, examine, verdict
 
     head_folder(head)  # before the target takes its time to load
-    logging.disable_progress_bar()
     with screen.status(f"loading {model_name(target)}"):
-        model = load_target(target, dtype=dtype, device=device)
-        assert model.tokenizer is not None
-        use_template(model.tokenizer, chat_template)
+        model = open_target(target, chat_template, dtype=dtype, device=device)
     with screen.status(f"examining {head}"):
         checks = examine(head, model, prompt=prompt or PROMPT, force=force)
     checks = [

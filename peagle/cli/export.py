@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, screen
+from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, open_target, screen
 from peagle.cli.options import App
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
@@ -33,11 +33,6 @@ def export(
     to: Checkpoint format to write: vllm or speculators.
     target: Target model of the head. Default: the one it was trained for.
     """
-    from transformers.utils import logging
-
-    from peagle.model.loader import load_target
-    from peagle.model.template import use_template
-
     if to not in ("vllm", "speculators"):
         raise InputError(f"--to {to!r}: choose vllm or speculators")
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
@@ -46,11 +41,7 @@ def export(
     if not name:
         raise InputError(f"head {head} does not say what it was trained for: name it with --target")
     check_folder(output)
-    logging.disable_progress_bar()
-    model = load_target(name, device="cpu")
-    assert model.tokenizer is not None
-    use_template(model.tokenizer, chat_template)
-    drafter = load_drafter(head, model, force=force)
+    drafter = load_drafter(head, open_target(name, chat_template), force=force)
     with writing(output):
         save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
         write_card(output)

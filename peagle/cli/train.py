@@ -9,7 +9,6 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 from safetensors import SafetensorError
-from transformers.utils import logging
 
 from peagle.cli.common import (
     WRITTEN,
@@ -19,6 +18,7 @@ from peagle.cli.common import (
     TargetArgument,
     counting,
     existing_file,
+    open_target,
     progress_bar,
     screen,
 )
@@ -35,9 +35,8 @@ from peagle.methods.load import load_drafter
 from peagle.methods.save import with_provenance
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
-from peagle.model.loader import load_target, resolve_device
+from peagle.model.loader import resolve_device
 from peagle.model.target import Target
-from peagle.model.template import use_template
 from peagle.shown import mean_length
 from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
@@ -127,12 +126,9 @@ def train(
     if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         why = "for several processes make it first, with peagle data synth"
         raise InputError(f"--data synth: {why}")
-    logging.disable_progress_bar()
     screen.quiet = int(os.environ.get("RANK", "0")) > 0  # of several processes the first one speaks
     device = _own_device(device)
-    model = load_target(target, device="cpu" if training.shard else device)
-    assert model.tokenizer is not None
-    use_template(model.tokenizer, chat_template)
+    model = open_target(target, chat_template, device="cpu" if training.shard else device)
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length, strict)
     drafter = _drafter(start, model, head, examples, training.seed)

@@ -60,11 +60,7 @@ class Check(NamedTuple):
 
 
 def examine(
-    head: str | Path,
-    target: Target,
-    *,
-    prompt: str = PROMPT,
-    force: bool = False,
+    head: str | Path, target: Target, *, prompt: str = PROMPT, force: bool = False
 ) -> list[Check]:
     """All checks of a head beside its target, in order; a damaged head is examined, not refused.
 
@@ -218,9 +214,7 @@ def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> T
 def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     """The trainer's forward and the engine's drafting give the same logits at every depth."""
     depths = default_k(drafter.config)
-    drafted = _drafted(drafter, target, ids, depths)
-    draft = drafted.tokens
-    served = torch.cat(drafted.logits)
+    draft, served = _drafted(drafter, target, ids, depths)
     trained = _trained(drafter, target, ids, draft)
     away = (served - trained).abs().amax(-1)  # (K,)
     limit = ROUNDING[target.dtype] * max(1.0, float(trained.abs().max()))
@@ -258,16 +252,11 @@ def _acceptance(drafter: Drafter, target: Target, ids: list[int]) -> str:
     return found
 
 
-class Drafted(NamedTuple):
-    """A chain of K draft tokens, and the logits (1, V) of each."""
-
-    tokens: list[int]
-    logits: list[Tensor]
-
-
-def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> Drafted:
-    """K draft tokens after `ids`: the engine's second round on a prompt whose first half was its
-    first, through both caches."""
+def _drafted(
+    drafter: Drafter, target: Target, ids: list[int], depths: int
+) -> tuple[list[int], Tensor]:
+    """K draft tokens after `ids`, and their logits (K, V): the engine's second round on a prompt
+    whose first half was its first, through both caches."""
     backend = choose_backend(target.device, target.dtype)
     blocks = range(blocks_of(len(ids) + depths))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
@@ -285,8 +274,8 @@ def _drafted(drafter: Drafter, target: Target, ids: list[int], depths: int) -> D
     return chain
 
 
-def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> Drafted:
-    """The likeliest token of each depth, after the one before."""
+def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> tuple[list[int], Tensor]:
+    """The likeliest token of each depth, after the one before, and the logits of all."""
     method = method_of(drafter.config)
     tokens, logits = [newest], list[Tensor]()
     drafted = next(steps, None)
@@ -296,7 +285,7 @@ def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> Drafted:
             logits.append(method.logits(drafter, state, before))
             tokens += drafter.target_ids[logits[-1].argmax(-1)].tolist()
         drafted = advance(steps, torch.tensor(tokens[-1:], device=state.device))
-    return Drafted(tokens[1:], logits)
+    return tokens[1:], torch.cat(logits)
 
 
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
