@@ -118,8 +118,7 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
     """vLLM on this machine, a server a method and K, one after another."""
     from peagle.bench.client import ChatClient
     from peagle.bench.native import device_name
-    from peagle.vllm.process import look
-    from peagle.vllm.server import serving
+    from peagle.vllm.process import look, serving
 
     installed = look(python or Path(sys.executable))
     heads = asked.heads()

@@ -1,7 +1,12 @@
 """`peagle serve`: an OpenAI-compatible server."""
 
-from dataclasses import replace
-from typing import Annotated
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +15,7 @@ from peagle.cli.common import (
     TargetArgument,
     check_quantize_device,
     open_llm,
+    screen,
 )
 from peagle.cli.engines import NOT_VLLMS, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, check_at_least, given
@@ -17,7 +23,14 @@ from peagle.errors import InputError
 from peagle.model.loader import resolve_device
 from peagle.shown import model_name
 
+if TYPE_CHECKING:
+    from peagle.vllm.serve import ServeSettings
+
 app = App()
+PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
+THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+# Where it listens and to whom is checked here. Of a flag given twice, vLLM takes the last.
+OURS = ("host", "port", "api-key", "model")
 VllmFlags = Annotated[
     list[str] | None,
     typer.Argument(
@@ -33,6 +46,46 @@ ApiKeyOption = Annotated[
         help="API key that every request must carry as a bearer token. Default: no key is needed.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that people are told of."""
+
+    model: str  # as clients call it
+    host: str  # as it was bound
+    port: int
+    key: str | None = None  # environment variable of the API key that requests need
+    chat: bool = True  # whether the model has a chat template
+    console: bool = True
+
+    @property
+    def url(self) -> str:
+        """An address that this machine reaches."""
+        host = THIS_MACHINE.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def lines(self) -> list[str]:
+        """The URL, a curl command, the console. The API key itself is never shown."""
+        console = f"{self.url}/" if self.console else f"-- --middleware {PAGES} adds it to vLLM"
+        return [f"Serving {self.model} at {self.url}/v1", self.curl(), f"Console: {console}"]
+
+    def curl(self) -> str:
+        """A request that a POSIX shell runs as it is; the key comes from its variable."""
+        body: dict[str, object] = {"model": self.model}
+        if self.chat:
+            path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
+        else:
+            path, body["prompt"] = "completions", "Once upon a time"
+        headers = ["-H 'Content-Type: application/json'"]
+        if self.key:
+            headers.append(f'-H "Authorization: Bearer ${self.key}"')
+        data = shlex.quote(json.dumps(body | {"max_tokens": 64}))
+        return f"curl {shlex.quote(f'{self.url}/v1/{path}')} {' '.join(headers)} -d {data}"
+
+    def show(self) -> None:
+        """Print the lines on stdout; the log is on stderr."""
+        typer.echo("\n".join(self.lines()))
 
 
 @app.command()
@@ -80,16 +133,14 @@ def serve(
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed"
         raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
-    from peagle.cli.serve_lines import Serving
 
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
     named = [name for name in NOT_VLLMS if given(context, name)]
     if resolve_engine(engine, vllm_python, named, options.device) == "vllm":
-        from peagle.cli.serve_vllm import serve_vllm
         from peagle.vllm.serve import ServeSettings
 
-        serve_vllm(
+        _serve_vllm(
             ServeSettings(
                 target=target,
                 head=options.head,
@@ -125,3 +176,34 @@ def serve(
     people = Serving(model, host, number, key="PEAGLE_API_KEY" if api_key else None, chat=chat)
     if not run(llm, config, listening, people.show):
         raise typer.Exit(1)
+
+
+def _serve_vllm(settings: "ServeSettings") -> None:
+    """Run vLLM; does not return. Raises InputError for what can be seen to be wrong before."""
+    from transformers.utils import logging
+
+    from peagle.server.run import bind, check_host
+    from peagle.vllm.serve import prepare
+
+    logging.disable_progress_bar()
+    _check_flags(settings.flags)
+    check_host(settings.host, settings.api_key, settings.allow_no_key)
+    with bind(settings.host, settings.port) as free:  # vLLM's own error is long
+        settings = replace(settings, port=free.getsockname()[1])
+    launch = prepare(settings)
+    screen.print(launch.summary)
+    console = any(PAGES in flag for flag in settings.flags)
+    own = "VLLM_API_KEY" if launch.environ.get("VLLM_API_KEY") else None
+    key = "PEAGLE_API_KEY" if settings.api_key else own
+    Serving(settings.model, settings.host, settings.port, key=key, console=console).show()
+    sys.stdout.flush()
+    os.execve(launch.command[0], launch.command, launch.environ)
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    """Raise InputError for those of vLLM's flags that are options of `peagle serve`."""
+    given = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
+    for flag in given:
+        name = flag.removeprefix("--").replace("_", "-")
+        if name in OURS:
+            raise InputError(f"--{name}: give it before --, it is an option of peagle serve")

@@ -42,8 +42,10 @@ def choose(name: str, entry: Entry, asked: Drafting, *, remote: bool) -> Draftin
     if method not in entry.heads:
         why = f"the catalog has no such head for {name}: name one with `head`"
         raise InputError(f"method {method}: {why}")
-    if asked.method is None:
-        _name_substitute(name, entry, method)
+    known = entry.heads[method]
+    if asked.method is None and method != METHODS[0] and known.source:
+        public = f"the public {method} head {known.hub} drafts (source: {known.source})"
+        _warn(f"{name} has no {METHODS[0]} head: {public}")
     return _of_catalog(name, entry, replace(asked, method=method), remote)
 
 
@@ -63,17 +65,13 @@ def _named(head: str, asked: Drafting, entry: Entry, remote: bool) -> Drafting:
                 return Drafting(head, method, asked.k or each.k)
     if not remote:
         return asked
-    method = asked.method or _guess(head)
+    # As vLLM infers it.
+    guessed = next((each for each in METHODS[1:] if each in head.lower()), METHODS[0])
+    method = asked.method or guessed
     if asked.method is None:
         why = f"not in the catalog, assumed to be a {method} head: if it is not, give `method`"
         _warn(f"head {head}: {why}")
     return Drafting(head, method, asked.k or DEFAULT_K)
-
-
-def _guess(head: str) -> str:
-    """The method of a head by its name, as vLLM infers it."""
-    best, *others = METHODS
-    return next((method for method in others if method in head.lower()), best)
 
 
 def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Drafting:
@@ -91,14 +89,6 @@ def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Draft
     if head.place is None:
         raise InputError(f"the head of {name} is not here: no folder {head.folder}")
     return Drafting(head.place, asked.method, asked.k or head.k)
-
-
-def _name_substitute(name: str, entry: Entry, method: str) -> None:
-    """Warn that a head published by others is used, since the entry has none of the best method."""
-    head = entry.heads[method]
-    if method != METHODS[0] and head.source:
-        public = f"the public {method} head {head.hub} drafts (source: {head.source})"
-        _warn(f"{name} has no {METHODS[0]} head: {public}")
 
 
 def _warn(text: str) -> None:

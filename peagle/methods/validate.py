@@ -130,7 +130,7 @@ def provenance(head: HeadFiles, target: Target) -> str:
     return f"trained for {model_name(known.target or 'this target')}: hashes agree"
 
 
-def template(head: HeadFiles, target: Target) -> str:
+def chat_template(head: HeadFiles, target: Target) -> str:
     """The chat template the training data was made with."""
     said, found = head.trained.template_hash, template_hash(target)
     if not said:
@@ -340,16 +340,12 @@ def correction(head: HeadFiles, target: Target) -> str:
     return f"rank {sizes.rank}, {sizes.candidates} candidates, of this head"
 
 
+# By their names, in the order in which they run.
 CHECKS: dict[str, Callable[[HeadFiles, Target], str]] = {
-    "sizes": sizes,
-    "provenance": provenance,
-    "chat template": template,
-    "feature layers": feature_layers,
-    "mask token": mask_token,
-    "embedding": embedding,
-    "draft vocabulary": draft_vocabulary,
-    "keys": keys,
-    "tensors": tensors,
-    "correction": correction,
-}
+    check.__name__.replace("_", " "): check
+    for check in (
+        sizes, provenance, chat_template, feature_layers, mask_token, embedding, draft_vocabulary,
+        keys, tensors, correction,
+    )
+}  # fmt: skip
 FORGIVABLE = ("provenance", "chat template")

@@ -110,11 +110,6 @@ def _check_sums(folder: Path) -> None:
             raise InputError(f"{folder / name}: damaged (its checksum is not that in {SUMS})")
 
 
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors whose names begin with `prefix`, by the rest of their names."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
 def _different(tensors: dict[str, Tensor], drafter: Drafter, step: int) -> str:
     """How a checkpoint after `step` steps differs from one of the drafter, by names and shapes;
     empty when it does not."""
@@ -142,9 +137,9 @@ def load_checkpoint(
     if not found:
         raise InputError(f"resume: no checkpoint in {output}")
     tensors, progress = _newest(found, drafter)
-    weights = under("weights/", tensors)
     own = drafter.state_dict()
-    drafter.load_state_dict({name: part_of(weights[name], like) for name, like in own.items()})
+    weights = {name: part_of(tensors[f"weights/{name}"], like) for name, like in own.items()}
+    drafter.load_state_dict(weights)
     for name, parameter in drafter.named_parameters():
         if f"{MOMENTS[0]}/{name}" in tensors:
             moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}

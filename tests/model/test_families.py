@@ -12,8 +12,8 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend
 from peagle.model.attention import CausalAttend
-from peagle.model.last_norm import last_norm
 from peagle.model.target import Target, TargetOutput
+from peagle.vllm.capture import last_norm
 
 LENGTH = 20
 ONE, OTHER = [3, 1], [0, 4]  # blocks of two requests

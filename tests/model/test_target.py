@@ -26,8 +26,8 @@ from transformers.utils import ModelOutput
 from peagle.errors import InputError
 from peagle.model.attention import AttentionSpec, CausalAttend, HeadShape
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
-from peagle.model.last_norm import last_norm
 from peagle.model.target import Target
+from peagle.vllm.capture import last_norm
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
 SMALL = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 2}
@@ -182,5 +182,5 @@ def test_a_decoder_that_does_more_behind_its_norm_has_no_last_norm() -> None:
         out.last_hidden_state = out.last_hidden_state * 2
 
     target.decoder.register_forward_hook(scaled)
-    with pytest.raises(InputError, match="target tiny .LlamaModel.: no single norm behind"):
+    with pytest.raises(InputError, match="target tiny .LlamaModel.: no single norm after"):
         last_norm(target)

@@ -17,8 +17,8 @@ from peagle.vllm.process import (
     environment,
     has_gpu,
     look,
+    serving,
 )
-from peagle.vllm.server import serving
 
 Machine = Callable[..., Path]
 

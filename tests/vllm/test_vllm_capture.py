@@ -21,12 +21,11 @@ from transformers import AutoModelForCausalLM
 from peagle.data.captured import Captured
 from peagle.data.example import Example
 from peagle.errors import InputError
-from peagle.model.last_norm import last_norm
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.vllm import capture as vllm_capture
-from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
+from peagle.vllm.capture import Vllm, last_norm, through_vllm, tokens_in_passing
 from peagle.vllm.process import VllmFailed
 
 LAYERS = (0, 2, 3)
