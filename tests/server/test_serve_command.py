@@ -193,6 +193,7 @@ def test_told_to_end(folder: Path) -> None:
     assert "cat" not in json.dumps(server.lines), "nobody's words are in the log"
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails(folder: Path) -> None:
     """All who are listening are told, /health says it, and the process does not end well."""
     options = ("--port", 0, "--no-speculation", "--max-batch", CLIENTS, "--kv-tokens", 16384)
