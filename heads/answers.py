@@ -28,6 +28,7 @@ from peagle.data.regenerate import Engine, answer_turn, regenerate
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Completion, Stats
 from peagle.model.loader import load_target
+from peagle.vllm.generate import Answers
 
 TARGET = "smollm2-135m"
 PARAMS = SamplingParams(max_tokens=384)
@@ -80,17 +81,17 @@ def packed_engine(lines: list[dict[str, Any]]) -> Engine:
     for line in lines:
         answers[line["prompt"]].append(line["answer_ids"])
 
-    def generate(asked: list[list[int]], params: SamplingParams) -> Sequence[Completion]:
+    def generate(asked: list[list[int]], params: SamplingParams) -> Answers:
         keys = [key(ids) for ids in asked]
         if any(each not in answers for each in keys):
             raise Missing
         found = [next_of(answers[each]) for each in keys]
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
         # The engine that made them left out a character whose last bytes were not emitted.
-        return [
+        return enumerate(
             Completion(text.removesuffix("\N{REPLACEMENT CHARACTER}"), ids, "stop", Stats(), [])
             for text, ids in zip(texts, found, strict=True)
-        ]
+        )
 
     return Engine(tokenizer, target.max_context, GROUP, generate)
 

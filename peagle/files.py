@@ -17,7 +17,7 @@ def unusable(error: Exception, path: Path | None = None, field: str = "output") 
     `path` is the one that the user named; an error of a file elsewhere has its own."""
     own = getattr(error, "filename", None)
     text = getattr(error, "strerror", None) or first_line(error)
-    if path and (own is None or Path(own).absolute().is_relative_to(path.absolute().parent)):
+    if path and (own is None or Path(str(own)).absolute().is_relative_to(path.absolute().parent)):
         text = f"{field} {path}: {text}"
     elif own:
         text = f"{own}: {text}"

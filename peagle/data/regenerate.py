@@ -1,13 +1,13 @@
 """The target answers prompts itself: what a drafter must learn to predict."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Message, prompt_ids
-from peagle.data.conversation import Conversation, PendingRecord, drop_oldest
+from peagle.data.conversation import Conversation, PendingRecord, Write, drop_oldest
 from peagle.data.endpoint import Servers, ask_servers
 from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.response_parser import to_message
@@ -63,8 +63,8 @@ def regenerate(
     people, `prompt_ids` and `answer_ids` for exact training; from an endpoint one line a record,
     `messages` only.
 
-    A record is written when its last answer ends; `on_answers` is told the answers in the file, all
-    that are wanted, and the tokens that this run wrote.
+    A record is written when it has ended; `on_answers` is told the answers in the file, all that
+    are wanted, and the tokens that this run wrote.
 
     Records already in `output` are skipped, so a stopped run continues. A conversation that leaves
     too little room for an answer loses its oldest turns. Raises InputError when `output` holds
@@ -93,11 +93,7 @@ def regenerate(
         else:
             engine = native(source) if isinstance(source, LLM) else source
             for start in range(0, len(todo), engine.group):
-                group = todo[start : start + engine.group]
-                while records := [record for record in group if record.open]:
-                    for record in answer_turn(engine, records, params):
-                        if not record.open:
-                            write([record])
+                _answer_group(engine, todo[start : start + engine.group], params, write)
     return Report(
         sum(record.answers for record in todo if not record.open),
         sum(record.truncated for record in todo),
@@ -107,11 +103,31 @@ def regenerate(
     )
 
 
+def _answer_group(
+    engine: Engine, group: list[PendingRecord], params: SamplingParams, write: Write
+) -> None:
+    """Answer records together, turn by turn, and write each when it and all before it have ended,
+    so that the order is that of the prompts; by Ctrl-C or a failure, all that have ended."""
+
+    def write_ended() -> None:
+        while group and not group[0].open:
+            write([group.pop(0)])
+
+    try:
+        while records := [record for record in group if record.open]:
+            answer_turn(engine, records, params, write_ended)
+    except BaseException:
+        write([record for record in group if not record.open])
+        raise
+
+
 def answer_turn(
-    engine: Engine, records: list[PendingRecord], params: SamplingParams
-) -> Iterator[PendingRecord]:
-    """Answer the next turn of all records together, and yield each when its answer ends. A turn
-    that does not fit is skipped."""
+    engine: Engine,
+    records: list[PendingRecord],
+    params: SamplingParams,
+    on_answer: Callable[[], None] = lambda: None,  # when one has ended
+) -> None:
+    """Answer the next turn of all records together; a turn that does not fit is skipped."""
     asked: list[tuple[PendingRecord, list[Message]]] = []
     prompts: list[list[int]] = []
     for record in records:
@@ -121,14 +137,14 @@ def answer_turn(
             prompts.append(ids)
         else:
             record.skip()
-            yield record
     for number, answer in engine.generate(prompts, params) if asked else ():
         record, messages = asked[number]
         ids = prompts[number]
         message = to_message(engine.tokenizer, ids, answer.token_ids, answer.text)
         tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
         record.add_answer(messages, message, tokens)
-        yield record
+        on_answer()
+    on_answer()  # those that were skipped
 
 
 def _fit(

@@ -239,9 +239,7 @@ class _Synthesis:
         for number, draft in enumerate(drafts, start=first):
             asked = Conversation([self._asked(draft.text)], self.style)
             records.append(PendingRecord(number, asked))
-        params = SamplingParams(max_tokens=self.config.max_tokens)
-        for _ in answer_turn(native(self.llm), records, params):
-            pass
+        answer_turn(native(self.llm), records, SamplingParams(max_tokens=self.config.max_tokens))
         # Each record has one turn, so one line.
         return [
             {**record.lines[0], "kind": draft.kind, "draw": draft.number}

@@ -39,8 +39,8 @@ def test_answers_can_be_trained_on(target: Path, heads: dict[str, Path], tmp_pat
     command = ("data", "regenerate", target, *options, "--head", heads["p-eagle"])
     assert f"wrote 3 answers to {made}" in invoke(*command).stderr
     records = read(made)
-    assert [record["record"] for record in records] == [1, 0, 0], "in the order of their ends"
-    assert [len(record["messages"]) for record in records] == [2, 2, 4]
+    assert [record["record"] for record in records] == [0, 0, 1]
+    assert [len(record["messages"]) for record in records] == [2, 4, 2]
     assert f"wrote 0 answers to {made}" in invoke(*command).stderr
 
     invoke("train", target, "--data", made, "--output", tmp_path / "out", *SMALL)
@@ -72,7 +72,7 @@ def test_system_prompt_and_template_arguments(target: Path, prompts: Path, tmp_p
     invoke("data", "regenerate", target, "--prompts", prompts, *how)
     records = read(made)
     assert [record["template_args"] for record in records] == [{"think": False}] * 3
-    shown = printed("data", "show", made, "--target", target, "--record", 2)["documents"][0]
+    shown = printed("data", "show", made, "--target", target, "--record", 1)["documents"][0]
     start = "quick system: be brief<|im_end|>user: the cat<|im_end|>assistant: "
     assert shown["pieces"][0] == {"text": start, "supervised": False}
 

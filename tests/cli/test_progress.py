@@ -16,6 +16,7 @@ from peagle.cli import common
 from peagle.cli.common import counting, progress_bar, screen
 from peagle.cli.main import app
 from peagle.engine.engine import Engine
+from peagle.engine.request import Request
 
 AGAIN = "written, run it again to go on"
 
@@ -96,13 +97,24 @@ def test_nothing_is_logged_on_a_terminal(log: Log, monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_keeps_the_answers_that_have_ended(
-    target: Path, tmp_path: Path, interrupt: list[Callable[[], bool]]
+    target: Path,
+    tmp_path: Path,
+    interrupt: list[Callable[[], bool]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All prompts run in one batch; the conversation of one turn ends first."""
+    """All prompts run in one batch. The second conversation has ended when the second turn of the
+    others begins."""
+    turns_begun, add = list[object](), Engine.add
+
+    def counted(engine: Engine, *requests: Request) -> None:
+        turns_begun.append(requests)
+        add(engine, *requests)
+
+    monkeypatch.setattr(Engine, "add", counted)
     turns = ({"turns": ["the cat", "the hat"]}, {"turns": ["mat"]}, {"turns": ["sat", "on"]})
     prompts, made = write_lines(tmp_path / "p.jsonl", *turns), tmp_path / "made.jsonl"
     command = ("data", "regenerate", target, "--prompts", prompts, "--output", made)
-    interrupt.append(lambda: bool(made.read_text()))
+    interrupt.append(lambda: len(turns_begun) > 1)
     result = interrupted(*command, "--max-tokens", 6)
     assert result.stderr.splitlines() == [f"stopped: 1 of 5 answers {AGAIN}"]
     assert [json.loads(line)["record"] for line in made.open()] == [1]

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
+from peagle.vllm.generate import Answers
 
 GREEDY = SamplingParams(max_tokens=6)
 SYNTH = '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n'
@@ -34,9 +34,7 @@ def quick(llm: LLM) -> Engine:
     """The same answers, each made once: what is tested is the file."""
     said: dict[tuple[int, ...], Completion] = {}
 
-    def generate(
-        prompts: list[list[int]], params: SamplingParams
-    ) -> Iterator[tuple[int, Completion]]:
+    def generate(prompts: list[list[int]], params: SamplingParams) -> Answers:
         assert params == GREEDY
         for number, ids in enumerate(map(tuple, prompts)):
             said[ids] = said.get(ids) or llm.generate([list(ids)], params)[0]
@@ -60,9 +58,7 @@ def regenerate(source: LLM | Engine, prompts: Path, *rest: Any, **named: Any) ->
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Lines by record, whatever order these ended in."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return sorted(lines, key=lambda line: line["record"])
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_every_turn_has_the_targets_greedy_answer(llm: LLM, prompts: Path, tmp_path: Path) -> None:
@@ -82,12 +78,11 @@ def test_every_turn_has_the_targets_greedy_answer(llm: LLM, prompts: Path, tmp_p
     assert second[:2] == first  # the second turn follows the target's own first answer
 
 
-def test_batching_does_not_change_the_records(prompts: Path, tmp_path: Path) -> None:
-    """Their order may change: a record is written when it ends."""
+def test_batching_does_not_change_the_file(prompts: Path, tmp_path: Path) -> None:
     files = [tmp_path / "one.jsonl", tmp_path / "three.jsonl"]
     for file, batch in zip(files, (1, 3), strict=True):
         regenerate(LLM(make_target(), max_batch=batch), prompts, file, GREEDY)
-    assert sorted(files[0].open()) == sorted(files[1].open())
+    assert files[0].read_text() == files[1].read_text()
 
 
 def test_a_kill_anywhere_loses_and_doubles_nothing(
@@ -100,35 +95,33 @@ def test_a_kill_anywhere_loses_and_doubles_nothing(
     for size in sorted({0, 1, 5, *ends, *(end - 1 for end in ends), *range(20, len(data), 211)}):
         cut.write_bytes(data[:size])
         regenerate(quick, prompts, cut, GREEDY)
-        assert sorted(cut.open("rb")) == sorted(data.splitlines(keepends=True)), size
+        assert cut.read_bytes() == data, size
 
 
-def test_an_answer_is_on_disk_when_it_ends(quick: Engine, prompts: Path, tmp_path: Path) -> None:
-    """Also while others of the same batch are being answered; what is told counts answers."""
+def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
+    quick: Engine, prompts: Path, tmp_path: Path
+) -> None:
+    """Others are still being answered then; Ctrl-C also keeps those that ended out of order."""
     output, reports = tmp_path / "out.jsonl", list[tuple[int, int, int]]()
 
-    def interrupted(
-        ids: list[list[int]], params: SamplingParams
-    ) -> Iterator[tuple[int, Completion]]:
-        [*answers] = quick.generate(ids, params)
-        yield answers[2]
-        assert [record["record"] for record in read(output)] == [2]
-        yield answers[0]
-        yield answers[1]  # of three turns
+    def interrupted(ids: list[list[int]], params: SamplingParams) -> Answers:
+        answers = dict(quick.generate(ids, params))
+        yield 2, answers[2]
+        assert read(output) == []
+        yield 0, answers[0]
+        assert [record["record"] for record in read(output)] == [0]
+        yield 1, answers[1]  # the first of three turns
         raise KeyboardInterrupt
 
+    engine = quick._replace(generate=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        regenerate(
-            quick._replace(generate=interrupted), prompts, output, GREEDY,
-            on_answers=lambda *told: reports.append(told),
-        )  # fmt: skip
+        regenerate(engine, prompts, output, GREEDY, on_answers=lambda *n: reports.append(n))
     assert [record["record"] for record in read(output)] == [0, 2]
     lengths = [len(record["answer_ids"]) for record in read(output)]
-    assert reports == [(0, 8, 0), (1, 8, lengths[1]), (2, 8, sum(lengths))]
-    again = list[tuple[int, int, int]]()
-    regenerate(quick, prompts, output, GREEDY, on_answers=lambda *told: again.append(told))
-    assert again[0] == (2, 8, 0) and again[-1][:2] == (8, 8)
-    assert [record["record"] for record in read(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
+    assert reports == [(0, 8, 0), (1, 8, lengths[0]), (2, 8, sum(lengths))]
+    regenerate(quick, prompts, output, GREEDY, on_answers=lambda *n: reports.append(n))
+    assert [each[:2] for each in reports[3:]] == [(2, 8), (5, 8), (7, 8), (8, 8)]
+    assert [record["record"] for record in read(output)] == [0, 2, 1, 1, 1, 3, 3, 4]
 
 
 def test_limit_can_be_raised_and_lowered(quick: Engine, prompts: Path, tmp_path: Path) -> None:
@@ -140,7 +133,7 @@ def test_limit_can_be_raised_and_lowered(quick: Engine, prompts: Path, tmp_path:
 def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     regenerate(quick, prompts, output, GREEDY)
-    lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in read(output)]
+    lines = output.read_text().splitlines(keepends=True)
     for order in ([7, 5, 6, 0], [4, 7, 1, 2, 3], [0, 5, 6, 4, 1, 2]):  # the last: a record cut
         output.write_text("".join(lines[i] for i in order))
         regenerate(quick, prompts, output, GREEDY)
@@ -190,7 +183,7 @@ def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
     files = [tmp_path / "ours.jsonl", tmp_path / "other.jsonl"]
     regenerate(llm, prompts, files[0], GREEDY)
     answer(native(llm)._replace(group=2), read_conversations(prompts), files[1], GREEDY)
-    assert sorted(files[0].open()) == sorted(files[1].open())
+    assert files[0].read_text() == files[1].read_text()
 
 
 def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
