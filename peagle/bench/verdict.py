@@ -1,6 +1,6 @@
 """Is a head worth it here? The target alone and with its head, timed side by side."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from peagle.bench.load import Conversations
@@ -40,12 +40,9 @@ class Timing:
 
     def row(self) -> dict[str, Any]:
         """The timing as the JSON output has it."""
-        speeds = {
-            "tokens_per_second": self.tokens_per_second,
-            "target_tokens_per_second": self.target_tokens_per_second,
-        }
-        measured = {"acceptance_length": self.acceptance_length, "speed_up_95": self.speed_up_95}
-        return self.drafting.row | measured | speeds
+        measured = asdict(self)
+        del measured["drafting"]
+        return self.drafting.row | measured
 
     @property
     def worth_it(self) -> bool:

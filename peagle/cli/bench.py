@@ -209,8 +209,8 @@ def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
         if depth == ADAPTIVE:
             found += [Drafting("", "auto", lookup=LOOKUP[kind]) for kind in kinds]
         else:
-            found.append(Drafting("", "chain", parse_list(depth, "k", least=1)[0]))
-    trees = parse_list(nodes, "nodes", least=1) if nodes else ()
+            found.append(Drafting("", "chain", parse_list(depth, "k", int, 1)[0]))
+    trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
     found += [Drafting("", "tree", most, LOOKUP[kind]) for most in trees for kind in kinds]
     return list(dict.fromkeys(found))
 
@@ -224,7 +224,7 @@ def _cells(
         raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(CHOICES)}")
     return [
         Cell(replace(setting, method=method), load, heat)
-        for heat in _temperatures(temperature)
+        for heat in parse_list(temperature, "temperature", float)
         for load in _loads(concurrency, rate)
         for method in dict.fromkeys(chosen)
         for setting in _of(method, settings)
@@ -249,21 +249,10 @@ def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
 def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
     """Conversations at a time; 0: at random times."""
     if rate is None:
-        return parse_list(concurrency, "concurrency", least=1)
+        return parse_list(concurrency, "concurrency", int, 1)
     if rate <= 0:
         raise InputError(f"--rate {rate}: must be above 0")
     return (0,)
-
-
-def _temperatures(text: str) -> list[float]:
-    try:
-        temperatures = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        why = "expected numbers separated by commas"
-        raise InputError(f"--temperature {text!r}: {why}") from error
-    if min(temperatures) < 0:
-        raise InputError(f"--temperature {text!r}: each must be at least 0")
-    return temperatures
 
 
 def _table(report: dict[str, Any]) -> Table:

@@ -65,8 +65,8 @@ def evaluate(
     conversations = read_prompts(dataset)[:limit]
     if not conversations:
         raise InputError(f"--limit {limit}: leaves no record of {dataset}")
-    chains = parse_list(k or CHAINS, "k", least=1) if k or not nodes else ()
-    trees = parse_list(nodes, "nodes", least=1) if nodes else ()
+    chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
+    trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
     llm = open_llm(target, model, max_batch=batch)
     if llm.drafter is None and not (llm.drafting.lookup and trees):
         why = "name one with --head, or give `nodes` to measure lookup"

@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from peagle.errors import InputError
 
 FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
+N = TypeVar("N", int, float)
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 RUNNING = ContextVar[TyperCommand | None]("the command that runs", default=None)
 
@@ -88,12 +89,12 @@ def given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def parse_list(text: str, field: str, least: int = 0) -> tuple[int, ...]:
-    """ "3,7" → (3, 7)."""
+def parse_list(text: str, field: str, kind: type[N], least: int = 0) -> tuple[N, ...]:
+    """ "3,7" → (3, 7), of int or float."""
     try:
-        numbers = tuple(int(part) for part in text.split(","))
+        numbers = tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        why = "expected whole numbers separated by commas"
+        why = f"expected {'whole ' * (kind is int)}numbers separated by commas"
         raise InputError(f"`{field}` {text!r}: {why}") from error
     if min(numbers) < least:
         raise InputError(f"`{field}` {text!r}: each must be at least {least}")
@@ -244,5 +245,5 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
         if isinstance(value, list):
             values[name] = tuple(value)
         elif isinstance(value, str) and get_origin(optional(hint)[0]) is tuple:
-            values[name] = parse_list(value, name)
+            values[name] = parse_list(value, name, int)
     return kind(**values)

@@ -6,12 +6,7 @@ from transformers import PretrainedConfig
 
 from peagle.errors import InputError
 from peagle.methods.registry import DEFAULT, METHODS
-from peagle.model.config import (
-    TRANSFORMERS,
-    DrafterConfig,
-    Embedding,
-    default_feature_layers,
-)
+from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, default_feature_layers
 from peagle.model.layers import head_size
 from peagle.model.target import Target
 
