@@ -15,7 +15,6 @@ import typer
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
-from peagle.cli.engines import resolve_engine
 from peagle.cli.options import App, check_at_least, flag, group_with_default
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.drafting import Drafting
@@ -140,6 +139,8 @@ def start(
     here = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
     if engine is None and here:
+        from peagle.cli.engines import resolve_engine  # needs torch
+
         engine = resolve_engine("auto", None, (), "auto")
     drafting = Drafting(head, method, k)
     spec = make_spec(name, entry, engine, remote=not here, drafting=drafting)

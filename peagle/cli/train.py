@@ -103,7 +103,7 @@ def train(
         "on.",
         "Data",
     ] = None,
-    strict: StrictOption = False,
+    strict: Annotated[StrictOption, "Data"] = False,
     chat_template: ChatTemplateOption = None,
     recipe: RecipeOption = None,
     config: ConfigOption = None,  # it and the overrides are the other options' defaults by now

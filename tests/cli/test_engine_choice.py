@@ -86,7 +86,7 @@ def test_bench_on_a_gpu(
     seen: list[tuple[str, set[object]]] = []
 
     def answers(kind: str, asked: bench_answering.Asked, *more: object) -> None:
-        seen.append((kind, {cell.k for cell in asked.cells}))
+        seen.append((kind, {cell.drafting.row["k"] for cell in asked.cells}))
         raise InputError("enough")
 
     for kind in ("native", "vllm"):

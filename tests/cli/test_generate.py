@@ -211,7 +211,7 @@ def test_interrupted(
     monkeypatch.chdir(tmp_path)
     ended = CliRunner().invoke(app, list(map(str, line)), input="the cat\n")
     assert ended.exit_code == 130
-    assert ended.stderr.splitlines()[-1] == "peagle: interrupted"
+    assert ended.stderr.splitlines()[-1].startswith("stopped")
     assert "Traceback" not in ended.output
 
 

@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_the_answers_that_have_ended(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("generate", "TARGET", "--prompt", "x"), "stopped"),
+        (("generate", "TARGET", "x"), "stopped"),
         (("chat", "TARGET"), "stopped"),
         (("eval", "TARGET", "--head", "HEAD", "--dataset", "Q"), "stopped: 0 of 4 turns answered"),
         (

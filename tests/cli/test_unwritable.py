@@ -68,7 +68,7 @@ def test_output_that_cannot_be(
 @pytest.mark.parametrize(
     "command",
     [
-        ("generate", GGUF, "--prompt", "x"),
+        ("generate", GGUF, "x"),
         ("chat", GGUF),
         ("serve", GGUF, "--port", 0),
         ("eval", GGUF, "--dataset", "PROMPTS"),
@@ -200,7 +200,7 @@ def test_a_library_of_heads_that_cannot_be_written(
 
     monkeypatch.setattr(HUB, str(blocked))
     monkeypatch.setattr("peagle.model.loader._load_model", fails)
-    line = refused("generate", "owner/name", "--prompt", "x")
+    line = refused("generate", "owner/name", "x")
     assert line.endswith("Check it.; set HF_HOME to a folder that can be written")
 
 

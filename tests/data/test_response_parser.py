@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from peagle.data.chat import Message, encode_documents, prompt_ids, to_messages
 from peagle.data.dataset import read_conversations, read_examples
-from peagle.data.regenerate import Engine, regenerate
+from peagle.data.regenerate import Answers, Engine, regenerate
 from peagle.data.response_parser import to_message
 from peagle.engine.completion import Completion
 from peagle.engine.params import SamplingParams
@@ -108,9 +108,9 @@ def test_a_conversation_goes_on_behind_what_was_said(tmp_path: Path) -> None:
     prompts.write_text('{"turns": ["the cat?", "and then"]}\n')
     asked: list[list[int]] = []
 
-    def generate(rows: list[list[int]], params: SamplingParams) -> list[Completion]:
+    def generate(rows: list[list[int]], params: SamplingParams) -> Answers:
         asked.extend(rows)
-        return [Completion("hmit sat", ids(THOUGHT), "stop", Stats(), []) for _ in rows]
+        return enumerate(Completion("hmit sat", ids(THOUGHT), "stop", Stats(), []) for _ in rows)
 
     engine = Engine(TOKENIZER, 512, 4, generate)
     regenerate(engine, read_conversations(prompts), output, SamplingParams(max_tokens=32))
