@@ -23,8 +23,10 @@ class TextStream:
     def push(self, token: int) -> tuple[str, bool]:
         """(text that is now certain, whether a stop string was completed)."""
         self._newest.append(token)
-        # A run of byte tokens is text, or not, as a whole (Llama 2, Gemma).
-        if not (self._tokenizer.id_to_token(token) or "").startswith("<0x"):
+        # A run of byte tokens is text, or not, as a whole (Llama 2, Gemma); tokens without text do
+        # not end it.
+        name = self._tokenizer.id_to_token(token) or ""
+        if self._tokenizer.decode([token]) and not name.startswith("<0x"):
             self._take(self._decoded().removesuffix(LONE))
         found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
@@ -54,8 +56,7 @@ class TextStream:
         self._known = len(decoded)
 
     def _decoded(self) -> str:
-        text: str = self._tokenizer.decode(self._newest)
-        return text
+        return str(self._tokenizer.decode(self._newest))
 
 
 def _overlap(text: str, stop: str) -> int:
