@@ -40,9 +40,10 @@ class Console:
         app.get("/peagle/catalog", **own)(self.catalog)
         app.post("/peagle/race", **own)(self.race)
 
-    def about(self) -> dict[str, str]:
-        """How the served model drafts."""
-        return {"method": self._llm.drafting.method, "drafts": str(self._llm.drafting)}
+    def about(self) -> dict[str, Any]:
+        """How the served model drafts, and its context in tokens."""
+        drafting, context = self._llm.drafting, self._llm.target.max_context
+        return {"method": drafting.method, "drafts": str(drafting), "context": context}
 
     def catalog(self) -> list[dict[str, Any]]:
         """All entries, each with the command that deploys it, but for the place."""

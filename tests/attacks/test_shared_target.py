@@ -169,7 +169,7 @@ def test_a_larger_batch_in_the_middle_of_a_stream(target: Target, heads: list[Dr
     assert outcome(run) == wanted
 
 
-@pytest.mark.parametrize("name", ["drafter", "k", "max_batch", "kv_tokens", "adaptive", "target"])
+@pytest.mark.parametrize("name", ["drafter", "k", "max_batch", "kv_tokens", "drafting", "target"])
 def test_nothing_of_an_llm_can_be_set(target: Target, heads: list[Drafter], name: str) -> None:
     llm = LLM(target, heads[0], k=K)
     before = getattr(llm, name)

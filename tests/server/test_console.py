@@ -99,7 +99,7 @@ def test_catalog(running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     with running.http() as http:
         about, listed = http.get("/peagle/console").json(), http.get("/peagle/catalog").json()
-    assert about == {"method": "p-eagle", "drafts": "K = 3"}
+    assert about == {"method": "p-eagle", "drafts": "K = 3", "context": 256}
     rows = {row["name"]: row for row in listed}
     assert rows["my model"]["command"] == "peagle deploy 'my model'"
     row = rows["smollm2-135m"]

@@ -50,6 +50,10 @@ try {
   if (own) {
     const about = await askJson("peagle/console");
     served = `${id} · ${drafting(about)}`;
+    // An answer has room after the prompt only, and the server refuses to promise more.
+    const longest = $("max-tokens");
+    longest.max = about.context;
+    longest.value = Math.min(longest.value, Math.floor(about.context / 2));
     if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers alone.";
     startRace();
     startCatalog().catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));

@@ -110,7 +110,7 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
 def test_stop(served: Running, opened: Open) -> None:
     """The button that sends also stops; what was said stays, and the server is free."""
     page = opened(served.url)
-    page.locator("#max-tokens").fill("200")
+    page.locator("#max-tokens").fill("100")
     page.get_by_label("Message").fill("a")
     page.locator("#send").click()
     page.locator(".message.assistant .said:not(:empty)").wait_for()
