@@ -130,7 +130,7 @@ def vllm_peer(python: str, threads: int) -> Peer:
         raise PeerFailure(str(error)) from error
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
     environ = server_environment(installed, None, environment(given=given))
-    if installed.openmp:
+    if "libiomp5" in environ["LD_PRELOAD"]:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         environ |= {
             "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cores}]",
