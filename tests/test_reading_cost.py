@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.engine.engine": 2220,
+    "peagle.engine.llm": 5722,
     "peagle.model.drafter": 345,
     "peagle.train.trainer": 2124,
     "peagle.backends.torch": 784,
