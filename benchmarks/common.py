@@ -123,7 +123,7 @@ class Journal:
             lines.write(json.dumps({"part": part, "number": number, "plays": kept}) + "\n")
 
     def of(self, part: str) -> dict[int, Plays]:
-        """What was played of a part, by number."""
+        """Plays of a part, by number."""
         return self.plays.setdefault(part, {})
 
     def _read(self, about: dict[str, Any]) -> None:

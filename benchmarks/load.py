@@ -45,7 +45,7 @@ GROWTH = 16  # MiB that resident memory may grow by, from after the warm-up to t
 
 @dataclass
 class Seen:
-    """What the clients have seen."""
+    """Answers, errors and times that the clients have seen."""
 
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)

@@ -249,7 +249,7 @@ def _in_vllm(found: Report | None, prompts: int) -> str:
 
 
 def training_speed(report: Report) -> Lines:
-    """How fast a head trains."""
+    """Training speed of a head."""
     lines: list[list[object]] = [
         [row["row"], row["answer_tokens_per_second"], row["megaflops_a_token"],
          f"{100 * row['share_of_peak']:.0f} %"]

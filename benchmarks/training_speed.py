@@ -1,4 +1,4 @@
-"""How fast a head trains, and what share of the device's peak that is.
+"""Training speed of a head, and its share of the device's peak.
 
     python benchmarks/training_speed.py [--data answers.jsonl.gz] [--device cuda] [--threads N]
 
@@ -105,7 +105,7 @@ def peak(device: torch.device) -> float:
 
 
 def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captured:
-    """What the target makes of documents of at most `length` tokens, captured into `folder`."""
+    """States of the target for documents of at most `length` tokens, captured into `folder`."""
     config = CaptureConfig(folder, max_length=length)
     plan = plan_capture(target, examples, config)
     capture(in_process(target, plan.origin.feature_layers), examples, folder, plan)

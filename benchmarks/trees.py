@@ -67,12 +67,12 @@ def chain(method: str, concurrency: int = 1) -> Cell:
 
 
 def tree(nodes: int, concurrency: int = 1, *, lookup: bool = True) -> Cell:
-    """Of P-EAGLE's."""
+    """A pinned tree of P-EAGLE's."""
     return Cell(Drafting("p-eagle", "tree", nodes, lookup), concurrency, 0.0)
 
 
 def adaptive(method: str, concurrency: int = 1, *, lookup: bool = True) -> Cell:
-    """What the budget chooses."""
+    """Drafts that the budget chooses."""
     return Cell(Drafting(method, "auto", lookup=lookup), concurrency, 0.0)
 
 

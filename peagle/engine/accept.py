@@ -1,4 +1,4 @@
-"""What the target accepts of a request's draft, and what the request emits.
+"""Acceptance of a request's draft, and the tokens and text that it emits.
 
 Shapes: R rows of the request's draft tree, V vocabulary.
 """

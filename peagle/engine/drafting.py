@@ -1,4 +1,4 @@
-"""What is drafted in each round, as one value. No torch here."""
+"""The drafts of a round as one value. No torch here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Drafting:
     def row(self) -> dict[str, Any]:
         """Its part of a row in a result file."""
         k = {"none": 0, "chain": self.size, "tree": None, "auto": ADAPTIVE}[self.mode]
-        nodes = self.size if self.mode == "tree" else None
+        nodes = self.options["nodes"]
         return {"method": self.method, "k": k, "max_nodes": nodes, "lookup": self.lookup}
 
     @classmethod

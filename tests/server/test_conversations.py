@@ -171,25 +171,25 @@ def test_how_calls_are_written() -> None:
         call_grammar(tokenizer, [TOOL], several=True)
 
 
-def test_arguments_of_the_template(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("name", "bodies"),
+    [
+        ("mood", ({}, {"chat_template_kwargs": {"mood": "aaaa"}})),
+        # Clients of GPT-OSS send it.
+        (
+            "reasoning_effort",
+            ({"reasoning_effort": "low"}, {"reasoning_effort": "exceptionally high"}),
+        ),
+    ],
+)
+def test_arguments_of_the_template(
+    serve: Serve, name: str, bodies: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
     running = serve()
-    running.api.llm.tokenizer.chat_template = "{{ mood }}" + CHATML
+    running.api.llm.tokenizer.chat_template = f"{{{{ {name} }}}}" + CHATML
     counts = []
-    for args in ({}, {"mood": "aaaa"}):
-        body: Any = {"max_tokens": 1, "extra_body": {"chat_template_kwargs": args}}
-        got = running.client().chat.completions.create(model=MODEL, messages=ASKED, **body)
-        assert got.usage is not None
-        counts.append(got.usage.prompt_tokens)
-    assert counts[1] > counts[0]
-
-
-def test_reasoning_effort_goes_to_the_template(serve: Serve) -> None:
-    """Clients of GPT-OSS send it."""
-    running = serve()
-    running.api.llm.tokenizer.chat_template = "{{ reasoning_effort }}" + CHATML
-    counts = []
-    for effort in ("low", "exceptionally high"):
-        body: Any = {"max_tokens": 1, "extra_body": {"reasoning_effort": effort}}
+    for more in bodies:
+        body: Any = {"max_tokens": 1, "extra_body": more}
         got = running.client().chat.completions.create(model=MODEL, messages=ASKED, **body)
         assert got.usage is not None
         counts.append(got.usage.prompt_tokens)
