@@ -15,7 +15,7 @@ from peagle.engine.request import Stats
 Message = dict[str, str]
 Conversations = list[list[str]]  # the user turns of each
 OnTurns = Callable[[int], None]  # told how many turns are done, or left out after a failure
-MAX_FAILURES = 3  # in a row, of an asker that may be gone
+MAX_FAILURES = 3  # of an asker that may be gone, without an answer to a later question
 
 
 class AskError(RuntimeError):
@@ -91,14 +91,18 @@ class _Player:
         self.asker = asker
         self.on_turns = on_turns
         self.samples = list[Sample]()
-        self.failures = 0
+        self.failures = list[float]()  # their times; an answer forgets those before its question
         self.started = time.perf_counter()
+
+    @property
+    def gone(self) -> bool:
+        return len(self.failures) >= MAX_FAILURES
 
     async def play(self, number: int, turns: list[str]) -> None:
         """Ask the turns of one conversation in order; a failure ends it."""
         history = list[Message]()
         for turn, text in enumerate(turns):
-            if self.failures >= MAX_FAILURES:
+            if self.gone:
                 return
             history.append({"role": "user", "content": text})
             sample = await self._ask(number, turn, history)
@@ -114,9 +118,10 @@ class _Player:
         try:
             answer = await self.asker.ask(history)
         except AskError as error:
-            self.failures += error.gone
+            if error.gone:
+                self.failures.append(time.perf_counter())
             return Sample(number, turn, time.perf_counter() - started, error=str(error))
-        self.failures = 0
+        self.failures = [failed for failed in self.failures if failed > started]
         seconds = time.perf_counter() - started
         ttft = answer.first - started
         return Sample(number, turn, seconds, ttft, answer.tokens, answer.output, answer.text)
@@ -124,8 +129,7 @@ class _Player:
     async def played(self) -> Played:
         """The samples, once all conversations have ended."""
         seconds = time.perf_counter() - self.started
-        whole = self.failures < MAX_FAILURES
-        return Played(self.samples, seconds, await self.asker.drafting(), whole)
+        return Played(self.samples, seconds, await self.asker.drafting(), whole=not self.gone)
 
 
 async def closed_loop(
