@@ -2,7 +2,24 @@
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message names it and says what to do (exit code 2)."""
+    """Bad input of the user: one line that names the field, the value and the fix (exit code 2).
+
+    `field`: the option as Python spells it (max_tokens), or a part of it (messages[1]).
+    Names of further fields stand in backticks in `why` and `fix`; the CLI makes flags of them.
+    """
+
+    def __init__(
+        self, why: str, *, field: str | None = None, value: object = None, fix: str | None = None
+    ) -> None:
+        self.why, self.field, self.value, self.fix = why, field, value, fix
+        super().__init__(self.named(field))
+
+    def named(self, field: str | None) -> str:
+        """The line, with the field under another name."""
+        value = None if self.value is None else shortened(_shown(self.value))
+        subject = " ".join(part for part in (field, value) if part is not None)
+        line = f"{subject}: {self.why}" if subject else self.why
+        return f"{line}; {self.fix}" if self.fix else line
 
 
 class InputWarning(UserWarning):
@@ -17,3 +34,7 @@ def first_line(error: Exception) -> str:
 def shortened(text: str, most: int = 60) -> str:
     """A text as it is shown: of a long one the beginning, `most` characters with its dots."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else str(value)

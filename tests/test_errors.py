@@ -1,0 +1,38 @@
+"""An InputError's line is made of its parts."""
+
+from pathlib import Path
+
+import pytest
+from refusals import refused
+
+from peagle.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (InputError("must be at least 1", field="k", value=0), "k 0: must be at least 1"),
+        (InputError("is not known", field="device", value="x"), "device 'x': is not known"),
+        (InputError("is empty", field="stop", value=""), "stop '': is empty"),
+        (InputError("no such file", field="data", value=Path("a")), "data a: no such file"),
+        (InputError("too big", field="k", value=9, fix="lower it"), "k 9: too big; lower it"),
+        (InputError("no answers", fix="make some"), "no answers; make some"),
+        (InputError("is missing", field="target"), "target: is missing"),
+    ],
+)
+def test_a_line_names_field_value_and_fix(error: InputError, line: str) -> None:
+    assert str(error) == line
+
+
+def test_a_field_has_another_name_elsewhere() -> None:
+    error = InputError("must be at least 1", field="max_tokens", value=0)
+    assert error.named("--max-tokens") == "--max-tokens 0: must be at least 1"
+
+
+def test_a_long_value_is_shortened() -> None:
+    assert len(str(InputError("is wrong", field="x", value="y" * 999))) < 90
+
+
+def test_refused_compares_the_field() -> None:
+    with pytest.raises(AssertionError), refused("k"):
+        raise InputError("must be at least 1", field="nodes", value=0)
