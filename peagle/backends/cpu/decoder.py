@@ -1,4 +1,4 @@
-"""All layers of a Llama or Qwen3, or of a head of theirs, and the norm after them, in one call.
+"""All layers of a decoder, or of a head, and the norm after them, in one native call.
 
 Shapes: T rows, D hidden, F feature layers, H head size.
 """
@@ -15,32 +15,36 @@ from peagle.backends.cpu.attention import FLOAT, NativeBatch
 from peagle.backends.cpu.library import COUNT, POINTER, load
 from peagle.backends.cpu.matrix import CpuLinear, Matrix
 from peagle.backends.kv_cache import KVCache
-from peagle.model.layers import FirstLayer
 
-ATTENTION_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
-NORMS = {  # by the names in native/layer.h; a layer may have fewer
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "hidden_norm": "hidden_norm.weight",
-}
+PRODUCTS = ("q", "k", "v", "o", "gate", "up", "down")
+NORMS = ("input_norm", "attention_norm", "mlp_input_norm", "mlp_norm", "q_norm", "k_norm")
+NORMS += ("hidden_norm",)
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+class DecoderLayer(NamedTuple):
+    """Weights and facts of one layer, by the names in native/layer.h."""
+
+    products: dict[str, CpuLinear]  # all of PRODUCTS
+    norms: dict[str, Tensor]  # those of NORMS that the layer has
+    normed_residual: bool = False
+    window: int = 0
+    rope: int = 0
 
 
 class _Layer(ctypes.Structure):
     """Mirrors native/layer.h; norms that a layer does not have are None."""
 
-    _fields_ = [(name, Matrix) for name in (*ATTENTION_PRODUCTS, *MLP_PRODUCTS)]
+    _fields_ = [(name, Matrix) for name in PRODUCTS]
     _fields_ += [(name, POINTER) for name in NORMS]
-    _fields_ += [("normed_residual", COUNT)]
+    _fields_ += [("normed_residual", COUNT), ("window", COUNT), ("rope", COUNT)]
 
 
 class _Model(ctypes.Structure):
     """Mirrors native/layer.h."""
 
     _fields_ = [("layers", POINTER), ("norm", POINTER), ("count", COUNT), ("width", COUNT)]
-    _fields_ += [("head", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
+    _fields_ += [("head", COUNT), ("activation", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
 
 
 class _Forward(ctypes.Structure):
@@ -59,33 +63,49 @@ class Decoded(NamedTuple):
     features: Tensor  # (T, F·D) what enters the layers that were asked for
 
 
+class DecoderShape(NamedTuple):
+    """Facts that all layers of a decoder share."""
+
+    head_dim: int
+    eps: float
+    scale: float  # of attention's scores
+    activation: str = "silu"
+
+
 class Decoder:
     """Layers of one shape, ready for the library. It reads their weights where they are."""
 
     def __init__(
-        self, layers: Sequence[Any], norm: Any, head_size: int, eps: float, scale: float
+        self, layers: Sequence[DecoderLayer], norm: Tensor, shape: DecoderShape
     ) -> None:
-        """`layers` of transformers or of a head; `norm` is the one after them."""
-        self.width: int = norm.weight.shape[0]
-        self._alive: list[Any] = [norm.weight]
+        """`norm`: weights (D,) of the norm after the layers."""
         self._layers = (_Layer * len(layers))()
+        self._alive: list[Any] = [norm.float()]
         for made, layer in zip(self._layers, layers, strict=True):
-            linears = {name: CpuLinear.of(part) for name, part in products_of(layer).items()}
-            norms = _norms(layer)
-            self._alive += [linears, norms]
-            for name, linear in linears.items():
-                setattr(made, name, linear.matrix)
+            norms = {name: weight.float() for name, weight in layer.norms.items()}
+            self._alive += [layer.products, norms]
+            for name, product in layer.products.items():
+                setattr(made, name, product.matrix)
             for name, weight in norms.items():
                 setattr(made, name, weight.data_ptr())
-            made.normed_residual = isinstance(layer, FirstLayer) and layer.norm_before_residual
-        first = ctypes.addressof(self._layers)
-        last = norm.weight.data_ptr()
-        self._model = _Model(first, last, len(layers), self.width, head_size, eps, scale)
+            made.normed_residual = layer.normed_residual
+            made.window, made.rope = layer.window, layer.rope
+        self.width = len(norm)
+        self._model = _Model(
+            layers=ctypes.addressof(self._layers),
+            norm=self._alive[0].data_ptr(),
+            count=len(layers),
+            width=self.width,
+            head=shape.head_dim,
+            activation=ACTIVATIONS.index(shape.activation),
+            eps=shape.eps,
+            scale=shape.scale,
+        )
 
     def run(  # noqa: PLR0913 (what layers are run on)
         self,
         x: Tensor,  # (T, D)
-        tables: tuple[Tensor, Tensor],  # cos and sin of RoPE, each (1, T, H)
+        tables: tuple[Tensor, Tensor],  # cos and sin of each RoPE, each (tables, T, H)
         batch: Batch,
         cache: KVCache,
         *,
@@ -119,15 +139,3 @@ class Decoder:
         decode = load().function("decode", x.dtype)
         decode(ctypes.byref(self._model), ctypes.byref(forward))
         return found
-
-
-def products_of(layer: Any) -> dict[str, Any]:
-    """The layer's linear layers by name."""
-    found = {name: layer.self_attn.get_submodule(name) for name in ATTENTION_PRODUCTS}
-    return found | {name: layer.mlp.get_submodule(name) for name in MLP_PRODUCTS}
-
-
-def _norms(layer: Any) -> dict[str, Tensor]:
-    """The weights of the norms that the layer has, by name."""
-    own = dict(layer.named_parameters())
-    return {name: own[path] for name, path in NORMS.items() if path in own}

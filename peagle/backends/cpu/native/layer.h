@@ -12,20 +12,23 @@
 
 namespace peagle {
 
-// Norms that a layer does not have are missing: of queries and keys, and of the feature, which only
-// a head's first layer reads.
-template <typename T>
+// Norms that a layer does not have are missing: of queries and keys, of what attention and the
+// feed-forward add to the residual (Gemma's), and of the feature, which only a head's first layer
+// reads.
 struct Layer {
   Matrix q, k, v, o, gate, up, down;
-  const T *input_norm, *post_norm, *q_norm, *k_norm, *hidden_norm;
+  const float *input_norm, *attention_norm, *mlp_input_norm, *mlp_norm;
+  const float *q_norm, *k_norm, *hidden_norm;
   int64_t normed_residual;  // whether what `hidden_norm` makes is the residual, or what it reads
+  int64_t window;           // newest positions that a row sees; 0: all
+  int64_t rope;             // which of the tables of cos and sin
 };
 
-template <typename T>
 struct Model {
-  const Layer<T>* layers;
-  const T* norm;  // after the last layer
+  const Layer* layers;
+  const float* norm;  // after the last layer
   int64_t count, width, head;
+  Activation activation;
   float eps, scale;
 };
 
@@ -39,7 +42,7 @@ struct Forward {
   const Batch* batch;
   const Cache<T>* caches;
   const T *x, *embedding;  // (rows, width); an embedding for a head's first layer
-  const T *cos, *sin;      // (rows, head)
+  const T *cos, *sin;      // (tables, rows, head)
   const int64_t* taps;     // layers, in any order; `count` is after the last
   int64_t tap_count;
   T* features;      // (rows, taps, width): what enters these layers, or leaves the last
@@ -49,7 +52,7 @@ struct Forward {
 
 // What enters a layer, beside what entered others: as columns of `features`.
 template <typename T>
-void tap(const T* x, int64_t layer, const Model<T>& model, const Forward<T>& f) {
+void tap(const T* x, int64_t layer, const Model& model, const Forward<T>& f) {
   int64_t width = model.width;
   for (int64_t column = 0; column < f.tap_count; ++column)
     if (f.taps[column] == layer)
@@ -60,15 +63,14 @@ void tap(const T* x, int64_t layer, const Model<T>& model, const Forward<T>& f) 
 }
 
 // Numbers of type T that are between the steps of a layer, for each row.
-template <typename T>
-int64_t between(const Layer<T>& w, int64_t width) {
+inline int64_t between(const Layer& w, int64_t width) {
   return 3 * width + 3 * w.q.outputs + 3 * w.k.outputs + 2 * w.gate.outputs;
 }
 
-// A decoder layer of Llama or Qwen3, or the first of a head of theirs. `out` may be x. `free` is
+// A decoder layer, or the first of a head. `out` may be x. `free` is
 // memory for `between`, which all threads share.
 template <typename T>
-void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, const Model<T>& m,
+void run_layer(const T* x, T* out, const Layer& w, const Cache<T>& cache, const Model& m,
                const Forward<T>& f, T* free, Room& room) {
   int64_t rows = f.batch->rows, width = m.width;
   int64_t queries = w.q.outputs, kept = w.k.outputs, inner = w.gate.outputs;
@@ -94,8 +96,9 @@ void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, con
   linear<T>(normed, {{w.q, q}, {w.k, k}, {w.v, v}}, rows, inputs, room);
   if (w.q_norm) norm(q, w.q_norm, q, m.head, rows * heads, m.head, m.eps);
   if (w.k_norm) norm(k, w.k_norm, k, m.head, rows * kv_heads, m.head, m.eps);
-  rotate(q, f.cos, f.sin, turned_q, rows, heads, m.head);
-  rotate(k, f.cos, f.sin, turned_k, rows, kv_heads, m.head);
+  const T *cos = f.cos + w.rope * rows * m.head, *sin = f.sin + w.rope * rows * m.head;
+  rotate(q, cos, sin, turned_q, rows, heads, m.head);
+  rotate(k, cos, sin, turned_k, rows, kv_heads, m.head);
 #pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     int64_t slot = f.batch->slot_mapping[row];
@@ -104,26 +107,28 @@ void run_layer(const T* x, T* out, const Layer<T>& w, const Cache<T>& cache, con
   }
   wait_for_team();
   Kept<T> all{cache.keys, cache.values, kv_heads, m.head, m.head};
-  attend(turned_q, all, seen, heads, *f.batch, Spec{m.scale, 0, 0, nullptr});
+  attend(turned_q, all, seen, heads, *f.batch, Spec{m.scale, 0, w.window, nullptr});
   linear<T>(seen, {{w.o, made}}, rows, queries, room);
+  if (w.attention_norm) norm(made, w.attention_norm, made, width, rows, width, m.eps);
   add(x, made, out, rows, width);
 
-  norm(out, w.post_norm, normed, width, rows, width, m.eps);
+  norm(out, w.mlp_input_norm, normed, width, rows, width, m.eps);
   linear<T>(normed, {{w.gate, gated}, {w.up, up}}, rows, width, room);
-  gate(gated, up, gated, rows, inner);
+  gate(gated, up, gated, rows, inner, m.activation);
   linear<T>(gated, {{w.down, made}}, rows, inner, room);
+  if (w.mlp_norm) norm(made, w.mlp_norm, made, width, rows, width, m.eps);
   add(out, made, out, rows, width);
 }
 
 // All threads go through all layers together, and wait for each other where one reads what others
 // wrote.
 template <typename T>
-void decode(const Model<T>& m, const Forward<T>& f) {
+void decode(const Model& m, const Forward<T>& f) {
   static thread_local std::vector<Bits> memory;  // aligned, as tiles want rows
   static thread_local Room rooms;
   int64_t rows = f.batch->rows, most = 0, inputs = 0;
   for (int64_t i = 0; i < m.count; ++i) {
-    const Layer<T>& w = m.layers[i];
+    const Layer& w = m.layers[i];
     most = std::max(most, between(w, m.width));
     inputs = std::max({inputs, w.q.inputs, w.o.inputs, w.gate.inputs, w.down.inputs});
   }

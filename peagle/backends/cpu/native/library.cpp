@@ -27,7 +27,7 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
 }
 
 #define FUNCTIONS(T, NAME)                                                                    \
-  extern "C" void decode_##NAME(const Model<T>* model, const Forward<T>* forward) {           \
+  extern "C" void decode_##NAME(const Model* model, const Forward<T>* forward) {              \
     decode(*model, *forward);                                                                 \
   }                                                                                           \
   extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,       \

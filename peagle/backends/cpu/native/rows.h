@@ -11,7 +11,7 @@ namespace peagle {
 
 // Rows of `out` lie `stride` apart.
 template <typename T>
-void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int64_t width,
+void norm(const T* x, const float* weight, T* out, int64_t stride, int64_t rows, int64_t width,
           float eps) {
 #pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
@@ -22,7 +22,7 @@ void norm(const T* x, const T* weight, T* out, int64_t stride, int64_t rows, int
     for (int64_t i = 0; i < width; ++i) sum += load(from[i]) * load(from[i]);
     float scale = 1.0f / std::sqrt(sum / float(width) + eps);
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) store(to[i], load(from[i]) * scale * load(weight[i]));
+    for (int64_t i = 0; i < width; ++i) store(to[i], load(from[i]) * scale * weight[i]);
   }
   wait_for_team();
 }
@@ -52,18 +52,25 @@ void rotate(const T* x, const T* cos, const T* sin, T* out, int64_t rows, int64_
   }
 }
 
-// silu(x) · up. `out` may be x.
+enum class Activation : int64_t { SILU, GELU_TANH };
+
+// activation(x) · up. `out` may be x. Both are x · sigmoid(z): SiLU's z is x, and 1 + tanh(u) is
+// 2 · sigmoid(2u).
 template <typename T>
-void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width) {
+void gate(const T* x, const T* up, T* out, int64_t rows, int64_t width, Activation activation) {
+  float cubic = activation == Activation::SILU ? 0.0f : 0.044715f;
+  float slope = activation == Activation::SILU ? 1.0f : 1.5957691216f;  // 2 · sqrt(2 / pi)
 #pragma omp for schedule(static) nowait
   for (int64_t row = 0; row < rows; ++row) {
     const T *from = x + row * width, *times = up + row * width;
     T* to = out + row * width;
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) {
-      float value = load(from[i]), small = exponential(-std::fabs(value));
-      float silu = value * (value < 0 ? small : 1.0f) / (1.0f + small);
-      store(to[i], rounded<T>(silu) * load(times[i]));
+      float value = load(from[i]);
+      float z = slope * (value + cubic * value * value * value);
+      float small = exponential(-std::fabs(z));
+      float active = value * (z < 0 ? small : 1.0f) / (1.0f + small);
+      store(to[i], rounded<T>(active) * load(times[i]));
     }
   }
   wait_for_team();
