@@ -11,44 +11,21 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch
-from peagle.backends.cpu.attention import FLOAT, NativeBatch
-from peagle.backends.cpu.library import COUNT, POINTER, load
-from peagle.backends.cpu.matrix import CpuLinear, Matrix
+from peagle.backends.cpu.attention import native_batch
+from peagle.backends.cpu.library import load
+from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.structs import (
+    ATTENTION_PRODUCTS,
+    COUNT,
+    MLP_PRODUCTS,
+    NORMS,
+    POINTER,
+    Forward,
+    Layer,
+    Model,
+)
 from peagle.backends.kv_cache import KVCache
 from peagle.model.layers import FirstLayer
-
-ATTENTION_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
-NORMS = {  # by the names in native/layer.h; a layer may have fewer
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "hidden_norm": "hidden_norm.weight",
-}
-
-
-class _Layer(ctypes.Structure):
-    """Mirrors native/layer.h; norms that a layer does not have are None."""
-
-    _fields_ = [(name, Matrix) for name in (*ATTENTION_PRODUCTS, *MLP_PRODUCTS)]
-    _fields_ += [(name, POINTER) for name in NORMS]
-    _fields_ += [("normed_residual", COUNT)]
-
-
-class _Model(ctypes.Structure):
-    """Mirrors native/layer.h."""
-
-    _fields_ = [("layers", POINTER), ("norm", POINTER), ("count", COUNT), ("width", COUNT)]
-    _fields_ += [("head", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
-
-
-class _Forward(ctypes.Structure):
-    """Mirrors native/layer.h."""
-
-    _fields_ = [("batch", POINTER), ("caches", POINTER), ("x", POINTER), ("embedding", POINTER)]
-    _fields_ += [("cos", POINTER), ("sin", POINTER), ("taps", POINTER), ("tap_count", COUNT)]
-    _fields_ += [("features", POINTER), ("out", POINTER), ("normed", POINTER), ("threads", COUNT)]
 
 
 class Decoded(NamedTuple):
@@ -68,7 +45,7 @@ class Decoder:
         """`layers` of transformers or of a head; `norm` is the one after them."""
         self.width: int = norm.weight.shape[0]
         self._alive: list[Any] = [norm.weight]
-        self._layers = (_Layer * len(layers))()
+        self._layers = (Layer * len(layers))()
         for made, layer in zip(self._layers, layers, strict=True):
             linears = {name: CpuLinear.of(part) for name, part in products_of(layer).items()}
             norms = _norms(layer)
@@ -80,7 +57,7 @@ class Decoder:
             made.normed_residual = isinstance(layer, FirstLayer) and layer.norm_before_residual
         first = ctypes.addressof(self._layers)
         last = norm.weight.data_ptr()
-        self._model = _Model(first, last, len(layers), self.width, head_size, eps, scale)
+        self._model = Model(first, last, len(layers), self.width, head_size, eps, scale)
 
     def run(  # noqa: PLR0913 (what layers are run on)
         self,
@@ -93,15 +70,15 @@ class Decoder:
         taps: Sequence[int] = (),
     ) -> Decoded:
         x = x.contiguous()
-        given = NativeBatch(batch)
+        given = native_batch(batch)
         kept = [part.data_ptr() for pair in cache.layers for part in pair]
         caches = (POINTER * len(kept))(*kept)
         numbers = (COUNT * len(taps))(*taps)
         cos, sin = (table.to(x.dtype).contiguous() for table in tables)
         features = x.new_empty(len(x), len(taps) * self.width)
         found = Decoded(torch.empty_like(x), torch.empty_like(x), features)
-        forward = _Forward(
-            batch=ctypes.addressof(given.struct),
+        forward = Forward(
+            batch=ctypes.addressof(given),
             caches=ctypes.addressof(caches),
             x=x.data_ptr(),
             cos=cos.data_ptr(),

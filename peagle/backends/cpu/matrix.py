@@ -5,25 +5,21 @@ Shapes: R rows, I inputs, O outputs, G groups of GROUP inputs.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from peagle.backends.cpu.library import COUNT, POINTER, load
+from peagle.backends.cpu.library import load
+from peagle.backends.cpu.structs import Matrix
 from peagle.model.int8 import round_int8
+from peagle.model.target import Target
 
 GROUP = 32  # inputs that share a scale and a zero
 PANEL = 16  # outputs that lie side by side
 BITS = {torch.float32: 32, torch.bfloat16: 16}
-
-
-class Matrix(ctypes.Structure):
-    """Mirrors native/matrix.h. Pointers only: `Weights` keeps what they point to."""
-
-    _fields_ = [("data", POINTER), ("scales", POINTER), ("bias", POINTER)]
-    _fields_ += [("bits", COUNT), ("tiled", COUNT), ("outputs", COUNT), ("inputs", COUNT)]
 
 
 class Weights(NamedTuple):
@@ -197,3 +193,9 @@ def replace_linears(root: nn.Module, make: Callable[[nn.Linear], nn.Module] = Cp
             # What a subclass does is not known.
             if type(child) is nn.Linear and child.weight.dtype in BITS:
                 setattr(parent, name, make(child))
+
+
+def replace_head(target: Target, head: nn.Module) -> None:
+    """Make another module a target's output head: that of the model, and of its view `head`."""
+    target.model.set_output_embeddings(head)
+    cast(PreTrainedModel, target.head).set_output_embeddings(head)
