@@ -11,19 +11,10 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch
+from peagle.backends.cpu import structs
 from peagle.backends.cpu.attention import native_batch
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import CpuLinear
-from peagle.backends.cpu.structs import (
-    ATTENTION_PRODUCTS,
-    COUNT,
-    MLP_PRODUCTS,
-    NORMS,
-    POINTER,
-    Forward,
-    Layer,
-    Model,
-)
 from peagle.backends.kv_cache import KVCache
 from peagle.model.layers import FirstLayer
 
@@ -45,19 +36,21 @@ class Decoder:
         """`layers` of transformers or of a head; `norm` is the one after them."""
         self.width: int = norm.weight.shape[0]
         self._alive: list[Any] = [norm.weight]
-        self._layers = (Layer * len(layers))()
-        for made, layer in zip(self._layers, layers, strict=True):
-            linears = {name: CpuLinear.of(part) for name, part in products_of(layer).items()}
-            norms = _norms(layer)
-            self._alive += [linears, norms]
-            for name, linear in linears.items():
-                setattr(made, name, linear.matrix)
-            for name, weight in norms.items():
-                setattr(made, name, weight.data_ptr())
-            made.normed_residual = isinstance(layer, FirstLayer) and layer.norm_before_residual
+        self._layers = (structs.Layer * len(layers))()
+        for layer_struct, layer in zip(self._layers, layers, strict=True):
+            weights = dict(layer.named_parameters())
+            for path in structs.PRODUCTS:
+                linear = CpuLinear.of(layer.get_submodule(path))
+                setattr(layer_struct, path, linear.matrix)
+                self._alive.append(linear)
+            for path in weights.keys() & set(structs.NORMS):
+                setattr(layer_struct, path, weights[path].data_ptr())
+                self._alive.append(weights[path])
+            normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
+            layer_struct.normed_residual = normed
         first = ctypes.addressof(self._layers)
         last = norm.weight.data_ptr()
-        self._model = Model(first, last, len(layers), self.width, head_size, eps, scale)
+        self._model = structs.Model(first, last, len(layers), self.width, head_size, eps, scale)
 
     def run(  # noqa: PLR0913 (what layers are run on)
         self,
@@ -72,12 +65,12 @@ class Decoder:
         x = x.contiguous()
         given = native_batch(batch)
         kept = [part.data_ptr() for pair in cache.layers for part in pair]
-        caches = (POINTER * len(kept))(*kept)
-        numbers = (COUNT * len(taps))(*taps)
+        caches = (structs.POINTER * len(kept))(*kept)
+        numbers = (structs.COUNT * len(taps))(*taps)
         cos, sin = (table.to(x.dtype).contiguous() for table in tables)
         features = x.new_empty(len(x), len(taps) * self.width)
         found = Decoded(torch.empty_like(x), torch.empty_like(x), features)
-        forward = Forward(
+        forward = structs.Forward(
             batch=ctypes.addressof(given),
             caches=ctypes.addressof(caches),
             x=x.data_ptr(),
@@ -96,15 +89,3 @@ class Decoder:
         decode = load().function("decode", x.dtype)
         decode(ctypes.byref(self._model), ctypes.byref(forward))
         return found
-
-
-def products_of(layer: Any) -> dict[str, Any]:
-    """The layer's linear layers by name."""
-    found = {name: layer.self_attn.get_submodule(name) for name in ATTENTION_PRODUCTS}
-    return found | {name: layer.mlp.get_submodule(name) for name in MLP_PRODUCTS}
-
-
-def _norms(layer: Any) -> dict[str, Tensor]:
-    """The weights of the norms that the layer has, by name."""
-    own = dict(layer.named_parameters())
-    return {name: own[path] for name, path in NORMS.items() if path in own}

@@ -44,12 +44,13 @@ class Library:
         loaded = ctypes.CDLL(str(path))
         check_sizes(loaded)
         self.tiles = bool(loaded.has_tiles())  # whether this CPU has AMX
-        self._functions: dict[tuple[str, torch.dtype], ctypes._NamedFuncPointer] = {}
-        for name, arguments in ARGUMENTS.items():
-            for dtype, suffix in DTYPES.items():
-                function = loaded[f"{name}_{suffix}"]
-                function.argtypes, function.restype = arguments, None
-                self._functions[name, dtype] = function
+        self._functions = {
+            (name, dtype): loaded[f"{name}_{suffix}"]
+            for name in ARGUMENTS
+            for dtype, suffix in DTYPES.items()
+        }
+        for (name, _), function in self._functions.items():
+            function.argtypes, function.restype = ARGUMENTS[name], None
 
     def function(self, name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
         """One of ARGUMENTS, for tensors of one of DTYPES."""

@@ -3,15 +3,11 @@
 import ctypes
 
 POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-ATTENTION_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
-NORMS = {  # by the names in native/layer.h; a layer may have fewer
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "hidden_norm": "hidden_norm.weight",
-}
+# A layer's products and norms by their paths in the model, in the order of native/layer.h.
+PRODUCTS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
+PRODUCTS += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+NORMS = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+NORMS += ["self_attn.q_norm.weight", "self_attn.k_norm.weight", "hidden_norm.weight"]
 
 
 class Matrix(ctypes.Structure):
@@ -46,8 +42,8 @@ class Spec(ctypes.Structure):
 class Layer(ctypes.Structure):
     """native/layer.h; norms that a layer does not have are None."""
 
-    _fields_ = [(name, Matrix) for name in (*ATTENTION_PRODUCTS, *MLP_PRODUCTS)]
-    _fields_ += [(name, POINTER) for name in NORMS]
+    _fields_ = [(path, Matrix) for path in PRODUCTS]
+    _fields_ += [(path, POINTER) for path in NORMS]
     _fields_ += [("normed_residual", COUNT)]
 
 

@@ -12,8 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaFor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM, Qwen3Model
 
 from peagle.backends.batch import Batch
-from peagle.backends.cpu.decoder import Decoder, products_of
+from peagle.backends.cpu.decoder import Decoder
 from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.kv_cache import KVCache
 from peagle.model.layers import head_size
 from peagle.model.target import Target, TargetOutput
@@ -62,7 +63,7 @@ def is_native(target: Target) -> bool:
         window = type(layer) is Qwen3DecoderLayer and layer.self_attn.sliding_window
         if type(layer) not in LAYERS or window:
             return False
-        products += products_of(layer).values()
+        products += [layer.get_submodule(path) for path in PRODUCTS]
     return all(_is_plain(part, target.dtype) for part in products)
 
 
