@@ -1,6 +1,6 @@
 """All layers of a decoder, or of a head, and the norm after them, in one native call.
 
-Shapes: T rows, D hidden, F feature layers, H head size.
+Shapes: T rows, D hidden, F feature layers, H head size, G tables of RoPE.
 """
 
 import ctypes
@@ -11,48 +11,11 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch
-from peagle.backends.cpu.attention import FLOAT, NativeBatch
-from peagle.backends.cpu.library import COUNT, POINTER, load
-from peagle.backends.cpu.matrix import CpuLinear, Matrix
+from peagle.backends.cpu import structs
+from peagle.backends.cpu.attention import native_batch
+from peagle.backends.cpu.library import load
+from peagle.backends.cpu.matrix import CpuLinear
 from peagle.backends.kv_cache import KVCache
-
-PRODUCTS = ("q", "k", "v", "o", "gate", "up", "down")
-NORMS = ("input_norm", "attention_norm", "mlp_input_norm", "mlp_norm", "q_norm", "k_norm")
-NORMS += ("hidden_norm",)
-ACTIVATIONS = ("silu", "gelu_tanh")
-
-
-class DecoderLayer(NamedTuple):
-    """Weights and facts of one layer, by the names in native/layer.h."""
-
-    products: dict[str, CpuLinear]  # all of PRODUCTS
-    norms: dict[str, Tensor]  # those of NORMS that the layer has
-    normed_residual: bool = False
-    window: int = 0
-    rope: int = 0
-
-
-class _Layer(ctypes.Structure):
-    """Mirrors native/layer.h; norms that a layer does not have are None."""
-
-    _fields_ = [(name, Matrix) for name in PRODUCTS]
-    _fields_ += [(name, POINTER) for name in NORMS]
-    _fields_ += [("normed_residual", COUNT), ("window", COUNT), ("rope", COUNT)]
-
-
-class _Model(ctypes.Structure):
-    """Mirrors native/layer.h."""
-
-    _fields_ = [("layers", POINTER), ("norm", POINTER), ("count", COUNT), ("width", COUNT)]
-    _fields_ += [("head", COUNT), ("activation", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
-
-
-class _Forward(ctypes.Structure):
-    """Mirrors native/layer.h."""
-
-    _fields_ = [("batch", POINTER), ("caches", POINTER), ("x", POINTER), ("embedding", POINTER)]
-    _fields_ += [("cos", POINTER), ("sin", POINTER), ("taps", POINTER), ("tap_count", COUNT)]
-    _fields_ += [("features", POINTER), ("out", POINTER), ("normed", POINTER), ("threads", COUNT)]
 
 
 class Decoded(NamedTuple):
@@ -63,41 +26,50 @@ class Decoded(NamedTuple):
     features: Tensor  # (T, F·D) what enters the layers that were asked for
 
 
+class DecoderLayer(NamedTuple):
+    """Weights and facts of one layer."""
+
+    products: dict[str, CpuLinear]  # by the names in structs.PRODUCTS, all of them
+    norms: dict[str, Tensor]  # by those in structs.NORMS; a layer may have fewer
+    normed_residual: bool = False  # a head's: the residual is what the norm `hidden` makes
+    window: int = 0  # newest positions that a row sees; 0: all
+    rope: int = 0  # which of the tables of cos and sin
+
+
 class DecoderShape(NamedTuple):
     """Facts that all layers of a decoder share."""
 
     head_dim: int
     eps: float
     scale: float  # of attention's scores
-    activation: str = "silu"
+    activation: str = "silu"  # or gelu_tanh
 
 
 class Decoder:
-    """Layers of one shape, ready for the library. It reads their weights where they are."""
+    """Layers of one shape, ready for the library."""
 
-    def __init__(
-        self, layers: Sequence[DecoderLayer], norm: Tensor, shape: DecoderShape
-    ) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], norm: Tensor, shape: DecoderShape) -> None:
         """`norm`: weights (D,) of the norm after the layers."""
-        self._layers = (_Layer * len(layers))()
-        self._alive: list[Any] = [norm.float()]
+        self.width = len(norm)
+        self._layers = (structs.Layer * len(layers))()
+        self._norm = norm.float()
+        self._alive = list[Any]()
         for made, layer in zip(self._layers, layers, strict=True):
             norms = {name: weight.float() for name, weight in layer.norms.items()}
-            self._alive += [layer.products, norms]
-            for name, product in layer.products.items():
-                setattr(made, name, product.matrix)
+            for path in structs.PRODUCTS:
+                setattr(made, path, layer.products[path].matrix)
             for name, weight in norms.items():
-                setattr(made, name, weight.data_ptr())
+                setattr(made, f"{name}_norm", weight.data_ptr())
             made.normed_residual = layer.normed_residual
             made.window, made.rope = layer.window, layer.rope
-        self.width = len(norm)
-        self._model = _Model(
+            self._alive += [layer.products, norms]
+        self._model = structs.Model(
             layers=ctypes.addressof(self._layers),
-            norm=self._alive[0].data_ptr(),
+            norm=self._norm.data_ptr(),
             count=len(layers),
             width=self.width,
             head=shape.head_dim,
-            activation=ACTIVATIONS.index(shape.activation),
+            activation=structs.ACTIVATIONS.index(shape.activation),
             eps=shape.eps,
             scale=shape.scale,
         )
@@ -105,7 +77,7 @@ class Decoder:
     def run(  # noqa: PLR0913 (what layers are run on)
         self,
         x: Tensor,  # (T, D)
-        tables: tuple[Tensor, Tensor],  # cos and sin of each RoPE, each (tables, T, H)
+        tables: tuple[Tensor, Tensor],  # cos and sin of each RoPE, (G, T, H)
         batch: Batch,
         cache: KVCache,
         *,
@@ -113,15 +85,15 @@ class Decoder:
         taps: Sequence[int] = (),
     ) -> Decoded:
         x = x.contiguous()
-        given = NativeBatch(batch)
+        given = native_batch(batch)
         kept = [part.data_ptr() for pair in cache.layers for part in pair]
-        caches = (POINTER * len(kept))(*kept)
-        numbers = (COUNT * len(taps))(*taps)
+        caches = (structs.POINTER * len(kept))(*kept)
+        numbers = (structs.COUNT * len(taps))(*taps)
         cos, sin = (table.to(x.dtype).contiguous() for table in tables)
         features = x.new_empty(len(x), len(taps) * self.width)
         found = Decoded(torch.empty_like(x), torch.empty_like(x), features)
-        forward = _Forward(
-            batch=ctypes.addressof(given.struct),
+        forward = structs.Forward(
+            batch=ctypes.addressof(given),
             caches=ctypes.addressof(caches),
             x=x.data_ptr(),
             cos=cos.data_ptr(),

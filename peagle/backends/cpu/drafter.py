@@ -4,20 +4,31 @@ Shapes: T rows, F feature layers, E target hidden, D drafter hidden, R rows, V d
 """
 
 from copy import deepcopy
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peagle.backends.batch import Batch
 from peagle.backends.cpu.attention import CpuAttend
-from peagle.backends.cpu.decoder import Decoder
+from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
+from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.layers import head_size
+from peagle.model.layers import FirstLayer, head_size
+
+NORMS = {  # of a layer, by their names in structs.py; a layer may have fewer
+    "input": "input_layernorm",
+    "mlp_input": "post_attention_layernorm",
+    "q": "self_attn.q_norm",
+    "k": "self_attn.k_norm",
+    "hidden": "hidden_norm",
+}
 
 
-class GenericDrafter:
+class GenericDrafter(OwnCodeDrafter):
     """A drafter by its own code, but for its products and its attention.
 
     In bfloat16 the products have int8 weights: whatever is drafted, the target's output is the
@@ -27,17 +38,11 @@ class GenericDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         tensors = [*drafter.parameters(), *drafter.buffers()]
-        self.drafter = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
-        self.drafter._modules["fc"] = CpuLinear.of(drafter.fc)
+        copy = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
+        copy._modules["fc"] = CpuLinear.of(drafter.fc)
         bf16 = drafter.norm.weight.dtype == torch.bfloat16
-        replace_linears(self.drafter, CpuLinear.int8 if bf16 else CpuLinear.of)
-
-    @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        """As `DrafterModel.forward`."""
-        attend = CpuAttend(batch, cache)
-        out: DrafterOutput = self.drafter(batch.ids, features, batch.positions, attend)
-        return out
+        replace_linears(copy, CpuLinear.int8 if bf16 else CpuLinear.of)
+        super().__init__(copy, CpuAttend)
 
 
 class NativeDrafter(GenericDrafter):
@@ -46,8 +51,10 @@ class NativeDrafter(GenericDrafter):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
         sizes = drafter.config.transformer
-        size, eps = head_size(sizes), sizes.rms_norm_eps
-        self.decoder = Decoder(list(self.drafter.layers), drafter.norm, size, eps, size**-0.5)
+        size = head_size(sizes)
+        shape = DecoderShape(size, sizes.rms_norm_eps, size**-0.5)
+        layers = [_decoder_layer(layer) for layer in self.drafter.layers]
+        self.decoder = Decoder(layers, drafter.norm.weight, shape)
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
@@ -57,3 +64,14 @@ class NativeDrafter(GenericDrafter):
         found = self.decoder.run(features, tables, batch, cache, embedding=embedding)
         recurrent = found.normed if self.drafter.config.norm_output else found.out
         return DrafterOutput(found.normed, recurrent)
+
+
+def _decoder_layer(layer: nn.Module) -> DecoderLayer:
+    """A drafter's layer for the library; its linear layers are native ones."""
+    weights = dict(layer.named_parameters())
+    products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in PRODUCTS}
+    norms = {
+        name: weights[f"{path}.weight"] for name, path in NORMS.items() if f"{path}.weight" in weights
+    }
+    normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
+    return DecoderLayer(products, norms, normed)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from peagle.backends.cpu.structs import COUNT, POINTER, check_sizes
 from peagle.errors import first_line
 from peagle.paths import cache_dir
 
@@ -22,7 +23,7 @@ FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of flo
 # GCC leaves FMA out of short sums on some AMD CPUs; then a row's bits would depend on the others.
 FLAGS += ["--param=avoid-fma-max-bits=0"]
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+THREADS = ctypes.c_int
 ARGUMENTS: dict[str, list[Any]] = {
     "decode": [POINTER, POINTER],
     "linear": [POINTER, POINTER, POINTER, COUNT, THREADS],
@@ -41,13 +42,15 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
+        check_sizes(loaded)
         self.tiles = bool(loaded.has_tiles())  # whether this CPU has AMX
-        self._functions: dict[tuple[str, torch.dtype], ctypes._NamedFuncPointer] = {}
-        for name, arguments in ARGUMENTS.items():
-            for dtype, suffix in DTYPES.items():
-                function = loaded[f"{name}_{suffix}"]
-                function.argtypes, function.restype = arguments, None
-                self._functions[name, dtype] = function
+        self._functions = {
+            (name, dtype): loaded[f"{name}_{suffix}"]
+            for name in ARGUMENTS
+            for dtype, suffix in DTYPES.items()
+        }
+        for (name, _), function in self._functions.items():
+            function.argtypes, function.restype = ARGUMENTS[name], None
 
     def function(self, name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
         """One of ARGUMENTS, for tensors of one of DTYPES."""

@@ -1,4 +1,4 @@
-"""Targets on a CPU: described decoders in one native call, other ones by their own code.
+"""Described decoders in one native call.
 
 Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary, H head size, G tables of RoPE.
 """
@@ -7,33 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from peagle.backends.batch import Batch
-from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
-from peagle.backends.cpu.matrix import CpuLinear, Weights, replace_linears
+from peagle.backends.cpu.matrix import BITS, CpuLinear, Weights
+from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.kv_cache import KVCache
 from peagle.model.described import Described, describe
 from peagle.model.target import Target, TargetOutput
 
-PRODUCTS = {  # the tensors of a layer by the names in native/layer.h
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-QK_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-NORMS = {"input_norm": "input_layernorm", "mlp_input_norm": "post_attention_layernorm"}
+# A layer's norms by their names in structs.py; those of queries and keys are there or not.
+NORMS = {"input": "input_layernorm", "mlp_input": "post_attention_layernorm"}
 SANDWICH_NORMS = {
-    "input_norm": "input_layernorm",
-    "attention_norm": "post_attention_layernorm",
-    "mlp_input_norm": "pre_feedforward_layernorm",
-    "mlp_norm": "post_feedforward_layernorm",
+    "input": "input_layernorm",
+    "attention": "post_attention_layernorm",
+    "mlp_input": "pre_feedforward_layernorm",
+    "mlp": "post_feedforward_layernorm",
 }
+QK_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 MakeWeights = Callable[[Tensor], Weights]
 
 
@@ -88,8 +80,8 @@ class NativeTarget:
 def _layer(config: Described, weights: Mapping[str, Tensor], make: MakeWeights) -> DecoderLayer:
     """A layer of its tensors by name. Raises KeyError for one that is missing."""
     products = {
-        name: CpuLinear(make(weights[f"{path}.weight"]), weights.get(f"{path}.bias"))
-        for name, path in PRODUCTS.items()
+        path: CpuLinear(make(weights[f"{path}.weight"]), weights.get(f"{path}.bias"))
+        for path in PRODUCTS
     }
     paths = SANDWICH_NORMS if config.sandwich else NORMS
     norms = {name: _norm(config, weights[f"{path}.weight"]) for name, path in paths.items()}
@@ -104,21 +96,12 @@ def _norm(config: Described, weight: Tensor) -> Tensor:
     return weight.float() + 1 if config.sandwich else weight.float()
 
 
-class GenericTarget:
-    """Any other target: its own code, over native products and native attention."""
-
-    def __init__(self, target: Target) -> None:
-        """`target` is a copy: its linear layers are replaced."""
-        self.target = target
-        replace_linears(self.target.model)
-        replace_linears(self.target.head)
-
-    @torch.no_grad()
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
-        """As `TargetModel.forward`."""
-        return self.target.forward(batch.ids, batch.positions, CpuAttend(batch, cache), taps)
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) → (R, V)"""
-        return self.target.logits(hidden)
+def described(target: Target) -> Described | None:
+    """The description of a loaded target; None unless it is a model of transformers as it was
+    published, whose linear layers are plain."""
+    model = target.model
+    parts = [model, target.decoder, *target.layers]
+    published = all(type(part).__module__.startswith("transformers.models.") for part in parts)
+    linears = [part for part in model.modules() if isinstance(part, nn.Linear | CpuLinear)]
+    plain = all(type(part) is nn.Linear and part.weight.dtype in BITS for part in linears)
+    return describe(target.config.to_dict()) if published and plain else None
