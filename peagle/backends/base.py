@@ -12,8 +12,8 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
+from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.target import Target, TargetOutput
 
 
 class TargetModel(Protocol):
@@ -53,7 +53,7 @@ class Backend(Protocol):
 
     name: str
 
-    def target(self, target: Target, *, own: bool = False) -> TargetModel:
+    def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:
         """A target that runs here. `own`: nobody else changes or trains it, so its weights may be
         laid out anew in their place, and are not in memory twice."""
         ...

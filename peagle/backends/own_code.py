@@ -4,6 +4,7 @@ Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V v
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -11,8 +12,11 @@ from torch import Tensor
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import Attend
+from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.target import Target, TargetOutput
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 MakeAttend = Callable[[Batch, KVCache], Attend]  # called once for each forward
 
@@ -20,8 +24,9 @@ MakeAttend = Callable[[Batch, KVCache], Attend]  # called once for each forward
 class OwnCodeTarget:
     """A `TargetModel` that runs the target's own code."""
 
-    def __init__(self, target: Target, attend: MakeAttend) -> None:
-        self.target, self.attend = target, attend
+    def __init__(self, target: BaseTarget, attend: MakeAttend) -> None:
+        self.target = cast("Target", target)  # described ones run in native code
+        self.attend = attend
 
     def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""

@@ -16,7 +16,7 @@ from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import AttentionSpec, attention
-from peagle.model.target import TargetOutput
+from peagle.model.base_target import TargetOutput
 
 ROW_TILE = 8  # rows of a matrix product
 KEY_BLOCK = 512  # keys of attention: the block length of torch's CPU kernel

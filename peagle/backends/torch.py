@@ -5,7 +5,7 @@ Shapes: T rows, N query heads, M key/value heads, H head size, S keys.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,8 +16,11 @@ from peagle.backends.kv_cache import KVCache
 from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
 from peagle.backends.tiles import TiledTarget, tiled_attention, tiled_mask
 from peagle.model.attention import AttentionSpec, attention, causal_mask
+from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 
 class View(NamedTuple):
@@ -83,9 +86,10 @@ class TorchBackend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
 
-    def target(self, target: Target, *, own: bool = False) -> TargetModel:  # noqa: ARG002
+    def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:  # noqa: ARG002
         if self.exact:
-            return TiledTarget(OwnCodeTarget(target.exact(), partial(TorchAttend, exact=True)))
+            exact = cast("Target", target).exact()
+            return TiledTarget(OwnCodeTarget(exact, partial(TorchAttend, exact=True)))
         return OwnCodeTarget(target, TorchAttend)
 
     def drafter(self, drafter: Drafter) -> OwnCodeDrafter:

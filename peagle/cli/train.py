@@ -204,7 +204,7 @@ def _tapped(
     if captured is not None:
         return replace(spec, feature_layers=captured.parts[0].origin.feature_layers)
     if recipe == "paper":
-        count = len(target.layers)
+        count = target.num_layers
         return replace(spec, feature_layers=(2, count // 2, count - 1))
     return spec
 

@@ -19,8 +19,8 @@ from peagle.data.example import Example, fingerprint
 from peagle.data.shard import DTYPE, OpenShard, Shard
 from peagle.errors import InputError, first_line
 from peagle.files import replace_file
+from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
-from peagle.model.target import Target, TargetOutput
 
 MANIFEST = "capture.json"
 FORMAT = 1
@@ -88,7 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{file}: {why}") from error
 
 
-def target_hashes(target: Target) -> dict[str, Any]:
+def target_hashes(target: BaseTarget) -> dict[str, Any]:
     """Return the fields of `Origin` that identify a target."""
     return {
         "config_hash": config_hash(target),
@@ -125,7 +125,7 @@ class Captured:
             raise InputError(f"{folder}: {why}: finish it with the same `peagle data capture`")
         self._open: dict[int, OpenShard] = {}
 
-    def check(self, target: Target, feature_layers: Sequence[int] | None = None) -> None:
+    def check(self, target: BaseTarget, feature_layers: Sequence[int] | None = None) -> None:
         """Raises InputError that names the difference when it is of another target, or has other
         features than the head reads, where these are given."""
         if how := difference(self.origin, replace(self.origin, **target_hashes(target))):
@@ -157,7 +157,7 @@ class Captured:
             raise InputError(f"{self.folder}: holds other documents than {MANIFEST} says")
         return found
 
-    def output(self, documents: Sequence[int], target: Target) -> TargetOutput:
+    def output(self, documents: Sequence[int], target: BaseTarget) -> TargetOutput:
         """Return the output of `target` for documents, concatenated, in its dtype and device.
 
         The checksum of each shard is verified when the first of its documents is asked for.
@@ -198,7 +198,7 @@ class Captures:
         chosen.documents = [self.documents[number] for number in documents]
         return chosen
 
-    def check(self, target: Target, feature_layers: Sequence[int] | None = None) -> None:
+    def check(self, target: BaseTarget, feature_layers: Sequence[int] | None = None) -> None:
         """Raises InputError as `Captured.check` does, for the first folder that differs."""
         for part in self.parts:
             part.check(target, feature_layers)
@@ -207,7 +207,7 @@ class Captures:
         """Return the documents of all folders, as `Captured.examples` does."""
         return [example for part in self.parts for example in part.examples()]
 
-    def output(self, documents: Sequence[int], target: Target) -> TargetOutput:
+    def output(self, documents: Sequence[int], target: BaseTarget) -> TargetOutput:
         """Return the output of `target` for documents, concatenated, in its dtype and device."""
         found = [self.documents[number] for number in documents]
         outputs = [part.output([number], target) for part, number in found]

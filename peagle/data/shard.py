@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peagle.data.example import Example
 from peagle.errors import InputError
-from peagle.model.target import TargetOutput
+from peagle.model.base_target import TargetOutput
 
 DTYPE = torch.bfloat16  # of features and hidden states
 

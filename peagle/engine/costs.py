@@ -10,7 +10,7 @@ from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.budget import PROMPT_ROWS, Curve
-from peagle.model.target import Target
+from peagle.model.base_target import BaseTarget
 
 REPEATS = 5  # of each measurement at the start
 SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
@@ -42,7 +42,7 @@ class WatchedCurve(Curve):
             )
 
 
-def verify_curve(target: Target, model: TargetModel, most: int) -> Curve:
+def verify_curve(target: BaseTarget, model: TargetModel, most: int) -> Curve:
     """Seconds of the target and its output head, up to `most` rows."""
     cache = KVCache(blocks_of(most), target.kv_shapes, target.dtype, target.device)
 

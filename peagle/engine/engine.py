@@ -29,7 +29,7 @@ from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.text import end_tokens
 from peagle.engine.tree import Draft, Match, Offer, along, grow
 from peagle.methods.base import NewSlots
-from peagle.model.target import Target, TargetOutput
+from peagle.model.base_target import BaseTarget, TargetOutput
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        target: Target,
+        target: BaseTarget,
         model: TargetModel,
         settings: Settings,
         proposer: Proposer | None = None,  # None: the target decodes alone

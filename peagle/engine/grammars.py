@@ -20,7 +20,7 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.text import end_tokens
 from peagle.engine.thoughts import after_thoughts
 from peagle.errors import InputError, shortened
-from peagle.model.target import Target
+from peagle.model.base_target import BaseTarget
 from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
@@ -70,7 +70,7 @@ def in_lark(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 class Grammars:
     """A target's grammars: its vocabulary is read once; compiled ones are kept."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: BaseTarget) -> None:
         self._target = target
         self._compiled = lru_cache(COMPILED)(self._compile)
 

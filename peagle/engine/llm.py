@@ -20,7 +20,7 @@ from peagle.engine.costs import draft_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.drafting import Drafting, Mode, check_options
 from peagle.engine.engine import Engine, Settings
-from peagle.engine.loaded import Loaded, load_quantized
+from peagle.engine.loaded import Loaded, open_target
 from peagle.engine.memory import default_max_batch, kv_tokens
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Chunk, Request
@@ -31,9 +31,9 @@ from peagle.methods.base import Method
 from peagle.methods.keys import default_k
 from peagle.methods.load import load_drafter
 from peagle.methods.registry import method_of
+from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
-from peagle.model.target import Target
 from peagle.shown import model_name
 
 Prompt = str | list[int]
@@ -48,7 +48,7 @@ class LLM:
     >>> llm.generate(["def fib(n):"], SamplingParams(max_tokens=64))[0].text
     """
 
-    target: Target
+    target: BaseTarget
     drafter: Drafter | None
     drafting: Drafting
     k: int  # depth of the head's drafts, at most where the budget decides; 0 without a head
@@ -60,7 +60,7 @@ class LLM:
 
     def __init__(  # noqa: PLR0913 (what an engine is made of)
         self,
-        target: str | Target,
+        target: str | BaseTarget,
         head: str | Path | Drafter | None = None,
         *,
         k: int | None = None,  # num_speculative_tokens: chains as long as that
@@ -81,8 +81,8 @@ class LLM:
         Raises InputError for anything that does not exist, does not fit together, or K < 1.
         """
         own = isinstance(target, str)
-        if isinstance(target, str) and quantize is not None:
-            target = load_quantized(target, quantize, **load)
+        if isinstance(target, str) and backend is None:
+            target = open_target(target, quantize, **load)
         elif isinstance(target, str):
             target = load_target(target, **load)
         elif quantize is not None:

@@ -1,12 +1,12 @@
 """A target that is made ready to decode, and its heads: what several LLMs share."""
 
 import threading
-from typing import Any
 
 from peagle.backends.base import Backend
 from peagle.backends.choose import choose_backend
-from peagle.backends.cpu.library import NoCompiler
-from peagle.backends.cpu.quantized import check_quantize, quantize
+from peagle.backends.cpu.library import NoCompiler, load
+from peagle.backends.cpu.quantized import check_quantize
+from peagle.backends.cpu.quantized import quantize as quantize_target
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.budget import Curve
 from peagle.engine.corrected import correction_table
@@ -15,16 +15,16 @@ from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
+from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
-from peagle.model.loader import load_target, resolve_device
-from peagle.model.target import Target
+from peagle.model.loader import described_target, load_target, resolve_device
 
 
 class Loaded:
     """A target that is ready to decode: what all LLMs over it share. Nothing here changes."""
 
     def __init__(
-        self, target: Target, *, own: bool, deterministic: bool, backend: Backend | None = None
+        self, target: BaseTarget, *, own: bool, deterministic: bool, backend: Backend | None = None
     ) -> None:
         """`own`: nobody else has this target."""
         self.target = target
@@ -50,13 +50,29 @@ class Loaded:
         return Proposer(method, model, cache, features, correction_table(drafter))
 
 
-def load_quantized(name: str, kind: str, **load: Any) -> Target:
-    """A target whose layers hold weights of few bits, on a CPU. Raises InputError as `load_target`
-    does, and for an unknown kind or another device."""
-    check_quantize(kind, resolve_device(load.get("device", "auto")))
-    target = load_target(name, **load)
-    try:
-        quantize(target, kind)
-    except NoCompiler as error:
-        raise InputError(f"needs native code: {error}", field="quantize", value=kind) from error
+def open_target(
+    name: str, quantize: str | None = None, *, dtype: str = "auto", device: str = "auto"
+) -> BaseTarget:
+    """A target that nothing else uses yet, for an engine. Raises InputError as `load_target` does,
+    and for quantised weights on another device than the CPU or without native code."""
+    device = resolve_device(device)
+    check_quantize(quantize, device)
+    if device == "cpu" and dtype in ("auto", "float32", "bfloat16") and _is_native(quantize):
+        described = described_target(name, dtype, quantize)
+        if described is not None:
+            return described
+    target = load_target(name, dtype=dtype, device=device)
+    if quantize is not None:
+        quantize_target(target, quantize)
     return target
+
+
+def _is_native(quantize: str | None) -> bool:
+    try:
+        load()
+    except NoCompiler as error:
+        if quantize is not None:
+            why = f"needs native code: {error}"
+            raise InputError(why, field="quantize", value=quantize) from error
+        return False
+    return True

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 from peagle.errors import InputError
 from peagle.model.attention import HeadShape
+from peagle.model.base_target import BaseTarget
 from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
 
 SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
 MAX_BATCH = {"cpu": 8, "cuda": 64}  # by default
 LEAST_TOKENS = 512  # of KV cache for each request of a default batch, where the context is longer
 
 
-def token_bytes(target: Target, drafter: Drafter | None) -> int:
+def token_bytes(target: BaseTarget, drafter: Drafter | None) -> int:
     """Bytes that the caches keep of a token: the target's keys and values, the drafter's, and the
     features it drafts from."""
     kept = _numbers(target.kv_shapes) * target.dtype.itemsize
@@ -28,7 +28,9 @@ def _numbers(shapes: Sequence[HeadShape]) -> int:
     return sum(shape.heads * (shape.key_size + shape.value_size) for shape in shapes)
 
 
-def default_max_batch(target: Target, drafter: Drafter | None, wanted: int | None = None) -> int:
+def default_max_batch(
+    target: BaseTarget, drafter: Drafter | None, wanted: int | None = None
+) -> int:
     """Requests decoded together, where no number is given: at most 8 on a CPU, 64 on a GPU.
 
     A CPU is busy with a few rows, so more requests only slow each other down. A GPU reads the
@@ -43,7 +45,7 @@ def default_max_batch(target: Target, drafter: Drafter | None, wanted: int | Non
     return max(1, min(MAX_BATCH[device.type], fitting))
 
 
-def kv_tokens(target: Target, drafter: Drafter | None, most: int, wanted: int | None) -> int:
+def kv_tokens(target: BaseTarget, drafter: Drafter | None, most: int, wanted: int | None) -> int:
     """Tokens of KV cache: as `wanted`, else `most` or as many as fit.
 
     Raises InputError when they do not fit.

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.model.target import Target
+from peagle.model.base_target import BaseTarget, listed
 
 WINDOW = 16  # newest tokens that are decoded together, at most, where they are no run of bytes
 KEPT = 8  # of them, when there are more: no character has more bytes than these have tokens
@@ -65,9 +65,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
 
 
-def end_tokens(target: Target) -> set[int]:
+def end_tokens(target: BaseTarget) -> set[int]:
     """Ids that end an answer: the generation config's, and the tokenizer's eos."""
-    ends = getattr(target.model.generation_config, "eos_token_id", None)
-    ids = set(ends if isinstance(ends, list) else [ends])
-    ids.add(getattr(target.tokenizer, "eos_token_id", None))
-    return {i for i in ids if i is not None}
+    eos = getattr(target.tokenizer, "eos_token_id", None)
+    return {*target.end_ids, *listed(eos)}

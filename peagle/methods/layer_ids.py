@@ -55,7 +55,7 @@ def try_both(drafter: Drafter, target: Target, ids: Sequence[int]) -> Trial:
     first draft tokens that the target accepts."""
     shares = dict[tuple[int, ...], float]()
     for layers in (tuple(ids), tuple(layer + 1 for layer in ids)):
-        if layers[-1] <= len(target.layers):
+        if layers[-1] <= target.num_layers:
             shares[layers] = _accepted(drafter, target, layers)
     best = max(shares, key=lambda layers: shares[layers])
     each = ", ".join(f"{share:.1%} with {list(layers)}" for layers, share in shares.items())

@@ -12,16 +12,17 @@ from peagle.methods.checkpoint import parse, read_head, state_dict_of
 from peagle.methods.layer_ids import nested_ids, try_both
 from peagle.methods.registry import method_of
 from peagle.methods.validate import TABLE, validate
+from peagle.model.base_target import BaseTarget
 from peagle.model.config import DrafterConfig, Provenance
 from peagle.model.drafter import Drafter
-from peagle.model.loader import quiet_hub
+from peagle.model.loader import load_target, quiet_hub
 from peagle.model.target import Target
 from peagle.shown import model_name
 
 log = logging.getLogger(__name__)
 
 
-def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Drafter:
+def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -> Drafter:
     """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
     in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
     that may be counted in two ways are tried, and the log tells what was found (`layer_ids.py`).
@@ -30,7 +31,7 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     """
     folder = head_folder(name)
     files = read_head(folder)
-    config = parse(files.raw, folder / "config.json", len(target.layers))
+    config = parse(files.raw, folder / "config.json", target.num_layers)
     for problem in validate(files.raw, files.tensors, target):
         if problem.blocks and not (force and problem.forgivable):
             raise InputError(f"head {name} does not fit {model_name(target.name)}: {problem}")
@@ -42,7 +43,8 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     drafter = drafter.to(target.device, target.dtype).eval()
     drafter.share_embedding(target.embedding)
     if ids := nested_ids(files):
-        layers, found = try_both(drafter, target, ids)
+        own = target if isinstance(target, Target) else load_target(target.name)
+        layers, found = try_both(drafter, own, ids)
         drafter.config = replace(config, feature_layers=layers)
         log.warning("head %s: layers %s: %s", name, list(layers), found)
     return drafter

@@ -64,7 +64,7 @@ def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) ->
     return DrafterConfig(
         method=method.name,
         transformer=_transformer_config(target, spec.layers or method.layers),
-        feature_layers=spec.feature_layers or default_feature_layers(len(target.layers)),
+        feature_layers=spec.feature_layers or default_feature_layers(target.num_layers),
         draft_vocab_size=min(spec.draft_vocab, target.embedding.shape[0]),
         target_hidden_size=target.config.hidden_size,
         mask_token_id=mask_token_id if method.parallel else None,

@@ -17,9 +17,9 @@ from peagle.methods.checkpoint import REMEDY, HeadFiles, parse, state_dict_of
 from peagle.methods.correction import FOLDER, digest, parse_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
+from peagle.model.base_target import BaseTarget
 from peagle.model.config import TRANSFORMERS, default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
-from peagle.model.target import Target
 from peagle.model.vocab import check_mask_token
 from peagle.shown import model_name
 
@@ -62,7 +62,7 @@ def _require(is_right: bool, wrong: str, fix: str = REMEDY, *, blocks: bool = Tr
         raise Problem(wrong, fix, blocks=blocks)
 
 
-def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> list[Problem]:
+def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: BaseTarget) -> list[Problem]:
     """All problems of a head's config.json and tensors (by our names) beside `target`, in the order
     of `CHECKS`."""
     head = HeadFiles(raw, tensors)
@@ -77,7 +77,7 @@ def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) ->
     return problems
 
 
-def run_check(name: str, head: HeadFiles, target: Target) -> str:
+def run_check(name: str, head: HeadFiles, target: BaseTarget) -> str:
     """What a check found. Anything in the files may be missing or of another type. Raises Problem
     or Skipped."""
     try:
@@ -93,8 +93,8 @@ def run_check(name: str, head: HeadFiles, target: Target) -> str:
     raise wrong
 
 
-def sizes(head: HeadFiles, target: Target) -> str:
-    """Target hidden size and vocabulary; the draft vocabulary and the rows of `lm_head`."""
+def sizes(head: HeadFiles, target: BaseTarget) -> str:
+    """BaseTarget hidden size and vocabulary; the draft vocabulary and the rows of `lm_head`."""
     vocab = head.sizes["vocab_size"]
     width, tokens = target.config.hidden_size, target.embedding.shape[0]
     fix = "the head is for another target: name that one"
@@ -109,7 +109,7 @@ def sizes(head: HeadFiles, target: Target) -> str:
     return f"hidden size {width}, vocabulary {vocab}, {draft} drafted"
 
 
-def provenance(head: HeadFiles, target: Target) -> str:
+def provenance(head: HeadFiles, target: BaseTarget) -> str:
     """The target it was trained for, by fingerprints of its architecture and weights."""
     known = head.trained
     if not known.config_hash and not known.weights_hash:
@@ -130,7 +130,7 @@ def provenance(head: HeadFiles, target: Target) -> str:
     return f"trained for {model_name(known.target or 'this target')}: hashes agree"
 
 
-def chat_template(head: HeadFiles, target: Target) -> str:
+def chat_template(head: HeadFiles, target: BaseTarget) -> str:
     """The chat template the training data was made with."""
     said, found = head.trained.template_hash, template_hash(target)
     if not said:
@@ -141,9 +141,9 @@ def chat_template(head: HeadFiles, target: Target) -> str:
     return f"hash {said} agrees"
 
 
-def feature_layers(head: HeadFiles, target: Target) -> str:
+def feature_layers(head: HeadFiles, target: BaseTarget) -> str:
     """Ids of the tapped layers: in both places vLLM reads, valid, as wide as `fc`, as trained."""
-    count = len(target.layers)
+    count = target.num_layers
     defaults = list(default_feature_layers(count))
     top, nested = head.raw.get(LAYER_IDS), (head.raw.get("eagle_config") or {}).get(LAYER_IDS)
     ids = top or nested or defaults
@@ -176,7 +176,7 @@ def _check_places(ids: list[int], top: Any, nested: Any, defaults: list[int], re
     _require(not wrong, wrong, rewrite, blocks=False)
 
 
-def mask_token(head: HeadFiles, target: Target) -> str:
+def mask_token(head: HeadFiles, target: BaseTarget) -> str:
     """The placeholder of P-EAGLE: one id that text never produces, its row and its feature."""
     ids, tensors = mask_ids(head.raw), head.tensors
     if not ids and not {ROW, "mask_hidden"} & tensors.keys():
@@ -226,7 +226,7 @@ def _find_row(table: Tensor, row: Tensor) -> int | None:
     return int(same[0]) if len(same) else None
 
 
-def embedding(head: HeadFiles, target: Target) -> str:
+def embedding(head: HeadFiles, target: BaseTarget) -> str:
     """What the head says of its embedding, what it stores, and whether a table is the target's."""
     table, said = head.tensors.get(TABLE), head.ours.get("embedding")
     stored = "full" if table is not None else "mask-row" if ROW in head.tensors else "shared"
@@ -258,7 +258,7 @@ def _cosines(table: Tensor, target: Tensor) -> tuple[float, float]:
     return float(near), float(far)
 
 
-def draft_vocabulary(head: HeadFiles, target: Target) -> str:
+def draft_vocabulary(head: HeadFiles, target: BaseTarget) -> str:
     """`d2t` and `t2d`: the target tokens that the head can draft."""
     vocab = target.embedding.shape[0]
     size = head.raw.get("draft_vocab_size") or vocab
@@ -284,7 +284,7 @@ def draft_vocabulary(head: HeadFiles, target: Target) -> str:
     return f"{size} of {vocab} tokens, d2t and t2d agree"
 
 
-def keys(head: HeadFiles, target: Target) -> str:
+def keys(head: HeadFiles, target: BaseTarget) -> str:
     """Keys of config.json that change the computation are all known here."""
     eagle = head.raw.get("eagle_config") or {}
     fix = "remove the key if the head was trained without it; else train another head"
@@ -309,9 +309,9 @@ def known_keys() -> frozenset[str]:
     return frozenset(ours | sizes | {"use_sliding_window", "max_window_layers", "sliding_window"})
 
 
-def tensors(head: HeadFiles, target: Target) -> str:
+def tensors(head: HeadFiles, target: BaseTarget) -> str:
     """Names and shapes of the tensors are those that config.json asks for."""
-    config = parse(head.raw, Path("config.json"), len(target.layers))
+    config = parse(head.raw, Path("config.json"), target.num_layers)
     found = state_dict_of(head.tensors, config)
     with torch.device("meta"):
         wanted = method_of(config).build(config).state_dict()
@@ -326,7 +326,7 @@ def tensors(head: HeadFiles, target: Target) -> str:
     return f"{len(wanted)} of the right shapes"
 
 
-def correction(head: HeadFiles, target: Target) -> str:
+def correction(head: HeadFiles, target: BaseTarget) -> str:
     """A correction was trained with this head."""
     about = head.raw.get(FOLDER)
     if about is None:
@@ -341,7 +341,7 @@ def correction(head: HeadFiles, target: Target) -> str:
 
 
 # By their names, in the order in which they run.
-CHECKS: dict[str, Callable[[HeadFiles, Target], str]] = {
+CHECKS: dict[str, Callable[[HeadFiles, BaseTarget], str]] = {
     check.__name__.replace("_", " "): check
     for check in (
         sizes, provenance, chat_template, feature_layers, mask_token, embedding, draft_vocabulary,

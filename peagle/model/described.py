@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 FAMILIES = {"llama", "qwen2", "qwen3", "gemma3_text"}
+QK_NORM = {"qwen3", "gemma3_text"}
+QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -52,6 +54,7 @@ class Described:
 
     model_type: str
     hidden_size: int
+    intermediate_size: int
     vocab_size: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -62,10 +65,18 @@ class Described:
     attention_scale: float
     embedding_scale: float
     tied: bool  # the output head is the embedding table
-    sandwich: bool  # Gemma: norms after attention and feed-forward, too; weights are w - 1
+    biased: frozenset[str]  # linear layers that have a bias, as q_proj
+    qk_norm: bool  # norms of queries and keys
+    sandwich: bool  # Gemma: norms after attention and feed-forward, too; their weights are w - 1
     logit_softcap: float | None
     layers: tuple[LayerFacts, ...]
     ropes: tuple[Rope, ...]
+    dtype: str | None  # of the checkpoint, as float32
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
 
 
 def describe(config: Mapping[str, Any]) -> Described | None:
@@ -90,6 +101,7 @@ def _described(config: Mapping[str, Any], *, gemma: bool) -> Described | None:
     return Described(
         model_type=config["model_type"],
         hidden_size=width,
+        intermediate_size=config["intermediate_size"],
         vocab_size=config["vocab_size"],
         num_attention_heads=heads,
         num_key_value_heads=config["num_key_value_heads"],
@@ -100,25 +112,38 @@ def _described(config: Mapping[str, Any], *, gemma: bool) -> Described | None:
         attention_scale=scale**-0.5,
         embedding_scale=width**0.5 if gemma else 1.0,
         tied=config.get("tie_word_embeddings", gemma),
+        biased=_biased(config),
+        qk_norm=config["model_type"] in QK_NORM,
         sandwich=gemma,
         logit_softcap=config.get("final_logit_softcapping"),
         layers=tuple(_layers(config, list(ropes))),
         ropes=tuple(ropes.values()),
+        dtype=config.get("dtype") or config.get("torch_dtype"),
     )
+
+
+def _biased(config: Mapping[str, Any]) -> frozenset[str]:
+    """Linear layers with a bias."""
+    if config["model_type"] == "qwen2":
+        return frozenset(QKV)
+    attention = (*QKV, "o_proj") if config.get("attention_bias") else ()
+    return frozenset((*attention, *(MLP if config.get("mlp_bias") else ())))
 
 
 def _layers(config: Mapping[str, Any], kinds: list[str]) -> list[LayerFacts]:
     """Window and RoPE of each layer. Raises KeyError where they are not told apart."""
     count = config["num_hidden_layers"]
-    types = config.get("layer_types")
+    types: list[str] | None = config.get("layer_types")
     if types is None and "sliding_window_pattern" in config:  # Gemma, before transformers 5
         pattern = config["sliding_window_pattern"]
         types = [SLIDING if (layer + 1) % pattern else FULL for layer in range(count)]
     if types is None and not config.get("use_sliding_window"):
         types = [FULL] * count
+    if types is None or len(types) != count:
+        raise KeyError("layer_types")
     windows = {FULL: 0, SLIDING: config.get("sliding_window") or 0}
     ropes = {kind: kinds.index(kind) if kind in kinds else 0 for kind in windows}
-    return [LayerFacts(windows[kind], ropes[kind]) for kind in types[:count]]
+    return [LayerFacts(windows[kind], ropes[kind]) for kind in types]
 
 
 def _ropes(config: Mapping[str, Any]) -> dict[str, Rope] | None:

@@ -11,24 +11,28 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GgufConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
 from peagle.files import writing
-from peagle.model.target import Target
+from peagle.model.described import Described
+from peagle.model.described_target import (
+    DescribedTarget,
+    read_description,
+    read_end_ids,
+    read_weights,
+)
 from peagle.paths import cache_dir
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +50,14 @@ UNREADABLE = (
 log = logging.getLogger(__name__)
 
 
-def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Target:
+def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Target":
     """Load a target. `dtype` "auto" keeps the checkpoint's; `device` "auto" is a GPU where there is
     one. Raises InputError for unknown names, folders without a config, unsupported architectures
     and GGUF types, and damaged weights."""
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    from peagle.model.target import Target  # noqa: PLC0415 (takes a second)
+
     device = resolve_device(device)
     path, revision = locate(name)
     where = {"pretrained_model_name_or_path": path, "revision": revision}
@@ -68,13 +74,41 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> Targ
     return target
 
 
-def read_tokenizer(target: str, path: str, revision: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a target that is at `path`, a folder or hub id. Raises InputError for one
-    that cannot be read, or is of a class without a tokenizer.json, from which text is decoded."""
+def described_target(
+    name: str, dtype: str = "auto", quantize: str | None = None
+) -> DescribedTarget | None:
+    """A target on the CPU without its own code; None where its description does not say all."""
+    path, revision = locate(name)
+    folder = Path(path) if Path(path).is_dir() else _snapshot(path, revision)
+    config = None if folder is None else read_description(folder)
+    kept = DTYPES.get(str(config and config.dtype) if dtype == "auto" else dtype)
+    if folder is None or config is None or kept == torch.float16:
+        return None
+    tensors = read_weights(folder, kept)
+    tokenizer = read_tokenizer(name, str(folder), None, config)
+    return DescribedTarget(config, tensors, tokenizer, name, read_end_ids(folder), quantize)
+
+
+def _snapshot(hub_id: str, revision: str | None) -> Path | None:
+    """The folder of a hub repository, downloaded; None where transformers says what is wrong."""
+    wanted = ["*.json", "*.jinja", "*.txt", "model*.safetensors", "tokenizer.model"]
     try:
         with quiet_hub():
-            tokenizer = AutoTokenizer.from_pretrained(
-                pretrained_model_name_or_path=path, revision=revision
+            return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted))
+    except (OSError, ValueError, HfHubHTTPError):
+        return None
+
+
+def read_tokenizer(
+    target: str, path: str, revision: str | None, config: Described | None = None
+) -> transformers.PreTrainedTokenizerBase:
+    """The tokenizer of a target that is at `path`, a folder or hub id. Raises InputError for one
+    that cannot be read, or is of a class without a tokenizer.json, from which text is decoded.
+    `config`: given, transformers does not read its own one, which takes a second."""
+    try:
+        with quiet_hub():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                pretrained_model_name_or_path=path, revision=revision, config=config
             )
     except UNREADABLE as error:
         raise InputError(f"target {target}: {first_line(error)}") from error
@@ -128,9 +162,9 @@ def locate(name: str) -> tuple[str, str | None]:
     return hub_id, revision or None
 
 
-def _load_model(**arguments: Any) -> PreTrainedModel:
+def _load_model(**arguments: Any) -> transformers.PreTrainedModel:
     """A causal LM all of whose weights are in its files: transformers would make up the others."""
-    model, report = AutoModelForCausalLM.from_pretrained(
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
         **arguments, output_loading_info=True, ignore_mismatched_sizes=True
     )
     for tensor, found, expected in sorted(report["mismatched_keys"]):
@@ -177,13 +211,13 @@ def _dequantized(gguf: Path, digest: str) -> Path:
         folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
     try:
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        quantization = GgufConfig(dequantize=True)
+        quantization = transformers.GgufConfig(dequantize=True)
         model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         with writing(done.parent, "cache"):
             model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
         os.replace(folder, done)
     except (*UNREADABLE, NotImplementedError) as error:
         if not done.is_dir():  # else another process finished it first

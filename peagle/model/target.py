@@ -5,9 +5,9 @@ A target never changes once it is made, so any number of engines may use one at 
 Shapes: T rows (of one or more requests), E target hidden, F feature layers, R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.errors import InputError
 from peagle.model.attention import Attend, AttentionSpec, CausalAttend, HeadShape
+from peagle.model.base_target import BaseTarget, TargetOutput, listed
 
 ATTENTION = "peagle"  # the name our attention is registered under
 KNOWN_MIXERS = {"full_attention", "sliding_attention"}
-
-
-class TargetOutput(NamedTuple):
-    """What a target makes of T rows."""
-
-    hidden: Tensor  # (T, E), for `Target.logits`
-    features: Tensor  # (T, F·E), for the drafter
 
 
 class Step:
@@ -69,8 +63,8 @@ class _Passthrough(nn.Module):
         return _States([inputs_embeds])
 
 
-class Target:
-    """A loaded target model and its tokenizer. Inference only: no gradient ever flows into it."""
+class Target(BaseTarget):
+    """A model of transformers. Inference only: no gradient ever flows into it."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str
@@ -92,22 +86,16 @@ class Target:
             layer.register_forward_pre_hook(_tap(index), with_kwargs=True)
         self.layers[-1].register_forward_hook(_tap(len(self.layers)), with_kwargs=True)
         self.kv_shapes = self._probe()
+        self.end_ids = listed(getattr(model.generation_config, "eos_token_id", None))
 
     @property
     def embedding(self) -> Tensor:
-        """The input embedding table (V, E)."""
+        """See `BaseTarget.embedding`."""
         return self.model.get_input_embeddings().weight
 
-    @property
-    def max_context(self) -> int:
-        """Longest sequence, prompt and output, the target was made for: with LongRoPE, by the
-        factors for short ones, as in vLLM where no length is given."""
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        longest = [getattr(self.config, "max_position_embeddings", None) or 1 << 30]
-        for table in [rope, *rope.values()]:  # one for all layers, or one for each kind
-            if isinstance(table, dict) and table.get("rope_type") == "longrope":
-                longest.append(table["original_max_position_embeddings"])
-        return min(longest)
+    def layer_weights(self, layer: int) -> Mapping[str, Tensor]:
+        """See `BaseTarget.layer_weights`."""
+        return dict(self.layers[layer].named_parameters())
 
     def copy(self) -> "Target":
         """A target of the same weights, whose modules can be replaced without changing this one."""
@@ -122,13 +110,6 @@ class Target:
         if self.config._experts_implementation != "eager":
             found.model.set_experts_implementation("batched_mm")
         return found
-
-    def check_layers(self, layers: Sequence[int]) -> None:
-        """Raises InputError for feature layers that the target does not have."""
-        last = len(self.layers)
-        if any(not 0 <= layer <= last for layer in layers):
-            known = f"{self.name} has layers 0 to {last - 1}, and {last} is what leaves the last"
-            raise InputError(f"feature layers {list(layers)}: {known}")
 
     @torch.no_grad()
     def forward(

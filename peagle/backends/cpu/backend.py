@@ -1,17 +1,22 @@
 """Models on a CPU in float32 or bfloat16, by the C++ of native/."""
 
 import logging
+from typing import TYPE_CHECKING, cast
 
 from peagle.backends.base import TargetModel
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import replace_head, replace_linears
-from peagle.backends.cpu.target import NativeTarget, described
+from peagle.backends.cpu.target import NativeTarget, describe_target
 from peagle.backends.own_code import OwnCodeTarget
 from peagle.backends.tiles import TiledTarget
+from peagle.model.base_target import BaseTarget
+from peagle.model.described_target import DescribedTarget
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +34,19 @@ class CpuBackend:
         load()
         self.exact = exact
 
-    def target(self, target: Target, *, own: bool = False) -> TargetModel:
+    def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:
         """A target that runs here. Its products are native ones over a copy of its weights; `own`:
         they take the place of its own."""
-        if (config := described(target)) is not None:
-            return NativeTarget(config, target.model.state_dict())
+        if isinstance(target, DescribedTarget):
+            return NativeTarget(target)
+        loaded = cast("Target", target)
+        if (described := describe_target(loaded)) is not None:
+            return NativeTarget(described)
         if own:
-            _replace_products(target)
+            _replace_products(loaded)
         why = "its own code runs the layers, with native products and attention"
         log.info("%s (%s): %s", target.name, target.config.model_type, why)
-        copy = target.exact() if self.exact else target.copy()
+        copy = loaded.exact() if self.exact else loaded.copy()
         _replace_products(copy)
         model = OwnCodeTarget(copy, CpuAttend)
         return TiledTarget(model) if self.exact else model
@@ -50,7 +58,7 @@ class CpuBackend:
         return GenericDrafter(drafter)
 
 
-def _replace_products(target: Target) -> None:
+def _replace_products(target: "Target") -> None:
     """Make all products of a target native ones."""
     replace_linears(target.model)
     replace_head(target, target.model.get_output_embeddings())

@@ -70,8 +70,7 @@ def _decoder_layer(layer: nn.Module) -> DecoderLayer:
     """A drafter's layer for the library; its linear layers are native ones."""
     weights = dict(layer.named_parameters())
     products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in PRODUCTS}
-    norms = {
-        name: weights[f"{path}.weight"] for name, path in NORMS.items() if f"{path}.weight" in weights
-    }
+    paths = {name: f"{path}.weight" for name, path in NORMS.items()}
+    norms: dict[str, Tensor] = {n: weights[path] for n, path in paths.items() if path in weights}
     normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
     return DecoderLayer(products, norms, normed)

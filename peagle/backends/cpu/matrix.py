@@ -6,17 +6,18 @@ Shapes: R rows, I inputs, O outputs, G groups of GROUP inputs.
 import ctypes
 from collections.abc import Callable
 from copy import copy
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.structs import Matrix
 from peagle.model.int8 import round_int8
-from peagle.model.target import Target
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 GROUP = 32  # inputs that share a scale and a zero
 PANEL = 16  # outputs that lie side by side
@@ -178,7 +179,7 @@ def replace_linears(root: nn.Module, make: Callable[[nn.Linear], nn.Module] = Cp
                 setattr(parent, name, make(child))
 
 
-def replace_head(target: Target, head: nn.Module) -> None:
+def replace_head(target: "Target", head: nn.Module) -> None:
     """Make another module a target's output head: that of the model, and of its view `head`."""
     target.model.set_output_embeddings(head)
-    cast(PreTrainedModel, target.head).set_output_embeddings(head)
+    cast(Any, target.head).set_output_embeddings(head)

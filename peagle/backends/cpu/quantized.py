@@ -8,6 +8,7 @@ Shapes: I inputs, O outputs, G groups of GROUP inputs.
 
 import warnings
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,10 @@ from peagle.backends.cpu.matrix import (
     replace_linears,
 )
 from peagle.errors import InputError, InputWarning
-from peagle.model.target import Target
+from peagle.model.int8 import round_int8
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 KINDS = ("int8", "int4")
 
@@ -36,7 +40,7 @@ def check_quantize(kind: str | None, device: str) -> None:
         raise InputError(why, field="quantize", value=kind, fix="choose `device` cpu")
 
 
-def quantize(target: Target, kind: str) -> None:
+def quantize(target: "Target", kind: str) -> None:
     """Replace the weights of the target's decoder layers by quantised ones, and those of its output
     head by int8. Only the owner of a target may do it, before anything runs it.
 
@@ -52,11 +56,16 @@ def quantize(target: Target, kind: str) -> None:
 
 def quantized(linear: nn.Linear, kind: str) -> nn.Module:
     """A linear layer over int8 or int4 weights; the given one where there is no such product."""
-    if kind == "int8":
-        return CpuLinear.int8(linear)
-    if linear.in_features % GROUP:
+    if kind == "int4" and linear.in_features % GROUP:
         return linear
-    return CpuLinear(Weights.int4(*round_int4(linear.weight.detach())), linear.bias)
+    return CpuLinear(quantized_weights(linear.weight.detach(), kind), linear.bias)
+
+
+def quantized_weights(weight: Tensor, kind: str | None) -> Weights:
+    """Weights (O, I) laid out in int8 or int4; as they are where `kind` is None."""
+    if kind == "int8":
+        return Weights.int8(*round_int8(weight, weight.dtype))
+    return Weights.plain(weight) if kind is None else Weights.int4(*round_int4(weight))
 
 
 def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +79,7 @@ def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.round().clamp(0, 15).to(torch.int32).flatten(1), scale, zero
 
 
-def _check_replaced(target: Target, kind: str) -> None:
+def _check_replaced(target: "Target", kind: str) -> None:
     """Tell what stays, or that all does."""
     kept = {
         ".".join(part for part in name.split(".") if not part.isdigit()): list(parameter.shape)

@@ -3,7 +3,8 @@
 Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary, H head size, G tables of RoPE.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +12,16 @@ from torch import Tensor, nn
 
 from peagle.backends.batch import Batch
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
-from peagle.backends.cpu.matrix import BITS, CpuLinear, Weights
+from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.quantized import quantized_weights
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.kv_cache import KVCache
+from peagle.model.base_target import TargetOutput
 from peagle.model.described import Described, describe
-from peagle.model.target import Target, TargetOutput
+from peagle.model.described_target import EMBEDDING, HEAD, NORM, DescribedTarget
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 # A layer's norms by their names in structs.py; those of queries and keys are there or not.
 NORMS = {"input": "input_layernorm", "mlp_input": "post_attention_layernorm"}
@@ -26,33 +32,21 @@ SANDWICH_NORMS = {
     "mlp": "post_feedforward_layernorm",
 }
 QK_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
-MakeWeights = Callable[[Tensor], Weights]
 
 
 class NativeTarget:
-    """A described decoder whose layers run in one native call."""
+    """A described target whose layers run in one native call."""
 
-    def __init__(
-        self,
-        config: Described,
-        tensors: Mapping[str, Tensor],
-        make: MakeWeights = Weights.plain,
-        make_head: MakeWeights = Weights.plain,
-    ) -> None:
-        """`tensors`: weights by their names in transformers' checkpoints; `make` lays out those of
-        the layers' products, `make_head` those of the output head."""
-        self.config, self.embedding = config, tensors["model.embed_tokens.weight"]
-        layers = []
-        for number, facts in enumerate(config.layers):
-            prefix = f"model.layers.{number}."
-            weights = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            layer = _layer(config, weights, make)
-            layers.append(layer._replace(window=facts.window, rope=facts.rope))
-        norm = _norm(config, tensors["model.norm.weight"])
+    def __init__(self, target: DescribedTarget) -> None:
+        config, tensors = target.config, target.tensors
+        self.config, self.embedding = config, target.embedding
+        layers = [_layer(target, number) for number in range(target.num_layers)]
+        norm = _norm(config, tensors[NORM])
         sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, config.activation)
         self.decoder = Decoder(layers, norm, DecoderShape(*sizes))
-        head = self.embedding if config.tied else tensors["lm_head.weight"]
-        self.head = CpuLinear(make_head(head), tensors.get("lm_head.bias"))
+        head = self.embedding if config.tied else tensors[HEAD]
+        head_kind = None if target.quantize is None else "int8"
+        self.head = CpuLinear(quantized_weights(head, head_kind), None)
         ropes = [rope.frequencies(config.head_dim) for rope in config.ropes]
         self.frequencies = torch.stack(ropes)  # (G, H / 2)
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
@@ -77,18 +71,20 @@ class NativeTarget:
         return logits
 
 
-def _layer(config: Described, weights: Mapping[str, Tensor], make: MakeWeights) -> DecoderLayer:
-    """A layer of its tensors by name. Raises KeyError for one that is missing."""
-    products = {
-        path: CpuLinear(make(weights[f"{path}.weight"]), weights.get(f"{path}.bias"))
-        for path in PRODUCTS
-    }
+def _layer(target: DescribedTarget, number: int) -> DecoderLayer:
+    """A layer for the library."""
+    config, weights = target.config, target.layer_weights(number)
+    products = {}
+    for path in PRODUCTS:
+        matrix = quantized_weights(weights[f"{path}.weight"], target.quantize)
+        bias = weights[f"{path}.bias"] if path.partition(".")[2] in config.biased else None
+        products[path] = CpuLinear(matrix, bias)
     paths = SANDWICH_NORMS if config.sandwich else NORMS
+    if config.qk_norm:
+        paths = paths | QK_NORMS
     norms = {name: _norm(config, weights[f"{path}.weight"]) for name, path in paths.items()}
-    for name, path in QK_NORMS.items():
-        if f"{path}.weight" in weights:
-            norms[name] = _norm(config, weights[f"{path}.weight"])
-    return DecoderLayer(products, norms)
+    facts = config.layers[number]
+    return DecoderLayer(products, norms, window=facts.window, rope=facts.rope)
 
 
 def _norm(config: Described, weight: Tensor) -> Tensor:
@@ -96,12 +92,16 @@ def _norm(config: Described, weight: Tensor) -> Tensor:
     return weight.float() + 1 if config.sandwich else weight.float()
 
 
-def described(target: Target) -> Described | None:
-    """The description of a loaded target; None unless it is a model of transformers as it was
+def describe_target(target: "Target") -> DescribedTarget | None:
+    """A loaded target by its description; None unless it is a model of transformers as it was
     published, whose linear layers are plain."""
     model = target.model
     parts = [model, target.decoder, *target.layers]
     published = all(type(part).__module__.startswith("transformers.models.") for part in parts)
     linears = [part for part in model.modules() if isinstance(part, nn.Linear | CpuLinear)]
-    plain = all(type(part) is nn.Linear and part.weight.dtype in BITS for part in linears)
-    return describe(target.config.to_dict()) if published and plain else None
+    plain = all(type(part) is nn.Linear and part.weight.dtype == target.dtype for part in linears)
+    config = describe(target.config.to_dict()) if published and plain else None
+    tensors = model.state_dict()
+    if config is None or EMBEDDING not in tensors:  # a decoder inside a multimodal model
+        return None
+    return DescribedTarget(config, tensors, target.tokenizer, target.name, target.end_ids)

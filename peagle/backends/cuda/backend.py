@@ -5,6 +5,7 @@ Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V v
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from torch import Tensor
 
@@ -14,8 +15,9 @@ from peagle.backends.cuda.graphs import Runner
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
 from peagle.model.attention import Attend
+from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.target import Target, TargetOutput
+from peagle.model.target import Target
 
 
 class CudaTarget:
@@ -59,10 +61,11 @@ class CudaBackend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
 
-    def target(self, target: Target, *, own: bool = False) -> TargetModel:  # noqa: ARG002
+    def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:  # noqa: ARG002
+        loaded = cast(Target, target)  # described ones run on the CPU
         if self.exact:
-            return TiledTarget(CudaTarget(target.exact(), exact=True))
-        return CudaTarget(target, exact=False)
+            return TiledTarget(CudaTarget(loaded.exact(), exact=True))
+        return CudaTarget(loaded, exact=False)
 
     def drafter(self, drafter: Drafter) -> CudaDrafter:
         return CudaDrafter(drafter)
