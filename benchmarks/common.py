@@ -15,10 +15,11 @@ from transformers.utils import logging
 from peagle.bench import run, workload
 from peagle.bench.load import Played, Sample
 from peagle.bench.native import device_name
-from peagle.catalog import find_entry, find_head
+from peagle.catalog import find_entry
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Stats
+from peagle.heads.find import find_head
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")

@@ -39,8 +39,8 @@ from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.checkpoint import read_config
-from peagle.methods.load import load_drafter
+from peagle.heads.format import read_config
+from peagle.heads.load import load_drafter
 from peagle.vllm.head import Head
 from peagle.vllm.process import look
 from peagle.vllm.serve import plan

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from peagle.methods.checkpoint import parse, read_head, state_dict_of
+from peagle.heads.format import parse, read_head, state_dict_of
+from peagle.heads.save import save_drafter
 from peagle.methods.registry import method_of
-from peagle.methods.save import save_drafter
 
 
 def main() -> None:

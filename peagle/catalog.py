@@ -5,7 +5,6 @@ Entries are in catalog.yaml and in files of the same form that users name; see t
 
 import difflib
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import yaml
 
 from peagle.catalog_fields import HubId, Rule, VllmFlags, read_mapping, read_record
-from peagle.errors import InputError, InputWarning, first_line
+from peagle.errors import InputError, first_line
 
 METHODS = ("p-eagle", "eagle3")  # the best first
 PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
@@ -171,36 +170,10 @@ def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
     return config | {"parallel_drafting": True} if parallel else config
 
 
-def find_head(
-    target: str, head: str | None = None, method: str | None = None, *, field: str = "head"
-) -> str | None:
-    """Folder or hub id of the head to draft with: `head`, or the catalog's; None for none.
-
-    Raises InputError for a method that there is not, and for one whose head is not found; `field`
-    names one. Warns when no method is named and the catalog's head is not installed.
-    """
-    if method is not None and method not in CHOICES:
-        raise InputError(f"method {method!r}: choose {', '.join(CHOICES)}")
-    if method in HEADLESS:
-        return None
-    if head is not None:
-        return head
-    wanted = method or METHODS[0]
-    entry = known_entry(target)
-    known = entry.heads.get(wanted) if entry else None
-    if known is None:
-        why = f"no {wanted} head is known for {target}: name one with `{field}`"
-    elif known.place is not None:
-        return known.place
-    else:
-        packaged = known.folder and known.folder.is_relative_to(PACKAGED.parents[1])
-        fix = INSTALL_HEADS if packaged else f"there is no folder {known.folder}"
-        why = f"the {wanted} head of {target} is not here: {fix}"
-    if method is not None:
-        raise InputError(why)
-    if known is not None:
-        warnings.warn(InputWarning(why), stacklevel=2)
-    return None
+def how_to_get(head: CatalogHead) -> str:
+    """The way to a head whose folder is not there."""
+    packaged = head.folder and head.folder.is_relative_to(PACKAGED.parents[1])
+    return INSTALL_HEADS if packaged else f"there is no folder {head.folder}"
 
 
 def record(name: str, entry: Entry) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from peagle.catalog import (
     Acceptance,
     PackagedGGUF,
     find_entry,
-    find_head,
     find_name,
     known_entry,
     load_catalog,
     speculative_config,
 )
 from peagle.errors import InputError, InputWarning, first_line
+from peagle.heads.find import find_head
 from peagle.paths import cache_dir
 
 MINE: dict[str, Any] = {

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.summary import Cell, Result
-from peagle.catalog import HEADLESS, find_head
+from peagle.catalog import HEADLESS
 from peagle.cli.common import ModelOptions, open_llm
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
+from peagle.heads.find import find_head
 from peagle.model.loader import resolve_device
 
 AT_RANDOM = 16  # requests that run together, where they come at random times
@@ -71,7 +72,7 @@ def native(asked: Asked) -> Answering:
     """The engine in this process; all heads stay loaded."""
     from peagle.bench.native import Native, device_name
     from peagle.engine.params import SamplingParams
-    from peagle.methods.load import head_folder
+    from peagle.heads.find import head_folder
 
     heads = asked.heads()
     folders = {method: head_folder(place) for method, place in heads.items()}

@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from peagle.catalog import find_head
 from peagle.cli.options import check_at_least
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
-from peagle.methods.load import head_folder
+from peagle.heads.find import find_head, head_folder
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 from peagle.model.template import use_template

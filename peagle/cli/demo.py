@@ -10,7 +10,6 @@ from peagle.bench import summary
 from peagle.bench.native import device_name, side_by_side
 from peagle.bench.run import write_json
 from peagle.bench.workload import human_eval
-from peagle.catalog import find_head
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.engine.drafting import Drafting
@@ -18,6 +17,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder
+from peagle.heads.find import find_head
 from peagle.shown import mean_length
 
 app = App()

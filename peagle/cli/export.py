@@ -9,9 +9,10 @@ from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, ope
 from peagle.cli.options import App
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.methods.checkpoint import read_config
-from peagle.methods.load import head_folder, load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.find import head_folder
+from peagle.heads.format import read_config
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.tools.card import write_card
 
 app = App()

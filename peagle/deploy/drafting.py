@@ -4,9 +4,10 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peagle.catalog import METHODS, Entry, PackagedGGUF, find_head, load_catalog
+from peagle.catalog import METHODS, Entry, PackagedGGUF, load_catalog
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, InputWarning
+from peagle.heads.find import find_head
 
 DEFAULT_K = 3  # of a head elsewhere, where neither the user nor the catalog names a number
 

@@ -19,13 +19,13 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.errors import InputError
+from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
+from peagle.heads.find import head_folder
+from peagle.heads.format import REMEDY, read_head
+from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
 from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advance
-from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import LAYER_IDS, default_k
-from peagle.methods.layer_ids import Trial, nested_ids, try_both
-from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
-from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

@@ -8,15 +8,15 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import find_head, known_entry, speculative_config
+from peagle.catalog import known_entry, speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
-from peagle.methods.checkpoint import HeadFiles, read_config, read_json
+from peagle.heads.find import find_head, head_folder
+from peagle.heads.format import HeadFiles, read_config, read_json
+from peagle.heads.load import load_drafter, nested_ids
+from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
-from peagle.methods.layer_ids import nested_ids
-from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
-from peagle.methods.save import save_drafter
 from peagle.model.config import DrafterConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import METHODS
 
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.loader import load_target
 
 ASK = ("the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")

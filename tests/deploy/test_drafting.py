@@ -92,7 +92,7 @@ def test_a_demo_head_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_
     demo = find_entry("smollm2-135m")
     head = replace(demo.heads["p-eagle"], folder=tmp_path / "gone")
     gone = replace(demo, heads={**demo.heads, "p-eagle": head})
-    monkeypatch.setattr("peagle.catalog.known_entry", lambda _: gone)
+    monkeypatch.setattr("peagle.heads.find.known_entry", lambda _: gone)
     with pytest.warns(InputWarning, match="the p-eagle head of smollm2-135m is not here"):
         choose("smollm2-135m", demo, Drafting(), remote=False)
     assert chosen(demo) == Drafting(None, "p-eagle", None)  # an image has it

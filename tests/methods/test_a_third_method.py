@@ -17,11 +17,10 @@ from tree_reference import accepted_as_the_reference
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.methods.load import load_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.p_eagle import PEagle
 from peagle.methods.registry import METHODS
-from peagle.methods.save import save_drafter
-from peagle.methods.spec import HeadSpec
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -29,6 +28,7 @@ from peagle.tools.doctor import examine
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.partition import Segment
+from peagle.train.spec import HeadSpec
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance

@@ -8,15 +8,14 @@ import pytest
 from peagle import LLM, SamplingParams
 from peagle.bench.native import side_by_side
 from peagle.bench.summary import same
-from peagle.catalog import find_head
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.completion import Completion
 from peagle.engine.drafting import Drafting
-from peagle.methods.checkpoint import read_tensors
-from peagle.methods.layer_ids import try_both
-from peagle.methods.load import load_drafter
+from peagle.heads.find import find_head
+from peagle.heads.format import read_tensors
+from peagle.heads.load import load_drafter, try_both
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.walk import Round, Walk

@@ -2,7 +2,8 @@
 
 import pytest
 
-from peagle.catalog import find_entry, find_head
+from peagle.catalog import find_entry
+from peagle.heads.find import find_head
 from peagle.model.loader import load_target
 from peagle.tools.doctor import examine
 

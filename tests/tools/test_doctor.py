@@ -19,9 +19,9 @@ from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
 from peagle.engine.request import Stats
 from peagle.errors import InputError
+from peagle.heads.checks import CHECKS
+from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
-from peagle.methods.save import save_drafter
-from peagle.methods.validate import CHECKS
 from peagle.model.config import Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash

@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from peagle.catalog import find_head
 from peagle.cli.main import app
+from peagle.heads.find import find_head
 
 pytestmark = pytest.mark.vllm
 LOAD = ("--limit", "2", "--max-tokens", "24", "--repeats", "1", "--k", "3", "--dtype", "float32")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from peagle.catalog import find_head
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.heads.find import find_head
 from peagle.model.loader import locate
 from peagle.vllm.process import environment
 

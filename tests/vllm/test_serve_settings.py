@@ -20,8 +20,8 @@ from transformers import LlamaConfig
 from peagle.catalog import Entry
 from peagle.cli.main import main
 from peagle.errors import InputError
-from peagle.methods.checkpoint import read_config
-from peagle.methods.save import save_drafter
+from peagle.heads.format import read_config
+from peagle.heads.save import save_drafter
 from peagle.server.run import bind
 from peagle.vllm.head import Head, is_readable
 from peagle.vllm.process import Installed

@@ -23,9 +23,9 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from peagle.catalog import find_head
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.heads.find import find_head
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 import test_completions as completions  # noqa: E402

@@ -1,21 +1,32 @@
-"""Layer ids of a head that does not say how it counts them: both ways are tried.
+"""From a head on disk to a drafter for a target, and the trial of layer ids that are ambiguous.
 
 In vLLM and here id i is what enters layer i. SpecForge counts what leaves layer i, and SGLang adds
 one to the ids for that reason; their heads have them in `eagle_config` alone. So have NVIDIA's,
 which count as vLLM does. The two ways differ by one layer, and only a trial tells them apart.
 """
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from peagle.methods.checkpoint import HeadFiles
+from peagle.errors import InputError
+from peagle.heads.checks import TABLE, validate
+from peagle.heads.find import head_folder
+from peagle.heads.format import HeadFiles, parse, read_head, state_dict_of
 from peagle.methods.keys import LAYER_IDS
+from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
+from peagle.model.config import DrafterConfig, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.shown import model_name
+
+log = logging.getLogger(__name__)
 
 # What the target and the head are run on: questions, an answer and code.
 TEXT = """Why is the sky blue? Explain it in a few sentences.
@@ -33,6 +44,42 @@ def sum_of_squares(numbers):
         total += number * number
     return total
 """
+
+
+def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Drafter:
+    """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
+    in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
+    that may be counted in two ways are tried, and the log tells what was found.
+
+    Raises InputError that names the head and the first of its problems, see `validate`.
+    """
+    folder = head_folder(name)
+    files = read_head(folder)
+    config = parse(files.raw, folder / "config.json", len(target.layers))
+    for problem in validate(files.raw, files.tensors, target):
+        if problem.blocks and not (force and problem.forgivable):
+            raise InputError(f"head {name} does not fit {model_name(target.name)}: {problem}")
+    ours = config.provenance != Provenance()
+    if not ours and config.embedding == "full" and TABLE not in files.tensors:
+        config = replace(config, embedding="shared")  # as vLLM does; our own heads say it
+    drafter = method_of(config).build(config)
+    drafter.load_state_dict(state_dict_of(files.tensors, config))
+    drafter = drafter.to(target.device, target.dtype).eval()
+    drafter.share_embedding(target.embedding)
+    if ids := nested_ids(files):
+        layers, found = try_both(drafter, target, ids)
+        drafter.config = replace(config, feature_layers=layers)
+        log.warning("head %s: layers %s: %s", name, list(layers), found)
+    return drafter
+
+
+def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
+    """The same weights in a head of another config, which may ask for more of them or fewer."""
+    made = method_of(config).build(config).to(drafter.norm.weight)
+    made.load_state_dict(drafter.state_dict(), strict=False)
+    if drafter.shared_embedding is not None:
+        made.share_embedding(drafter.shared_embedding)
+    return made
 
 
 class Trial(NamedTuple):

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from tiny import features_of, make_drafter, make_target, random_prompts
 
+from peagle.heads.load import TEXT, load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
-from peagle.methods.layer_ids import TEXT
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

@@ -22,10 +22,10 @@ from tiny_heads import (
 from torch import Tensor
 
 from peagle.errors import InputError
+from peagle.heads.format import read_config, read_tensors
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.base import Dialect
-from peagle.methods.checkpoint import read_config, read_tensors
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
 from peagle.model.config import DrafterConfig, Embedding
 from peagle.model.drafter import Drafter
 

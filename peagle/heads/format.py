@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peagle.errors import InputError, first_line
-from peagle.methods.correction import FOLDER, PREFIX, parse_correction
+from peagle.heads.correction import FOLDER, PREFIX, parse_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, SPECULATORS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers

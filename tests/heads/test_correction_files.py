@@ -13,9 +13,9 @@ from tiny_heads import head_config, make_head, provenance_of, tiny_target
 from transformers import PreTrainedTokenizerFast
 
 from peagle.errors import InputError
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.base import Dialect
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 

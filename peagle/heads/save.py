@@ -1,4 +1,4 @@
-"""Writing heads, in the dialects that `checkpoint.py` describes."""
+"""Writing heads, in the dialects that `format.py` describes."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
+from peagle.heads.correction import PREFIX, write_correction
 from peagle.methods.base import Dialect
-from peagle.methods.correction import PREFIX, write_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from peagle.errors import InputError
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.target import Target
 
 
@@ -51,7 +51,7 @@ def test_unreachable_hub_id(target: Target, monkeypatch: pytest.MonkeyPatch) -> 
     def offline(*_: Any, revision: str | None, **__: Any) -> str:
         raise OSError(f"no route to revision {revision}\nand more")
 
-    monkeypatch.setattr("peagle.methods.load.snapshot_download", offline)
+    monkeypatch.setattr("peagle.heads.find.snapshot_download", offline)
     refused(
         "owner/name@v2", target, "neither a folder nor a reachable hub.*no route to revision v2"
     )

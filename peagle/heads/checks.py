@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import REMEDY, HeadFiles, parse, state_dict_of
-from peagle.methods.correction import FOLDER, digest, parse_correction
+from peagle.heads.correction import FOLDER, digest, parse_correction
+from peagle.heads.format import REMEDY, HeadFiles, parse, state_dict_of
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
 from peagle.model.config import TRANSFORMERS, default_feature_layers

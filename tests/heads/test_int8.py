@@ -10,16 +10,16 @@ import pytest
 import torch
 from corrected_heads import corrected
 from safetensors.torch import load_file, save_file
-from test_checkpoint import facts, raw_config, same_tensors
+from test_format import facts, raw_config, same_tensors
 from tiny_heads import head_config, make_head, provenance_of, tiny_target
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from peagle.errors import InputError
+from peagle.heads.format import REMEDY
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.base import Dialect
-from peagle.methods.checkpoint import REMEDY
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
 from peagle.model.config import Embedding
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
