@@ -36,7 +36,8 @@ def options(description: str | None, output: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for method in METHODS:
-        parser.add_argument(f"--{method}", type=Path, default=find_head(TARGET, method=method),
+        head = find_head(TARGET, method=method)
+        parser.add_argument(f"--{method}", type=Path, default=head and head.folder,
                             metavar="HEAD", help=f"folder of the {method} head")  # fmt: skip
     parser.add_argument("--output", type=Path, default=RESULTS / output, help="JSON file to write")
     return parser

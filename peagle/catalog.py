@@ -65,7 +65,7 @@ class CatalogHead:
     acceptance: tuple[Acceptance, ...] = ()
 
     @property
-    def place(self) -> str | None:
+    def location(self) -> str | None:
         """Hub id or folder; None for a folder that is not there."""
         if self.folder is None:
             return self.hub

@@ -17,8 +17,7 @@ from peagle.catalog import (
     load_catalog,
     speculative_config,
 )
-from peagle.errors import InputError, InputWarning, first_line
-from peagle.heads.find import find_head
+from peagle.errors import InputError, first_line
 from peagle.paths import cache_dir
 
 MINE: dict[str, Any] = {
@@ -92,77 +91,12 @@ def test_a_hub_id_finds_the_entry_of_its_target() -> None:
     assert known_entry("openai/gpt-oss-2b") is None
     with pytest.raises(InputError, match="did you mean openai/gpt-oss-20b?"):
         find_entry("openai/gpt-oss-2b")
-    assert find_head("Qwen/Qwen3-8B", method="p-eagle") == "RedHatAI/Qwen3-8B-speculator.peagle"
 
 
 def test_of_two_entries_for_one_hub_id_the_users_is_found(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.yaml", mine={**MINE, "target": "openai/gpt-oss-20b"})
     assert find_name("openai/gpt-oss-20b", file) == "mine"
     assert find_name("gpt-oss-20b", file) == "gpt-oss-20b"
-
-
-def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    installed = tmp_path / "peagle" / "catalog.yaml"
-    installed.parent.mkdir()
-    installed.write_text(PACKAGED.read_text())
-    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
-    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
-    with pytest.raises(InputError, match="is not here"):  # an installed wheel has none
-        find_head("smollm2-135m", method="p-eagle")
-    folder = tmp_path / "heads" / "smollm2-135m-p-eagle"
-    folder.mkdir(parents=True)
-    assert find_head("smollm2-135m", method="p-eagle") == str(folder)
-    with pytest.raises(InputError, match="the eagle3 head of smollm2-135m is not here"):
-        find_head("smollm2-135m", method="eagle3")
-
-
-def test_a_head_that_is_named_is_taken_as_it_is() -> None:
-    assert find_head("smollm2-135m", "me/head", "p-eagle") == "me/head"
-    assert find_head("unknown", "me/head") == "me/head"
-    assert find_head("smollm2-135m", "me/head", "none") is None
-    assert find_head("unknown") is None
-    with pytest.raises(InputError, match="no eagle3 head is known for unknown: name one with `a`"):
-        find_head("unknown", method="eagle3", field="a")
-    with pytest.raises(InputError, match="method 'medusa': choose p-eagle, eagle3, lookup, none"):
-        find_head("smollm2-135m", method="medusa")
-
-
-def test_heads_are_found_in_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    installed = tmp_path / "peagle" / "catalog.yaml"
-    folder = tmp_path / "some_heads" / "smollm2-135m-p-eagle"
-    for made in (installed.parent, folder):
-        made.mkdir(parents=True)
-    installed.write_text(PACKAGED.read_text())
-    (folder.parent / "__init__.py").write_text("raise AssertionError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
-    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "some_heads")
-    assert find_head("smollm2-135m") == find_head("smollm2-135m", method="p-eagle") == str(folder)
-
-
-def test_a_head_that_is_not_installed_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    installed = tmp_path / "peagle" / "catalog.yaml"
-    installed.parent.mkdir()
-    installed.write_text(PACKAGED.read_text())
-    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
-    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
-    said = r"the p-eagle head of smollm2-135m is not here: pip install 'peagle\[demo\]'"
-    with pytest.raises(InputError, match=said):
-        find_head("smollm2-135m", method="p-eagle")
-    with pytest.warns(InputWarning, match=said):
-        assert find_head("smollm2-135m") is None
-    assert find_head("smollm2-135m", method="none") is None
-
-
-def test_a_folder_of_the_users_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    mine = {**MINE, "heads": {"p-eagle": {"folder": "gone", "k": 3}}}
-    monkeypatch.setenv("PEAGLE_CATALOG", str(write(tmp_path / "mine.yaml", mine=mine)))
-    with pytest.raises(InputError, match=f"not here: there is no folder {tmp_path / 'gone'}"):
-        find_head("mine", method="p-eagle")
 
 
 def test_the_speculative_config_of_vllm() -> None:
@@ -187,7 +121,7 @@ def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     for entries in (by_option, load_catalog()):
         assert entries["mine"].gpus == 2
-        assert entries["mine"].heads["eagle3"].place == str(tmp_path / "head")
+        assert entries["mine"].heads["eagle3"].location == str(tmp_path / "head")
         [row] = entries["mine"].heads["eagle3"].acceptance
         assert row == Acceptance("HumanEval", 5, 2.5, "measured: here")
         assert entries["qwen3-8b"].target == "owner/model"  # theirs comes first

@@ -1,20 +1,19 @@
-"""A head on disk beside its target: what can be checked without running either.
+"""Checks of a head's files against its target that run neither.
 
-Each check returns what it found, or raises a `Problem` or `Skipped`.
+Each check returns its finding, or raises a `Problem` or `Skipped`.
 """
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.heads.correction import FOLDER, digest, parse_correction
-from peagle.heads.format import REMEDY, HeadFiles, parse, state_dict_of
+from peagle.heads.correction import CORRECTION, digest
+from peagle.heads.format import FETCH_AGAIN, HeadFiles, layer_keys, state_dict_of
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
 from peagle.model.config import TRANSFORMERS, default_feature_layers
@@ -33,64 +32,49 @@ COMPUTES = (
 )  # fmt: skip
 
 
-class Problem(Exception):
-    """Something that is wrong with a head, and the fix."""
+class Problem(InputError):
+    """A fault of a head. `blocks`: the head would compute something else here; other faults are
+    vLLM's, or of training."""
 
-    check = ""  # the name of the check that found it
-
-    def __init__(self, found: str, fix: str, *, blocks: bool = True) -> None:
-        """`blocks`: the head would compute something else here; other problems are vLLM's, or of
-        training."""
-        super().__init__(found)
-        self.found, self.fix, self.blocks = found, fix, blocks
-
-    @property
-    def forgivable(self) -> bool:
-        """The head may be used with this target if the user says so."""
-        return self.check in FORGIVABLE
-
-    def __str__(self) -> str:
-        return f"{self.check}: {self.found}; {self.fix}"
+    def __init__(self, why: str, fix: str = FETCH_AGAIN, *, blocks: bool = True) -> None:
+        super().__init__(why, fix=fix)
+        self.blocks = blocks
 
 
 class Skipped(Exception):
     """A check does not apply; the text says why."""
 
 
-def _require(is_right: bool, wrong: str, fix: str = REMEDY, *, blocks: bool = True) -> None:
+def _require(is_right: bool, wrong: str, fix: str = FETCH_AGAIN, *, blocks: bool = True) -> None:
     if not is_right:
         raise Problem(wrong, fix, blocks=blocks)
 
 
-def validate(raw: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> list[Problem]:
-    """All problems of a head's config.json and tensors (by our names) beside `target`, in the order
-    of `CHECKS`."""
-    head = HeadFiles(raw, tensors)
-    problems = list[Problem]()
-    for name in CHECKS:
-        try:
-            run_check(name, head, target)
-        except Problem as problem:
-            problems.append(problem)
-        except Skipped:
-            pass
-    return problems
-
-
 def run_check(name: str, head: HeadFiles, target: Target) -> str:
-    """What a check found. Anything in the files may be missing or of another type. Raises Problem
-    or Skipped."""
+    """The finding of a check. Anything in the files may be missing or of another type. Raises
+    Problem or Skipped."""
     try:
         return CHECKS[name](head, target)
-    except Problem as problem:
-        problem.check = name
+    except Problem:
         raise
     except InputError as error:
-        wrong = Problem(str(error).removesuffix(f"; {REMEDY}"), REMEDY)
+        raise Problem(error.why, error.fix or FETCH_AGAIN) from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        wrong = Problem(f"config.json or tensors are malformed ({error!r})", REMEDY)
-    wrong.check = name
-    raise wrong
+        raise Problem(f"config.json or tensors are malformed ({error!r})") from error
+
+
+def check(head: HeadFiles, target: Target, name: str | Path, *, force: bool = False) -> None:
+    """Raise InputError, which names the head, for the first problem that makes it useless here.
+    `force` accepts a head of another target of the same sizes."""
+    for each in CHECKS:
+        try:
+            run_check(each, head, target)
+        except Skipped:
+            pass
+        except Problem as problem:
+            if problem.blocks and not (force and each in FORGIVABLE):
+                why = f"does not fit {model_name(target.name)}: {each}: {problem.why}"
+                raise InputError(why, field="head", value=Path(name), fix=problem.fix) from problem
 
 
 def sizes(head: HeadFiles, target: Target) -> str:
@@ -104,7 +88,7 @@ def sizes(head: HeadFiles, target: Target) -> str:
     draft = head.raw.get("draft_vocab_size") or vocab
     rows = len(head.tensors["lm_head.weight"]) if "lm_head.weight" in head.tensors else draft
     wrong = f"draft_vocab_size is {draft}, lm_head has {rows} rows, the target {vocab} tokens"
-    fix = f"set draft_vocab_size to the rows of lm_head, or {REMEDY}"
+    fix = f"set draft_vocab_size to the rows of lm_head, or {FETCH_AGAIN}"
     _require(1 <= draft <= vocab and rows == draft, wrong, fix)
     return f"hidden size {width}, vocabulary {vocab}, {draft} drafted"
 
@@ -114,106 +98,110 @@ def provenance(head: HeadFiles, target: Target) -> str:
     known = head.trained
     if not known.config_hash and not known.weights_hash:
         raise Skipped("the head does not record its target")
-    facts = {
-        "config hash": (known.config_hash, config_hash(target)),
-        "weights hash": (known.weights_hash, weights_hash(target)),
-    }
+    facts = (
+        ("config hash", known.config_hash, config_hash(target)),
+        ("weights hash", known.weights_hash, weights_hash(target)),
+    )
+    trained = model_name(known.target or "another target")
     fix = (
         "name that target; for a fine-tune of the same base use `force`, or train the head on its "
         "answers (`peagle train --init-from`)"
     )
-    for name, (said, found) in facts.items():
-        trained = model_name(known.target or "another target")
-        _require(
-            not said or said == found, f"trained for {trained}: {name} {said}, here {found}", fix
-        )
+    for name, recorded, found in facts:
+        wrong = f"trained for {trained}: {name} {recorded}, here {found}"
+        _require(recorded in ("", found), wrong, fix)
     return f"trained for {model_name(known.target or 'this target')}: hashes agree"
 
 
 def chat_template(head: HeadFiles, target: Target) -> str:
-    """The chat template the training data was made with."""
-    said, found = head.trained.template_hash, template_hash(target)
-    if not said:
+    """The chat template of the training data."""
+    recorded, found = head.trained.template_hash, template_hash(target)
+    if not recorded:
         raise Skipped("the head does not record one")
     fix = "name the template it was trained with (`chat_template`); `force` accepts another"
-    wrong = f"trained with chat template {said}, the target's is {found or 'absent'}"
-    _require(said == found, wrong, fix)
-    return f"hash {said} agrees"
+    wrong = f"trained with chat template {recorded}, the target's is {found or 'absent'}"
+    _require(recorded == found, wrong, fix)
+    return f"hash {recorded} agrees"
 
 
 def feature_layers(head: HeadFiles, target: Target) -> str:
-    """Ids of the tapped layers: in both places vLLM reads, valid, as wide as `fc`, as trained."""
+    """Layer ids: valid, as many as `fc` reads, as trained, and where vLLM reads them."""
     count = len(target.layers)
     defaults = list(default_feature_layers(count))
-    top, nested = head.raw.get(LAYER_IDS), (head.raw.get("eagle_config") or {}).get(LAYER_IDS)
+    top, nested = head.raw.get(LAYER_IDS), head.eagle.get(LAYER_IDS)
     ids = top or nested or defaults
     trained = head.trained.feature_layers
-    rewrite = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS} in config.json"
+    fix = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS} in config.json"
     if not head.speculators:
-        rewrite += ", also in eagle_config"
-    _require(not trained or trained == ids, f"{ids}; the head was trained with {trained}", rewrite)
+        fix += ", also in eagle_config"
+    _require(trained in ([], ids), f"{ids}; the head was trained with {trained}", fix)
     wrong = f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it"
-    _require(ids == sorted(set(ids)), wrong, rewrite)
-    known = f"the target has layers 0 to {count - 1}, and {count} is what leaves the last"
-    _require(0 <= ids[0] <= ids[-1] <= count, f"{ids}: {known}", rewrite)
+    _require(ids == sorted(set(ids)), wrong, fix)
+    known = f"the target has layers 0 to {count - 1}, and {count} is the last one's output"
+    _require(0 <= ids[0] <= ids[-1] <= count, f"{ids}: {known}", fix)
     width = head.tensors["fc.weight"].shape[1] if "fc.weight" in head.tensors else None
     wrong = f"fc reads {width} features, {ids} are {len(ids)} layers of {head.target_width}"
-    _require(width in (None, len(ids) * head.target_width), wrong, rewrite)
-    if not head.speculators:
-        _check_places(ids, top, nested, defaults, rewrite)
+    _require(width in (None, len(ids) * head.target_width), wrong, fix)
+    # vLLM reads the ids at the top, and counts those in eagle_config.
+    if not head.speculators and nested != ids:
+        wrong = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
+        _require(not nested, wrong, fix, blocks=False)
+        wrong = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
+        _require(len(ids) == len(defaults), wrong, fix, blocks=False)
+    wrong = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
+    _require(head.speculators or bool(top) or ids == defaults, wrong, fix, blocks=False)
     return f"{ids} of {count}, as wide as fc"
 
 
-def _check_places(ids: list[int], top: Any, nested: Any, defaults: list[int], rewrite: str) -> None:
-    """vLLM reads layer ids in two places: the values at the top, the count in eagle_config."""
-    wrong = ""
-    if nested and nested != ids:
-        wrong = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
-    elif not top and ids != defaults:
-        wrong = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
-    elif not nested and len(ids) != len(defaults):
-        wrong = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
-    _require(not wrong, wrong, rewrite, blocks=False)
-
-
 def mask_token(head: HeadFiles, target: Target) -> str:
-    """The placeholder of P-EAGLE: one id that text never produces, its row and its feature."""
-    ids, tensors = mask_ids(head.raw), head.tensors
-    if not ids and not {ROW, "mask_hidden"} & tensors.keys():
-        raise Skipped("an eagle3 head has none")
-    _require(bool(ids), "config.json names no mask token id", "write it as ptd_token_id")
-    token = next(iter(ids.values()))
-    said = ", ".join(f"{key} {value}" for key, value in ids.items())
+    """The id of P-EAGLE's placeholder: one token that text never contains."""
+    token = _mask_id(head)
+    ids = mask_ids(head.raw)
+    shown = ", ".join(f"{key} {value}" for key, value in ids.items())
     vocab = target.embedding.shape[0]
-    wrong = f"{said}: outside the vocabulary (0 to {vocab - 1})"
+    wrong = f"{shown}: outside the vocabulary (0 to {vocab - 1})"
     _require(0 <= token < vocab, wrong, "write the trained id")
-    _check_filled("mask_hidden", tensors.get("mask_hidden"))
     fix = "keep the one the head was trained with"
-    _require(len(set(ids.values())) == 1, f"{said} differ", fix, blocks=False)
+    _require(len(set(ids.values())) == 1, f"{shown} differ", fix, blocks=False)
     if target.tokenizer is not None:
         try:
             check_mask_token(token, target.tokenizer, vocab)
         except InputError as error:
             fix = "train the head with another mask token"
             raise Problem(str(error), fix, blocks=False) from error
-    if head.ours.get("embedding") not in ("full", "mask-row"):
-        return f"{said}, never in text"
-    table = tensors.get(TABLE)
-    row = tensors.get(ROW) if table is None else table[token] if token < len(table) else None
-    _check_filled("the mask token's embedding row", row)
-    assert row is not None
+    return f"{shown}, never in text"
+
+
+def mask_values(head: HeadFiles, target: Target) -> str:
+    """The trained values of P-EAGLE's placeholder: its hidden state, its own embedding row."""
+    token, tensors = _mask_id(head), head.tensors
+    _check_filled("mask_hidden", tensors.get("mask_hidden"))
+    if head.native.get("embedding") not in ("full", "mask-row"):
+        return "hidden state"
+    row = tensors[TABLE][token] if TABLE in tensors else tensors.get(ROW)
+    row = _check_filled("the mask token's embedding row", row)
     same = _find_row(target.embedding, row)
     wrong = f"the mask token's embedding row is the target's row of token {same}: never trained"
-    _require(same is None, wrong, f"store the trained row, or {REMEDY}", blocks=False)
-    return f"{said}, never in text; own row"
+    _require(same is None, wrong, f"store the trained row, or {FETCH_AGAIN}", blocks=False)
+    return "hidden state, own row"
 
 
-def _check_filled(name: str, values: Tensor | None) -> None:
+def _mask_id(head: HeadFiles) -> int:
+    """The mask token id that vLLM would take. Raises Skipped for a head without one."""
+    ids = mask_ids(head.raw)
+    if not ids and not {ROW, "mask_hidden"} & head.tensors.keys():
+        raise Skipped("an eagle3 head has none")
+    _require(bool(ids), "config.json names no mask token id", "write it as ptd_token_id")
+    return next(iter(ids.values()))
+
+
+def _check_filled(name: str, values: Tensor | None) -> Tensor:
     if values is None:
-        raise Problem(f"{name} is missing", REMEDY)
+        raise Problem(f"{name} is missing")
     finite = bool(torch.isfinite(values).all())
     _require(finite, f"{name} holds NaN or infinity", blocks=False)
     _require(bool(values.any()), f"{name} is all zeros: never trained", blocks=False)
+    return values
 
 
 def _find_row(table: Tensor, row: Tensor) -> int | None:
@@ -227,11 +215,11 @@ def _find_row(table: Tensor, row: Tensor) -> int | None:
 
 
 def embedding(head: HeadFiles, target: Target) -> str:
-    """What the head says of its embedding, what it stores, and whether a table is the target's."""
-    table, said = head.tensors.get(TABLE), head.ours.get("embedding")
+    """The embedding: stored as config.json says, and a whole table related to the target's."""
+    table, recorded = head.tensors.get(TABLE), head.native.get("embedding")
     stored = "full" if table is not None else "mask-row" if ROW in head.tensors else "shared"
     has = {"full": TABLE, "mask-row": ROW, "shared": "neither table nor row"}[stored]
-    _require(said in (None, stored), f"config.json says {said!r}, the files hold {has}")
+    _require(recorded in (None, stored), f"config.json says {recorded!r}, the files hold {has}")
     width, vocab = head.sizes["hidden_size"], head.sizes["vocab_size"]
     if table is None:
         wide = target.config.hidden_size
@@ -241,20 +229,20 @@ def embedding(head: HeadFiles, target: Target) -> str:
     _require(table.shape == (vocab, width), wrong)
     if table.shape != target.embedding.shape:
         return f"own table, {list(table.shape)}"
-    own, other = _cosines(table, target.embedding)
-    nearness = f"cosine {own:.2f} (other rows {other:.2f})"
+    same, other = _cosines(table, target.embedding)
+    nearness = f"cosine {same:.2f} (other rows {other:.2f})"
     wrong = f"its table is unrelated to the target's: {nearness}"
-    fix = f"remove {TABLE} to share the target's, or {REMEDY}"
-    _require(own - other > RELATED, wrong, fix, blocks=False)  # NaN is wrong
+    fix = f"remove {TABLE} to share the target's, or {FETCH_AGAIN}"
+    _require(same - other > RELATED, wrong, fix, blocks=False)  # NaN is wrong
     return f"own table, {nearness} with the target's"
 
 
 def _cosines(table: Tensor, target: Tensor) -> tuple[float, float]:
     """Median cosine of sampled rows with the target's same rows, and with rows further on."""
     rows = torch.linspace(0, len(table) - 1, min(SAMPLE, len(table))).long()
-    ours, theirs = table[rows].float(), target[rows.to(target.device)].float().cpu()
-    near = F.cosine_similarity(ours, theirs).median()
-    far = F.cosine_similarity(ours, theirs.roll(len(rows) // 2, 0)).median()
+    stored, targets = table[rows].float(), target[rows.to(target.device)].float().cpu()
+    near = F.cosine_similarity(stored, targets).median()
+    far = F.cosine_similarity(stored, targets.roll(len(rows) // 2, 0)).median()
     return float(near), float(far)
 
 
@@ -269,13 +257,13 @@ def draft_vocabulary(head: HeadFiles, target: Target) -> str:
         return f"all {vocab} tokens"
     _require(d2t.shape == (size,), f"d2t is {list(d2t.shape)}, draft_vocab_size {size}")
     ids = d2t + torch.arange(size)
-    offsets = "d2t holds offsets (target id = draft id + d2t[draft id]), ascending: " + REMEDY
-    least, most = int(ids.min()), int(ids.max())
-    wrong = f"d2t leads to target ids {least} to {most}; there are {vocab}"
-    _require(least >= 0 and most < vocab, wrong, offsets)
-    if not (ids.diff() > 0).all():
-        at = int((ids.diff() <= 0).nonzero()[0]) + 1
-        raise Problem(f"target ids are not ascending at draft id {at}", offsets, blocks=False)
+    fix = "d2t holds offsets (target id = draft id + d2t[draft id]), ascending: " + FETCH_AGAIN
+    first, last = int(ids.min()), int(ids.max())
+    wrong = f"d2t leads to target ids {first} to {last}; there are {vocab}"
+    _require(first >= 0 and last < vocab, wrong, fix)
+    unsorted = (ids.diff() <= 0).nonzero()[:, 0] + 1
+    wrong = f"target ids are not ascending at draft ids {unsorted[:3].tolist()}"
+    _require(not len(unsorted), wrong, fix, blocks=False)
     if t2d is None:
         return f"{size} of {vocab} tokens, no t2d"
     agree = t2d.shape == (vocab,) and torch.equal(t2d.nonzero()[:, 0], ids)
@@ -285,10 +273,9 @@ def draft_vocabulary(head: HeadFiles, target: Target) -> str:
 
 
 def keys(head: HeadFiles, target: Target) -> str:
-    """Keys of config.json that change the computation are all known here."""
-    eagle = head.raw.get("eagle_config") or {}
+    """Keys of config.json that change the computation: all are known here."""
     fix = "remove the key if the head was trained without it; else train another head"
-    for name, value in {**head.raw, **head.sizes, **eagle}.items():
+    for name, value in {**head.raw, **head.sizes, **head.eagle}.items():
         if value and name not in known_keys() and any(part in name for part in COMPUTES):
             wrong = f"config.json has {name} {value!r:.40}: it changes what a head computes"
             raise Problem(f"{wrong}, and is not known here", fix)
@@ -297,46 +284,42 @@ def keys(head: HeadFiles, target: Target) -> str:
     _require(not head.sizes.get("use_sliding_window"), wrong, fix)
     wrong = "use_aux_hidden_state is false: the head reads the last hidden state alone"
     fix = "set it to true if the head was trained on the feature layers; else train another head"
-    _require(eagle.get("use_aux_hidden_state") is not False, wrong, fix)
+    _require(head.eagle.get("use_aux_hidden_state") is not False, wrong, fix)
     return "all that change the computation are known"
 
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Keys that are read, or of no consequence."""
-    ours = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", "rope_theta", "rope_scaling"}
-    sizes = {key for config in TRANSFORMERS.values() for key in config().to_dict()}
-    return frozenset(ours | sizes | {"use_sliding_window", "max_window_layers", "sliding_window"})
+    """Keys that are read, or have no effect."""
+    read = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", "rope_theta", "rope_scaling"}
+    unused = {"use_sliding_window", "max_window_layers", "sliding_window"}
+    return frozenset(read | unused).union(*map(layer_keys, TRANSFORMERS))
 
 
 def tensors(head: HeadFiles, target: Target) -> str:
-    """Names and shapes of the tensors are those that config.json asks for."""
-    config = parse(head.raw, Path("config.json"), len(target.layers))
+    """Names and shapes of the tensors: all that config.json asks for, and no others."""
+    config = head.parse(len(target.layers))
     found = state_dict_of(head.tensors, config)
     with torch.device("meta"):
-        wanted = method_of(config).build(config).state_dict()
-    if not head.ours and TABLE not in found:  # it shares the target's
-        wanted.pop(TABLE, None)
-    for name, tensor in wanted.items():
-        _require(name in found, f"missing tensor {name!r}")
-        shapes = f"{list(found[name].shape)}, expected {list(tensor.shape)}"
-        _require(found[name].shape == tensor.shape, f"tensor {name!r} has shape {shapes}")
-    if unknown := sorted(found.keys() - wanted.keys()):
-        raise Problem(f"unknown tensor {unknown[0]!r}", REMEDY)
-    return f"{len(wanted)} of the right shapes"
+        drafter = method_of(config).build(config)
+    if not head.native and TABLE not in found:  # it shares the target's
+        found[TABLE] = drafter.state_dict()[TABLE]
+    try:
+        drafter.load_state_dict(found, assign=True)
+    except RuntimeError as error:  # a line of its own, and one for each difference
+        raise Problem(str(error).splitlines()[1].strip(" \t.")) from error
+    return f"{len(found)} of the right shapes"
 
 
 def correction(head: HeadFiles, target: Target) -> str:
-    """A correction was trained with this head."""
-    about = head.raw.get(FOLDER)
-    if about is None:
+    """The correction: trained with this head."""
+    sizes = head.correction
+    if sizes is None:
         return "none"
-    said, found = about.get("head"), digest(head.tensors)
-    wrong = f"it was trained with another head: digest {said}, here {found}"
-    fix = f"train one for this head (`peagle train --correction`), or remove {FOLDER}/"
-    _require(said == found, wrong, fix)
-    sizes = parse_correction(about)
-    assert sizes is not None
+    recorded, found = head.raw[CORRECTION].get("head"), digest(head.tensors)
+    wrong = f"it was trained with another head: digest {recorded}, here {found}"
+    fix = f"train one for this head (`peagle train --correction`), or remove {CORRECTION}/"
+    _require(recorded == found, wrong, fix)
     return f"rank {sizes.rank}, {sizes.candidates} candidates, of this head"
 
 
@@ -344,8 +327,8 @@ def correction(head: HeadFiles, target: Target) -> str:
 CHECKS: dict[str, Callable[[HeadFiles, Target], str]] = {
     check.__name__.replace("_", " "): check
     for check in (
-        sizes, provenance, chat_template, feature_layers, mask_token, embedding, draft_vocabulary,
-        keys, tensors, correction,
+        sizes, provenance, chat_template, feature_layers, mask_token, embedding, mask_values,
+        draft_vocabulary, keys, tensors, correction,
     )
 }  # fmt: skip
 FORGIVABLE = ("provenance", "chat template")

@@ -15,43 +15,38 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.errors import InputError
 from peagle.model.config import DrafterConfig
-from peagle.model.correction import CorrectionConfig
 from peagle.model.int8 import SCALE, restore_int8
 
-FOLDER = "correction"
+CORRECTION = "correction"  # the folder, and the key of its config.json in `HeadKeys.raw`
 PREFIX = "correction."  # of its tensors' names in a drafter
-DIGESTED = ("d2t", "norm.weight", "lm_head.weight")  # what its candidates come from
+DIGESTED = ("d2t", "norm.weight", "lm_head.weight")  # its candidates come from these
 
 
 def write_correction(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write what `tensors` of a drafter hold of its correction into `folder` of the head."""
-    own = {name.removeprefix(PREFIX): t for name, t in tensors.items() if name.startswith(PREFIX)}
+    """Write the correction's tensors among a drafter's `tensors` into the head's folder."""
+    chosen = {name.removeprefix(PREFIX): t for name, t in tensors.items() if PREFIX in name}
     assert config.correction is not None
-    about = {
+    keys = {
         **asdict(config.correction),
         "depths": config.depths,
-        "dtype": str(own["token.weight"].dtype).removeprefix("torch."),
+        "dtype": str(chosen["token.weight"].dtype).removeprefix("torch."),
         "head": digest(tensors),
     }
-    made = folder / FOLDER
+    made = folder / CORRECTION
     made.mkdir()
-    save_file(own, made / "model.safetensors", {"format": "pt"})
-    (made / "config.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    save_file(chosen, made / "model.safetensors", {"format": "pt"})
+    write_json(made, keys)
 
 
-def parse_correction(raw: Mapping[str, Any]) -> CorrectionConfig | None:
-    """The sizes that a correction's config.json names. Raises InputError where it does not."""
-    if not raw:
-        return None
-    if missing := {"rank", "candidates"} - raw.keys():
-        raise InputError(f"{FOLDER}/config.json: missing {min(missing)!r}")
-    return CorrectionConfig(raw["rank"], raw["candidates"])
+def write_json(folder: Path, keys: dict[str, Any]) -> None:
+    """Write config.json."""
+    (folder / "config.json").write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of the tensors of a head, as they are read: int8 rows as their products with the scales."""
+    """Hash of the tensors that a correction depends on, as they are read: int8 rows as their
+    products with the scales."""
     found = hashlib.sha256()
     for name in DIGESTED:
         if name in tensors:

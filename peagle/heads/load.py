@@ -14,17 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.errors import InputError
-from peagle.heads.checks import TABLE, validate
+from peagle.heads.checks import TABLE, check
 from peagle.heads.find import head_folder
-from peagle.heads.format import HeadFiles, parse, read_head, state_dict_of
+from peagle.heads.format import HeadKeys, read_head, state_dict_of
 from peagle.methods.keys import LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
-from peagle.model.config import DrafterConfig, Provenance
+from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.shown import model_name
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +49,13 @@ def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Dr
     in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
     that may be counted in two ways are tried, and the log tells what was found.
 
-    Raises InputError that names the head and the first of its problems, see `validate`.
+    Raises InputError that names the head and the first of its problems, see `checks.py`.
     """
-    folder = head_folder(name)
-    files = read_head(folder)
-    config = parse(files.raw, folder / "config.json", len(target.layers))
-    for problem in validate(files.raw, files.tensors, target):
-        if problem.blocks and not (force and problem.forgivable):
-            raise InputError(f"head {name} does not fit {model_name(target.name)}: {problem}")
-    ours = config.provenance != Provenance()
-    if not ours and config.embedding == "full" and TABLE not in files.tensors:
-        config = replace(config, embedding="shared")  # as vLLM does; our own heads say it
+    files = read_head(head_folder(name))
+    config = files.parse(len(target.layers))
+    check(files, target, name, force=force)
+    if not files.native and config.embedding == "full" and TABLE not in files.tensors:
+        config = replace(config, embedding="shared")  # as vLLM does; native heads record it
     drafter = method_of(config).build(config)
     drafter.load_state_dict(state_dict_of(files.tensors, config))
     drafter = drafter.to(target.device, target.dtype).eval()
@@ -89,12 +83,12 @@ class Trial(NamedTuple):
     found: str
 
 
-def nested_ids(files: HeadFiles) -> list[int]:
+def nested_ids(keys: HeadKeys) -> list[int]:
     """The layer ids of a head that may be counted either way: they are in eagle_config alone, and
     nothing in config.json tells whose they are. Empty for any other head."""
-    if files.ours or files.speculators or files.raw.get(LAYER_IDS):
+    if keys.native or keys.speculators or keys.raw.get(LAYER_IDS):
         return []
-    return list((files.raw.get("eagle_config") or {}).get(LAYER_IDS) or [])
+    return list(keys.eagle.get(LAYER_IDS) or [])
 
 
 def try_both(drafter: Drafter, target: Target, ids: Sequence[int]) -> Trial:

@@ -1,6 +1,5 @@
 """Writing heads, in the dialects that `format.py` describes."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
-from peagle.heads.correction import PREFIX, write_correction
+from peagle.heads.correction import PREFIX, write_correction, write_json
 from peagle.methods.base import Dialect
 from peagle.methods.keys import FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
@@ -40,7 +39,7 @@ def save_drafter(
     dtype = dtype or drafter.norm.weight.dtype
     assert dialect == "native" or dtype != torch.int8, "int8 is for the native dialect only"
     tensors = _as_stored(_tensors_to_write(drafter, dialect), dtype)
-    raw = config_to_json(config, dialect, str(dtype).removeprefix("torch."))
+    raw = _keys(config, dialect, str(dtype).removeprefix("torch."))
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
@@ -48,7 +47,7 @@ def save_drafter(
         save_torch_state_dict(head, made, max_shard_size=SHARD_SIZES[dialect])
         if config.correction is not None:
             write_correction(made, config, tensors)
-        (made / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
+        write_json(made, raw)
         if (folder / "README.md").is_file():  # a model card written by hand stays
             shutil.copy2(folder / "README.md", made)
         for file in (made, *made.rglob("*")):  # safetensors and mkdtemp are private by default
@@ -95,7 +94,7 @@ def _as_stored(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
     return stored
 
 
-def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
+def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
     """config.json of a head. Raises InputError where a dialect would be misread by vLLM."""
     named = method_of(config).export(config, dialect)
     exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"

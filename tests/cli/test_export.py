@@ -84,3 +84,7 @@ def test_head_that_does_not_name_its_target(
     (head / "config.json").write_text(json.dumps(config))
     line = refused("export", head, tmp_path / "out", "--to", "vllm")
     assert "name it with --target" in line
+    del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"], config["peagle"]
+    (head / "config.json").write_text(json.dumps(config))
+    line = refused("export", head, tmp_path / "out", "--to", "vllm")
+    assert "name it with --target" in line, "also of a head that does not name its layers"

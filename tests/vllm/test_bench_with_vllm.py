@@ -31,7 +31,7 @@ def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
     shipped = find_head("smollm2-135m", method="p-eagle")
     assert shipped is not None
     head = tmp_path / "head"  # vLLM runs it without its correction
-    shutil.copytree(shipped, head, ignore=shutil.ignore_patterns("correction"))
+    shutil.copytree(shipped.folder, head, ignore=shutil.ignore_patterns("correction"))
     methods = ("--methods", "p-eagle", "--p-eagle", str(head))
     theirs = bench(tmp_path / "vllm.json", *methods, "--engine", "vllm")
     mine = bench(tmp_path / "native.json", *methods)

@@ -83,9 +83,9 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 def shipped(llm: LLM, method: str) -> Drafter:
-    folder = find_head(TARGET, method=method)
-    assert folder is not None, f"the repository has no {method} head for {TARGET}"
-    return load_drafter(folder, llm.target)
+    head = find_head(TARGET, method=method)
+    assert head is not None, f"the repository has no {method} head for {TARGET}"
+    return load_drafter(head.folder, llm.target)
 
 
 def run_ours(

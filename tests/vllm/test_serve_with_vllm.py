@@ -155,7 +155,8 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> Served:
 def llm() -> LLM:
     """Our engine, with the head by which vLLM drafts."""
     head = find_head(TARGET, method="p-eagle")
-    return LLM(TARGET, head=head, k=5, dtype="float32")
+    assert head is not None
+    return LLM(TARGET, head=head.folder, k=5, dtype="float32")
 
 
 @pytest.mark.parametrize("test", SHARED, ids=lambda test: f"{test.__module__}.{test.__name__}")
