@@ -117,33 +117,27 @@ def find_entry(name: str, extra: Path | None = None) -> Entry:
 def find_name(name: str, extra: Path | None = None) -> str:
     """The catalog's name for a name or a target's hub id. Raises as `find_entry`."""
     entries = load_catalog(extra)
-    known = _name_in(entries, name)
+    known = _names(entries).get(name.lower())
     if known is not None:
         return known
-    near = [*entries, *_hub_ids(entries)]
+    near = [*entries, *(entry.target_name for entry in entries.values())]
     hint = did_you_mean(name, near) or f"known are {', '.join(sorted(entries))}"
-    raise InputError(f"{name!r} is not in the catalog: {hint}")
+    raise InputError("is not in the catalog", field="name", value=name, fix=hint)
 
 
 def known_entry(name: str, extra: Path | None = None) -> Entry | None:
     """The entry of a catalog name, or of a target's hub id; None for what no entry knows."""
     entries = load_catalog(extra)
-    known = _name_in(entries, name)
+    known = _names(entries).get(name.lower())
     return entries[known] if known else None
 
 
-def _name_in(entries: Mapping[str, Entry], name: str) -> str | None:
-    """Of several entries with one target the last, which is the user's. The hub tells no upper
-    case from lower case."""
-    if name in entries:
-        return name
-    names = {hub_id.lower(): each for hub_id, each in _hub_ids(entries).items()}
-    return names.get(name.lower())
-
-
-def _hub_ids(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Catalog names by their targets' hub ids."""
-    return {entry.target: name for name, entry in entries.items() if isinstance(entry.target, str)}
+def _names(entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Catalog names by themselves and by their targets' hub ids, in lower case as the hub tells
+    none from upper case. Of several entries with one target the last, which is the user's."""
+    targets = {entry.target.lower(): name for name, entry in entries.items()
+               if isinstance(entry.target, str)}  # fmt: skip
+    return targets | {name.lower(): name for name in entries}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -155,8 +155,11 @@ def feature_layers(head: HeadFiles, target: Target) -> str:
 
 def mask_token(head: HeadFiles, target: Target) -> str:
     """The id of P-EAGLE's placeholder: one token that text never contains."""
-    token = _mask_id(head)
     ids = mask_ids(head.raw)
+    if not ids and not {ROW, "mask_hidden"} & head.tensors.keys():
+        raise Skipped("an eagle3 head has none")
+    _require(bool(ids), "config.json names no mask token id", "write it as ptd_token_id")
+    token = next(iter(ids.values()))
     shown = ", ".join(f"{key} {value}" for key, value in ids.items())
     vocab = target.embedding.shape[0]
     wrong = f"{shown}: outside the vocabulary (0 to {vocab - 1})"
@@ -174,7 +177,10 @@ def mask_token(head: HeadFiles, target: Target) -> str:
 
 def mask_values(head: HeadFiles, target: Target) -> str:
     """The trained values of P-EAGLE's placeholder: its hidden state, its own embedding row."""
-    token, tensors = _mask_id(head), head.tensors
+    token = next(iter(mask_ids(head.raw).values()), None)
+    if token is None:
+        raise Skipped("the head has no mask token")
+    tensors = head.tensors
     _check_filled("mask_hidden", tensors.get("mask_hidden"))
     if head.native.get("embedding") not in ("full", "mask-row"):
         return "hidden state"
@@ -184,15 +190,6 @@ def mask_values(head: HeadFiles, target: Target) -> str:
     wrong = f"the mask token's embedding row is the target's row of token {same}: never trained"
     _require(same is None, wrong, f"store the trained row, or {FETCH_AGAIN}", blocks=False)
     return "hidden state, own row"
-
-
-def _mask_id(head: HeadFiles) -> int:
-    """The mask token id that vLLM would take. Raises Skipped for a head without one."""
-    ids = mask_ids(head.raw)
-    if not ids and not {ROW, "mask_hidden"} & head.tensors.keys():
-        raise Skipped("an eagle3 head has none")
-    _require(bool(ids), "config.json names no mask token id", "write it as ptd_token_id")
-    return next(iter(ids.values()))
 
 
 def _check_filled(name: str, values: Tensor | None) -> Tensor:

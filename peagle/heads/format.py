@@ -73,16 +73,14 @@ class HeadKeys:
         """Name of the head's method: the recorded one, or the first that claims its keys. Raises
         InputError for keys of another method."""
         claiming = [name for name, method in METHODS.items() if method.claims(self.raw)]
-        if not claiming:
-            why = f"{SPECULATORS} {self.raw.get(SPECULATORS)!r}: expected peagle or eagle3"
-            raise self.error(why)
-        named = self.native.get("method", claiming[0])
-        if named not in METHODS:
-            raise self.error(f"peagle.method {named!r}: known are {', '.join(METHODS)}")
-        if named not in claiming:
-            why = f"peagle.method is {named!r}, the other keys are those of {claiming[0]}"
-            raise self.error(why)
-        return str(named)
+        recognised = claiming[0] if claiming else self.raw.get(SPECULATORS)
+        named = self.native.get("method", recognised)
+        if named in claiming:
+            return str(named)
+        why = f"{named!r} is no method: known are {', '.join(METHODS)}"
+        if named in METHODS:
+            why = f"peagle.method is {named!r}, the other keys are those of {recognised}"
+        raise damaged(self.folder, f"config.json: {why}")
 
     @property
     def depths(self) -> int | None:
@@ -96,9 +94,6 @@ class HeadKeys:
         raw = self.raw.get(CORRECTION)
         return None if raw is None else CorrectionConfig(raw["rank"], raw["candidates"])
 
-    def error(self, why: str) -> InputError:
-        return damaged(self.folder, f"config.json: {why}")
-
     def parse(self, target_layers: int | None = None) -> DrafterConfig:
         """The drafter's configuration. Raises InputError for one that is damaged."""
         try:
@@ -106,17 +101,18 @@ class HeadKeys:
         except InputError as error:
             if error.field == "head":
                 raise
-            raise self.error(error.named(error.field)) from error
+            raise damaged(self.folder, f"config.json: {error}") from error
         except KeyError as error:
-            raise self.error(f"missing {error.args[0]!r}") from error
+            raise damaged(self.folder, f"config.json: missing {error.args[0]!r}") from error
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise self.error(first_line(error)) from error
+            raise damaged(self.folder, f"config.json: {first_line(error)}") from error
 
     def _parse(self, target_layers: int | None) -> DrafterConfig:
         raw, sizes = self.raw, self.sizes
         kind = sizes.get("model_type", "llama")
         if kind not in TRANSFORMERS:
-            raise self.error(f"model_type {kind!r}: heads have llama or qwen3 layers")
+            why = f"config.json: model_type {kind!r}: heads have llama or qwen3 layers"
+            raise damaged(self.folder, why)
         layers = raw.get(LAYER_IDS) or self.eagle.get(LAYER_IDS)
         if not layers and target_layers is not None:
             layers = default_feature_layers(target_layers)

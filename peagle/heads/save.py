@@ -1,17 +1,20 @@
 """Writing heads, in the dialects that `format.py` describes."""
 
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.heads.correction import PREFIX, write_correction, write_json
+from peagle.heads.correction import CORRECTION, PREFIX, digest
 from peagle.methods.base import Dialect
 from peagle.methods.keys import FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
@@ -46,8 +49,8 @@ def save_drafter(
         head = {name: t for name, t in tensors.items() if not name.startswith(PREFIX)}
         save_torch_state_dict(head, made, max_shard_size=SHARD_SIZES[dialect])
         if config.correction is not None:
-            write_correction(made, config, tensors)
-        write_json(made, raw)
+            _write_correction(made, config, tensors)
+        _write_json(made, raw)
         if (folder / "README.md").is_file():  # a model card written by hand stays
             shutil.copy2(folder / "README.md", made)
         for file in (made, *made.rglob("*")):  # safetensors and mkdtemp are private by default
@@ -65,6 +68,27 @@ def replace_folder(made: Path, folder: Path) -> None:
         os.replace(folder, old)
     os.replace(made, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_correction(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write the correction's tensors among a drafter's `tensors` into the head's folder."""
+    chosen = {name.removeprefix(PREFIX): t for name, t in tensors.items() if PREFIX in name}
+    assert config.correction is not None
+    keys = {
+        **asdict(config.correction),
+        "depths": config.depths,
+        "dtype": str(chosen["token.weight"].dtype).removeprefix("torch."),
+        "head": digest(tensors),
+    }
+    made = folder / CORRECTION
+    made.mkdir()
+    save_file(chosen, made / "model.safetensors", {"format": "pt"})
+    _write_json(made, keys)
+
+
+def _write_json(folder: Path, keys: dict[str, Any]) -> None:
+    """Write config.json."""
+    (folder / "config.json").write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n")
 
 
 def _tensors_to_write(drafter: Drafter, dialect: Dialect) -> dict[str, Tensor]:
