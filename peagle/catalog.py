@@ -183,21 +183,23 @@ def _read(file: Path) -> dict[str, Entry]:
     """The entries of one file."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = read_mapping(content, None)
+        return {name: _entry(each, name, file) for name, each in entries.items()}
     except OSError as error:
-        raise InputError(f"catalog {file}: {error.strerror}") from error
+        raise InputError(f"{error.strerror}", field="catalog", value=file) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        why = first_line(error).rstrip(",")
-        raise InputError(f"catalog {file}: not readable as YAML ({why})") from error
-    entries = read_mapping(content, f"catalog {file}")
-    return {name: _entry(each, f"catalog {file}: {name}", file) for name, each in entries.items()}
+        why = f"not readable as YAML ({first_line(error).rstrip(',')})"
+        raise InputError(why, field="catalog", value=file) from error
+    except InputError as error:
+        raise InputError(str(error), field="catalog", value=file) from error
 
 
-def _entry(content: Any, where: str, file: Path) -> Entry:
-    entry = read_record(Entry, content, where)
+def _entry(content: Any, name: str, file: Path) -> Entry:
+    entry = read_record(Entry, content, name)
     heads = {}
     for method, head in entry.heads.items():
         if (head.folder is None) == (head.hub is None):
-            raise InputError(f"{where}.heads.{method}: give either folder or hub")
+            raise InputError("give either folder or hub", field=f"{name}.heads.{method}")
         folder = _folder(file, head.folder) if head.folder else None
         heads[method] = replace(head, folder=folder)
     return replace(entry, heads=heads)

@@ -30,7 +30,8 @@ class Eagle3:
 
     def build(self, config: DrafterConfig) -> Drafter:
         if config.correction is not None:
-            raise InputError(f"a correction is of heads that draft in parallel, not of {self.name}")
+            why = f"{self.name} heads cannot have one, only parallel heads can"
+            raise InputError(why, field="correction")
         return Drafter(config)
 
     def draft(self, given: DraftPass) -> DraftSteps:
