@@ -97,7 +97,7 @@ def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
 def test_what_a_check_finds_is_refused(target: Target, head: Path) -> None:
     """All checks are tested in tools/test_doctor.py."""
     change_tensors(head, lambda tensors: tensors.pop("mask_hidden"))
-    refused(head, target, "head .* does not fit tiny-0: mask values: mask_hidden is missing; downl")
+    refused(head, target, "head .* does not fit tiny-0: tensors: Missing.*mask_hidden.*; downl")
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
@@ -106,7 +106,7 @@ def test_our_own_head_without_its_table(method: str, target: Target, tmp_path: P
     config = head_config(method, provenance=provenance_of(target))
     save_drafter(make_head(config), tmp_path / "own")
     change_tensors(tmp_path / "own", lambda tensors: tensors.pop("embed_tokens.weight"))
-    refused(tmp_path / "own", target, "says 'full', the files hold neither table nor row")
+    refused(tmp_path / "own", target, "Missing.*embed_tokens.weight")
 
 
 def test_corrupt_safetensors(target: Target, head: Path) -> None:

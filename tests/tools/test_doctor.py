@@ -193,7 +193,6 @@ def two_layers(head: Path) -> None:
 
 
 ROW, HIDDEN = "mask_embedding", "mask_hidden"
-SAYS = "the files hold mask_embedding"
 DAMAGES: list[tuple[str, str, Damage]] = [
     ("files", "corrupt safetensors", truncated),
     ("files", "no .safetensors file", lambda head: (head / "model.safetensors").unlink()),
@@ -201,7 +200,8 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("sizes", "malformed", change(vocab_size=None)),
     ("sizes", "vocab_size is 100, the target's is 128", change(vocab_size=100)),
     ("sizes", "target_hidden_size is 48", change(target_hidden_size=48)),
-    ("sizes", "draft_vocab_size is 90, lm_head has 96 rows", change(draft_vocab_size=90)),
+    ("tensors", "mismatch for d2t", change(draft_vocab_size=90)),
+    ("sizes", "draft_vocab_size is -1", change(draft_vocab_size=-1)),
     ("provenance", "trained for tiny-0: config hash 0", change(**{KNOWN + "config_hash": "0"})),
     ("provenance", "weights hash 0", change(**{KNOWN + "weights_hash": "0"})),
     ("chat template", "trained with chat template 0", change(**{KNOWN + "template_hash": "0"})),
@@ -221,18 +221,18 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("mask token", "chat template", change(ptd_token_id=2)),
     ("mask token", "mask_token_id 4, ptd_token_id 3 differ", change(mask_token_id=4)),
     ("mask token", "names no mask token", change(ptd_token_id=None)),
-    ("mask values", "mask_hidden is missing", drop(HIDDEN)),
+    ("tensors", "mask_hidden", drop(HIDDEN)),
     ("mask values", "mask_hidden is all zeros", put(HIDDEN, torch.zeros_like)),
-    ("embedding", "hold neither", drop(ROW)),
+    ("tensors", "mask_embedding", drop(ROW)),
     ("mask values", "row holds NaN", put(ROW, lambda row: row * float("nan"))),
     ("mask values", "row of token 9: never trained", put(ROW, lambda _: target_row(9))),
-    ("embedding", f"says 'shared', {SAYS}", change(peagle__embedding="shared")),
-    ("embedding", f"says 'full', {SAYS}", change(peagle__embedding="full")),
+    ("tensors", "mask_embedding", change(peagle__embedding="shared")),
+    ("tensors", "embed_tokens", change(peagle__embedding="full")),
     ("draft vocabulary", "not ascending at draft ids [5",
      put("d2t", lambda d: d - (torch.arange(96) == 5).long())),
     ("draft vocabulary", "leads to target ids", put("d2t", lambda d: d + 1)),
-    ("draft vocabulary", "d2t is [95]", put("d2t", lambda d: d[:95])),
-    ("draft vocabulary", "d2t is missing", drop("d2t")),
+    ("tensors", "mismatch for d2t", put("d2t", lambda d: d[:95])),
+    ("tensors", "d2t", drop("d2t")),
     ("draft vocabulary", "t2d marks 95 tokens",
      put("t2d", lambda t: t & (torch.arange(128) != 50))),
     ("tensors", "\"norm.weight\"", drop("norm.weight")),
@@ -252,8 +252,8 @@ TABLES: list[tuple[str, str, Damage]] = [
     ("mask values", "row of token 3: never trained", put(TABLE, with_mask_row)),
     ("embedding", "unrelated to the target's", put(TABLE, torch.randn_like)),
     ("embedding", "unrelated to the target's", put(TABLE, lambda table: table.roll(1, 0))),
-    ("embedding", "is [127, 32], not [128, 32]", put(TABLE, lambda table: table[:-1])),
-    ("embedding", "says 'mask-row', the files hold embed_tokens",
+    ("tensors", "mismatch for embed_tokens", put(TABLE, lambda table: table[:-1])),
+    ("tensors", "mask_embedding",
      change(peagle__embedding="mask-row")),
 ]  # fmt: skip
 
