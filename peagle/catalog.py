@@ -61,7 +61,7 @@ class CatalogHead:
     folder: Path | None = None  # absolute
     hub: HubId | None = None
     licence: str | None = None
-    source: str | None = None  # where somebody else published it
+    source: str | None = None  # page of a head that others published
     acceptance: tuple[Acceptance, ...] = ()
 
     @property
@@ -74,7 +74,7 @@ class CatalogHead:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One catalog entry; `heads` by method. What nobody recorded is None or empty."""
+    """One catalog entry; `heads` by method. Unknown fields are None or empty."""
 
     target: PackagedGGUF | HubId
     heads: Mapping[MethodName, CatalogHead]
@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def target_name(self) -> str:
-        """Where the target is, for people."""
+        """The target as shown to people."""
         if isinstance(self.target, PackagedGGUF):
             return f"{self.target.member} in {self.target.package}"
         return self.target

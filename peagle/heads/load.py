@@ -106,12 +106,12 @@ def try_both(drafter: Drafter, target: Target, ids: Sequence[int]) -> Trial:
 
 @torch.no_grad()
 def _accepted(drafter: Drafter, target: Target, layers: tuple[int, ...]) -> float:
-    """Expected share of accepted first draft tokens, over all places of TEXT."""
+    """Expected share of accepted first draft tokens, over all positions of TEXT."""
     tokens = _tokens(target)
-    places = torch.arange(len(tokens), device=tokens.device)
-    out = target.forward(tokens, places, CausalAttend(), layers)
+    positions = torch.arange(len(tokens), device=tokens.device)
+    out = target.forward(tokens, positions, CausalAttend(), layers)
     features = drafter.project(out.features[:-1])
-    normed = drafter(tokens[1:], features, places[:-1], CausalAttend()).normed
+    normed = drafter(tokens[1:], features, positions[:-1], CausalAttend()).normed
     offered = drafter.logits(normed).float().softmax(-1)
     chosen = target.logits(out.hidden[1:]).float().softmax(-1)[:, drafter.target_ids]
     return float(torch.minimum(offered, chosen).sum(-1).mean())

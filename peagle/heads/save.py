@@ -61,7 +61,7 @@ def save_drafter(
 
 
 def replace_folder(made: Path, folder: Path) -> None:
-    """Put `made` in the place of `folder`: a kill in between leaves the old one beside it."""
+    """Replace `folder` by `made`: a kill in between leaves the old one as .NAME-old."""
     old = folder.with_name(f".{folder.name}-old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

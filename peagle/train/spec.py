@@ -19,7 +19,7 @@ SAME_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """What head to make.
+    """Settings of a new head.
 
     Head:
     method: Drafting method to train: p-eagle or eagle3.

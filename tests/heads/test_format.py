@@ -342,8 +342,8 @@ def test_a_full_draft_vocabulary_needs_no_d2t(target: Any, tmp_path: Path) -> No
     assert loaded.target_ids.tolist() == list(range(VOCAB))
 
 
-def test_depths_are_those_that_somebody_wrote(tmp_path: Path) -> None:
-    """Of heads of others, speculators' name a number of tokens; vLLM's say nothing."""
+def test_depths_are_the_recorded_ones(tmp_path: Path) -> None:
+    """Foreign heads: speculators' record a number of tokens, vLLM's none."""
     save_drafter(make_head(head_config(depths=5)), tmp_path / "vllm", "vllm")
     save_drafter(make_head(head_config(depths=5)), tmp_path / "speculators", "speculators")
     for folder in ("vllm", "speculators"):

@@ -102,7 +102,7 @@ def test_what_a_check_finds_is_refused(target: Target, head: Path) -> None:
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_our_own_head_without_its_table(method: str, target: Target, tmp_path: Path) -> None:
-    """It said that it has one: the target's would draft, but worse, and nobody would know why."""
+    """Its config records a table: the target's would draft too, but worse, without a trace."""
     config = head_config(method, provenance=provenance_of(target))
     save_drafter(make_head(config), tmp_path / "own")
     change_tensors(tmp_path / "own", lambda tensors: tensors.pop("embed_tokens.weight"))

@@ -185,19 +185,19 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     generator = torch.Generator().manual_seed(0)
     elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
     every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-    result = trainee(sequence, said, every)
+    result = trainee(sequence, output, every)
     found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
 
-    normed = run_drafter(drafter, sequence, said.features, elements)
+    normed = run_drafter(drafter, sequence, output.features, elements)
     place = elements.anchor + elements.depth + 1
     inside = place + 1 < len(ids)
     inside &= sequence.supervised[(place + 1).clamp(max=len(ids) - 1)]
     place = place[inside]
     logits = Bigram().logits(drafter, normed[inside], ids[place])
-    wanted = target.logits(said.hidden[place])[:, drafter.target_ids].double()
+    wanted = target.logits(output.hidden[place])[:, drafter.target_ids].double()
     log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
     whole = (log_p.exp() * (log_p - log_q)).sum()
     expected = torch.autograd.grad(whole, [drafter.bigram, drafter.fc.weight])
