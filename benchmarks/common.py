@@ -15,10 +15,11 @@ from transformers.utils import logging
 from peagle.bench import run, workload
 from peagle.bench.load import Played, Sample
 from peagle.bench.native import device_name
-from peagle.catalog import find_entry, find_head
+from peagle.catalog import find_entry
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Stats
+from peagle.heads.find import find_head
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")
@@ -35,7 +36,8 @@ def options(description: str | None, output: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for method in METHODS:
-        parser.add_argument(f"--{method}", type=Path, default=find_head(TARGET, method=method),
+        head = find_head(TARGET, method=method)
+        parser.add_argument(f"--{method}", type=Path, default=head and head.folder,
                             metavar="HEAD", help=f"folder of the {method} head")  # fmt: skip
     parser.add_argument("--output", type=Path, default=RESULTS / output, help="JSON file to write")
     return parser

@@ -55,8 +55,8 @@ from peagle.cli.common import progress_bar
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
 

@@ -39,9 +39,9 @@ from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.checkpoint import read_config
-from peagle.methods.load import load_drafter
-from peagle.vllm.head import Head
+from peagle.heads.find import Head
+from peagle.heads.load import load_drafter
+from peagle.vllm.head import speculative
 from peagle.vllm.process import look
 from peagle.vllm.serve import plan
 
@@ -157,7 +157,7 @@ def in_vllm(
     python: str, target: Path, head: Path, prompts: list[list[int]], ours: list[Completion]
 ) -> dict[str, Any]:
     """vLLM's ids and acceptance beside ours, or what it says against the target or the head."""
-    drafter = Head(head, read_config(head), K)
+    drafter = Head(str(head), head, "p-eagle", K)
     _, flags = plan(look(Path(python)), drafter, AutoConfig.from_pretrained(target))
     start = {
         "model": str(target), "dtype": "float32", "max_num_seqs": 1, "max_model_len": 1024,
@@ -166,7 +166,7 @@ def in_vllm(
     }  # fmt: skip
     request = {"prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True}
     result: dict[str, Any] = {"flags": flags}
-    for method, drafts in {"none": None, "p-eagle": drafter.speculative()}.items():
+    for method, drafts in {"none": None, "p-eagle": speculative(drafter)}.items():
         peer = vllm_peer(python, int(os.environ.get("OMP_NUM_THREADS", "1")))
         try:
             said = peer.ask({**request, "start": {**start, "speculative_config": drafts}})

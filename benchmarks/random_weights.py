@@ -41,11 +41,11 @@ from peagle.engine.sampling import Choice, Sampler, greedy
 from peagle.engine.tree import Draft
 from peagle.errors import InputError, first_line
 from peagle.methods.registry import METHODS
-from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
+from peagle.train.spec import HeadSpec, drafter_config
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
 GIVEN_K = 7  # K of the given acceptance lengths

@@ -33,6 +33,11 @@ def test_a_long_value_is_shortened() -> None:
     assert len(str(InputError("is wrong", field="x", value="y" * 999))) < 90
 
 
+def test_a_path_is_not_shortened() -> None:
+    path = Path("/very/long" * 20, "head")
+    assert str(InputError("is wrong", field="x", value=path)) == f"x {path}: is wrong"
+
+
 def test_refused_compares_the_field() -> None:
     with pytest.raises(AssertionError), refused("k"):
         raise InputError("must be at least 1", field="nodes", value=0)

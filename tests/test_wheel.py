@@ -261,7 +261,7 @@ def test_without_a_compiler(installed: Installed, tiny_target: Path) -> None:
 
 
 def test_without_the_package_of_heads(without_heads: Installed) -> None:
-    remedy = "is not here: pip install 'peagle[demo]'"
+    remedy = "is not here; pip install 'peagle[demo]'"
     assert remedy in without_heads.refused("demo")
     assert remedy in without_heads.refused("generate", TARGET, *SAY, "--method", "p-eagle")
     done = without_heads.peagle("generate", TARGET, *SAY)

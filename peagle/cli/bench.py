@@ -19,6 +19,7 @@ from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
+from peagle.heads.find import Head
 from peagle.shown import mean_length, model_name
 from peagle.vllm.process import VllmFailed
 
@@ -192,11 +193,13 @@ def _show(found: dict[str, Any], output: Path) -> None:
     console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
-def _from_here(head: str | None) -> str | None:
+def _from_here(head: Head | None) -> str | None:
     """A folder below this one by its path from here: a result need not say where a clone lies."""
-    if head is None or not Path(head).is_relative_to(Path.cwd()):
-        return head
-    return str(Path(head).relative_to(Path.cwd()))
+    if head is None:
+        return None
+    if Path(head.name).is_relative_to(Path.cwd()):
+        return str(Path(head.name).relative_to(Path.cwd()))
+    return head.name
 
 
 def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:

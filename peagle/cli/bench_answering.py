@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.summary import Cell, Result
-from peagle.catalog import HEADLESS, find_head
+from peagle.catalog import HEADLESS
 from peagle.cli.common import ModelOptions, open_llm
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
+from peagle.heads.find import Head, find_head
 from peagle.model.loader import resolve_device
 
 AT_RANDOM = 16  # requests that run together, where they come at random times
@@ -38,13 +39,14 @@ class Asked:
         """The methods that need a head."""
         return {cell.drafting.method for cell in self.cells} - {*HEADLESS}
 
-    def heads(self) -> dict[str, str]:
-        """Folder or hub id of the head of every method: as named, or the catalog's."""
-        heads = dict[str, str]()
+    def heads(self) -> dict[str, Head]:
+        """The head of every method: as named, or the catalog's."""
+        heads = dict[str, Head]()
         for method in self.drafting:
             field = method.replace("-", "_")
-            place = find_head(self.target, self.named[method], method, field=field)
-            heads[method] = str(place)
+            head = find_head(self.target, self.named[method], method, field=field)
+            assert head is not None
+            heads[method] = head
         return heads
 
 
@@ -55,7 +57,7 @@ class Answering:
     device: str
     engine: str
     opened: Callable[..., AbstractAsyncContextManager[Any]]  # of a cell
-    heads: dict[str, str]  # by method
+    heads: dict[str, Head]  # by method
     close: Callable[[], None] = lambda: None
     apart: bool = False  # methods and K one after the other, instead of interleaved
 
@@ -71,17 +73,13 @@ def native(asked: Asked) -> Answering:
     """The engine in this process; all heads stay loaded."""
     from peagle.bench.native import Native, device_name
     from peagle.engine.params import SamplingParams
-    from peagle.methods.load import head_folder
 
     heads = asked.heads()
-    folders = {method: head_folder(place) for method, place in heads.items()}
     alone = replace(asked.model, method="none", device=resolve_device(asked.model.device))
     llm = open_llm(asked.target, alone)
     drafters: dict[str, Any] = dict.fromkeys(HEADLESS)
-    for method, folder in folders.items():
-        drafters[method] = llm.load_head(folder, force=asked.model.force)
-        if (found := drafters[method].config.method) != method:
-            raise InputError(f"--{method} {heads[method]}: is a {found} head")
+    for method, head in heads.items():
+        drafters[method] = llm.load_head(head.folder, force=asked.model.force)
 
     loads = count()  # each draws by seeds of its own
 
@@ -138,14 +136,14 @@ def vllm(asked: Asked, python: Path | None) -> Answering:
     return Answering(device_name(), engine, opened, heads, stack.close, apart=True)
 
 
-def _serve_options(asked: Asked, cell: Cell, head: str | None) -> list[str]:
+def _serve_options(asked: Asked, cell: Cell, head: Head | None) -> list[str]:
     """Options of `peagle serve` for a cell."""
     line = [asked.target, "--method", cell.drafting.method, "--max-batch", str(asked.most)]
     line += ["--dtype", asked.model.dtype, "--served-model-name", "bench"]
     if asked.model.force:
         line.append("--force")
     if head is not None:
-        line += ["--head", head, "--k", str(cell.drafting.size)]
+        line += ["--head", head.name, "--k", str(cell.drafting.size)]
     if asked.model.chat_template:
         line += ["--chat-template", asked.model.chat_template]
     return line

@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from peagle.catalog import find_head
 from peagle.cli.options import check_at_least
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
-from peagle.methods.load import head_folder
+from peagle.heads.find import find_head
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 from peagle.model.template import use_template
@@ -124,8 +123,7 @@ def open_llm(
 
     method = options.drafting
     check_at_least(1, k=options.k)
-    path = find_head(target, options.head, method)
-    folder = head_folder(path) if path else None  # before the target takes its time to load
+    head = find_head(target, options.head, method)  # before the target takes its time to load
     device = announced_device(options.device)
     check_quantize_device(options.quantize, device)
     logging.disable_progress_bar()
@@ -139,9 +137,7 @@ def open_llm(
             quantize=options.quantize,
         )
         use_template(llm.tokenizer, options.chat_template)
-        drafter = None if folder is None else llm.load_head(folder, force=options.force)
-    if drafter is not None and method not in (None, drafter.config.method):
-        raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
+        drafter = None if head is None else llm.load_head(head.folder, force=options.force)
     lookup = True if method == "lookup" else None
     if options.no_lookup or method == "none":
         lookup = False

@@ -10,7 +10,6 @@ from peagle.bench import summary
 from peagle.bench.native import device_name, side_by_side
 from peagle.bench.run import write_json
 from peagle.bench.workload import human_eval
-from peagle.catalog import find_head
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.engine.drafting import Drafting
@@ -18,6 +17,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder
+from peagle.heads.find import find_head
 from peagle.shown import mean_length
 
 app = App()
@@ -40,17 +40,15 @@ def demo(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    heads = dict[str, Path]()
-    for method in ("eagle3", "p-eagle"):
-        heads[method] = Path(str(find_head(TARGET, method=method)))
+    heads = [find_head(TARGET, method=method) for method in ("eagle3", "p-eagle")]
     check_folder(output.parent)
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
         how: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize, "device": "cpu"}
         llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
-        drafters = {Drafting(method, "auto", lookup=True): llm.load_head(folder)
-                    for method, folder in heads.items()}  # fmt: skip
+        drafters = {Drafting(head.method, "auto", lookup=True): llm.load_head(head.folder)
+                    for head in heads if head is not None}  # fmt: skip
     with progress_bar("prompts", "answered") as bar:
         task = bar.add_task("", total=prompts)
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))

@@ -18,7 +18,7 @@ from peagle.cli.common import (
 )
 from peagle.cli.generate import console
 from peagle.cli.options import App, with_flags
-from peagle.methods.load import head_folder
+from peagle.heads.find import head_folder
 from peagle.shown import model_name
 
 app = App()

@@ -9,9 +9,10 @@ from peagle.cli.common import ChatTemplateOption, ForceOption, HeadArgument, ope
 from peagle.cli.options import App
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.methods.checkpoint import read_config
-from peagle.methods.load import head_folder, load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.find import head_folder
+from peagle.heads.format import read_keys
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.tools.card import write_card
 
 app = App()
@@ -37,9 +38,10 @@ def export(
         raise InputError(f"--to {to!r}: choose vllm or speculators")
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not an empty folder: name a new one")
-    name = target or read_config(head_folder(head)).provenance.target
+    name = target or read_keys(head_folder(head)).trained.target
     if not name:
-        raise InputError(f"head {head} does not say what it was trained for: name it with --target")
+        why = "its config.json does not record the target it was trained for"
+        raise InputError(why, field="head", value=head, fix="name it with `target`")
     check_folder(output)
     drafter = load_drafter(head, open_target(name, chat_template), force=force)
     with writing(output):

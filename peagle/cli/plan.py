@@ -12,7 +12,7 @@ from rich.table import Table
 from peagle.cli.common import JsonOption, TargetArgument, console
 from peagle.cli.options import App, Fields, check_at_least
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
+from peagle.train.spec import HeadSpec
 
 app = App()
 

@@ -31,9 +31,8 @@ from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.files import check_folder, unusable
-from peagle.methods.load import load_drafter
-from peagle.methods.save import with_provenance
-from peagle.methods.spec import HeadSpec
+from peagle.heads.load import load_drafter
+from peagle.heads.save import with_provenance
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
@@ -42,6 +41,7 @@ from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume as continue_run
 from peagle.train.resume import start_over
+from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import Measure, States, Trainer
 from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out

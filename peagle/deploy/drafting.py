@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peagle.catalog import METHODS, Entry, PackagedGGUF, find_head, load_catalog
+from peagle.catalog import METHODS, Entry, PackagedGGUF, how_to_get, load_catalog
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, InputWarning
 
@@ -80,15 +80,15 @@ def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Draft
     head = entry.heads[asked.method]
     if isinstance(entry.target, PackagedGGUF) and asked.method == METHODS[0]:
         # The engine finds it by the target's name; an image made of the repository has it.
-        if not remote:
-            find_head(name)  # warns when it is not installed
+        if not remote and head.location is None:
+            _warn(f"the {asked.method} head of {name} is not here: {how_to_get(head)}")
         return asked
     if remote and head.hub is None:
         how = "upload it with `hf upload` and name it with `hub:` in the catalog"
         raise InputError(f"the head of {name} is the folder {head.folder}: {how}")
-    if head.place is None:
+    if head.location is None:
         raise InputError(f"the head of {name} is not here: no folder {head.folder}")
-    return Drafting(head.place, asked.method, asked.k or head.k)
+    return Drafting(head.location, asked.method, asked.k or head.k)
 
 
 def _warn(text: str) -> None:

@@ -27,9 +27,9 @@ from peagle.engine.request import Chunk, Request
 from peagle.engine.sampling import Sampler
 from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning
+from peagle.heads.load import load_drafter
 from peagle.methods.base import Method
 from peagle.methods.keys import default_k
-from peagle.methods.load import load_drafter
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target

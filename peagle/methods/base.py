@@ -1,4 +1,4 @@
-"""What a drafting method is: it builds a head, drafts with it, trains it and writes its keys.
+"""The protocol of drafting methods: build a head, draft with it, train it, write its keys.
 
 Shapes: B requests, T slots, E elements, R rows, N tokens, D drafter hidden, F·E_t target features,
 V draft vocabulary.
@@ -58,7 +58,7 @@ def advance(steps: DraftSteps, tokens: Tensor) -> DraftStates | None:
 
 class Elements(NamedTuple):
     """Training elements, sorted by depth, then anchor; both (E,) int64. Element (a, d) is the slot
-    d places after the one with token x[a+1] and feature h[a]; it predicts x[a+d+2]."""
+    d positions after the one with token x[a+1] and feature h[a]; it predicts x[a+d+2]."""
 
     anchor: Tensor
     depth: Tensor
@@ -69,7 +69,7 @@ class Elements(NamedTuple):
 
 
 class TrainingPass(NamedTuple):
-    """What a training forward reads."""
+    """The inputs of a training forward."""
 
     ids: Tensor  # (N,) tokens of the sequence
     positions: Tensor  # (N,) of each token in its document
@@ -86,7 +86,7 @@ class Method(Protocol):
     title: str
     parallel: bool  # all draft tokens come from one forward, over mask tokens
     conditional: bool  # `logits` depend on the token before; only in a parallel method
-    layers: int  # of a new head, where nobody says how many
+    layers: int  # default of a new head
 
     def build(self, config: DrafterConfig) -> Drafter:
         """A head without weights. Raises InputError for a config that is not of this method."""

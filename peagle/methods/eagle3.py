@@ -30,7 +30,8 @@ class Eagle3:
 
     def build(self, config: DrafterConfig) -> Drafter:
         if config.correction is not None:
-            raise InputError(f"a correction is of heads that draft in parallel, not of {self.name}")
+            why = f"{self.name} heads cannot have one, only parallel heads can"
+            raise InputError(why, field="correction")
         return Drafter(config)
 
     def draft(self, given: DraftPass) -> DraftSteps:
@@ -60,7 +61,7 @@ class Eagle3:
 
     def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
         """Training-time test: depth by depth, each fed the hidden state before it. The last tile of
-        a depth is filled with copies of its first element, which nobody sees."""
+        a depth is filled with copies of its first element, which no element sees."""
         elements = given.elements
         groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
         filled = [torch.cat([g, g[:1].expand(missing_rows(len(g)))]) for g in groups]

@@ -50,7 +50,7 @@ class Races:
         llm, lanes = self._llm, {"none": Lane("none", None)}
         entry = known_entry(llm.target.name)
         for method, head in (entry.heads if entry else {}).items():
-            if head.folder and head.place:
+            if head.folder and head.folder.is_dir():
                 lanes[method] = Lane(method, head.folder)
         lanes[llm.drafting.method] = Lane(llm.drafting.method, llm.drafter)
         return list(lanes.values())

@@ -19,13 +19,13 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.errors import InputError
+from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
+from peagle.heads.find import head_folder
+from peagle.heads.format import FETCH_AGAIN, read_head
+from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
 from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advance
-from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import LAYER_IDS, default_k
-from peagle.methods.layer_ids import Trial, nested_ids, try_both
-from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
-from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -119,15 +119,12 @@ def _judge(name: str, check: Callable[[], str]) -> Check:
         return Check(name, "ok", check())
     except Skipped as reason:
         return Check(name, "skipped", str(reason))
-    except Problem as error:
-        return Check(name, "wrong", error.found, error.fix)
     except InputError as error:
         return _refused(name, error)
 
 
 def _refused(name: str, error: InputError) -> Check:
-    found = str(error).removesuffix(f"; {REMEDY}")
-    return Check(name, "wrong", found, REMEDY)
+    return Check(name, "wrong", error.why, error.fix or FETCH_AGAIN)
 
 
 def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
@@ -169,7 +166,7 @@ def _ids(target: Target, prompt: str) -> list[int]:
 def _finite(drafter: Drafter) -> str:
     for name, tensor in drafter.state_dict().items():
         if not torch.isfinite(tensor).all():
-            raise Problem(f"tensor {name!r} holds NaN or infinity", REMEDY)
+            raise Problem(f"tensor {name!r} holds NaN or infinity", FETCH_AGAIN)
     count = sum(parameter.numel() for parameter in drafter.parameters())
     return f"{drafter.config.method}, layers: {len(drafter.layers)}, parameters: {count:,}"
 

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.errors import InputError, first_line
 from peagle.methods.registry import method_of
-from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
@@ -22,6 +21,7 @@ from peagle.train.cod import Elements, sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
+from peagle.train.spec import HeadSpec, drafter_config
 from peagle.train.step import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError
+from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
-from peagle.methods.save import save_drafter, with_provenance
 from peagle.model.device import free_memory, keep_freed_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from peagle.data.captured import target_hashes
-from peagle.methods.load import rebuilt
+from peagle.heads.load import rebuilt
 from peagle.methods.registry import METHODS
-from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.attention import CausalAttend
 from peagle.model.config import Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
+from peagle.train.spec import HeadSpec, drafter_config
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
 

@@ -18,10 +18,10 @@ from tiny import make_target, own_answers
 
 from peagle.data.example import Example
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume, start_over
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 

@@ -20,11 +20,11 @@ from peagle.backends.torch import TorchBackend
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
-from peagle.methods.spec import HeadSpec
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 

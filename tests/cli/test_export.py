@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import METHODS
 
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.loader import load_target
 
 ASK = ("the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
@@ -84,3 +84,7 @@ def test_head_that_does_not_name_its_target(
     (head / "config.json").write_text(json.dumps(config))
     line = refused("export", head, tmp_path / "out", "--to", "vllm")
     assert "name it with --target" in line
+    del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"], config["peagle"]
+    (head / "config.json").write_text(json.dumps(config))
+    line = refused("export", head, tmp_path / "out", "--to", "vllm")
+    assert "name it with --target" in line, "also of a head that does not name its layers"

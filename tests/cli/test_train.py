@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from peagle.cli import train
 from peagle.cli.main import app
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train import warm_start
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 
 
 @pytest.mark.parametrize("method", METHODS)

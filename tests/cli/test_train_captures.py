@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runner import SMALL, invoke, metrics
 
-from peagle.methods.checkpoint import read_config
+from peagle.heads.format import read_config
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def test_without_a_home_the_cache_has_a_place(monkeypatch: pytest.MonkeyPatch) -
     assert main.in_a_line(PermissionError(errno.EACCES, "No", "/.cache/peagle/x")).endswith(MOVES)
 
 
-@pytest.mark.parametrize("broken", ["peagle.methods.save.os.replace", "peagle.files.os.replace"])
+@pytest.mark.parametrize("broken", ["peagle.heads.save.os.replace", "peagle.files.os.replace"])
 def test_a_disk_that_gets_full_while_a_head_is_exported(
     refused, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_disk_that_gets_full_while_a_head_is_exported(
 def test_a_disk_that_gets_full_while_weights_are_exported(
     refused, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peagle.methods.save.save_torch_state_dict", full_for_safetensors)
+    monkeypatch.setattr("peagle.heads.save.save_torch_state_dict", full_for_safetensors)
     line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
     assert f"output {tmp_path / 'out'}: Error while" in line and "make room" in line
     assert list(tmp_path.iterdir()) == []

@@ -88,11 +88,10 @@ def test_the_demo_targets_heads() -> None:
         chosen(demo, method="eagle3")
 
 
-def test_a_demo_head_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_demo_head_that_is_not_installed(tmp_path: Path) -> None:
     demo = find_entry("smollm2-135m")
     head = replace(demo.heads["p-eagle"], folder=tmp_path / "gone")
     gone = replace(demo, heads={**demo.heads, "p-eagle": head})
-    monkeypatch.setattr("peagle.catalog.known_entry", lambda _: gone)
     with pytest.warns(InputWarning, match="the p-eagle head of smollm2-135m is not here"):
-        choose("smollm2-135m", demo, Drafting(), remote=False)
+        choose("smollm2-135m", gone, Drafting(), remote=False)
     assert chosen(demo) == Drafting(None, "p-eagle", None)  # an image has it

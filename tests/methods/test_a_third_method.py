@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from tiny import make_target, own_answers, random_prompts
 from torch import Tensor, nn
 from tree_reference import accepted_as_the_reference
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
-from peagle.methods.load import load_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.p_eagle import PEagle
 from peagle.methods.registry import METHODS
-from peagle.methods.save import save_drafter
-from peagle.methods.spec import HeadSpec
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -29,6 +28,7 @@ from peagle.tools.doctor import examine
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.partition import Segment
+from peagle.train.spec import HeadSpec
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
@@ -185,19 +185,19 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     generator = torch.Generator().manual_seed(0)
     elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
     every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-    result = trainee(sequence, said, every)
+    result = trainee(sequence, output, every)
     found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
 
-    normed = run_drafter(drafter, sequence, said.features, elements)
+    normed = run_drafter(drafter, sequence, output.features, elements)
     place = elements.anchor + elements.depth + 1
     inside = place + 1 < len(ids)
     inside &= sequence.supervised[(place + 1).clamp(max=len(ids) - 1)]
     place = place[inside]
     logits = Bigram().logits(drafter, normed[inside], ids[place])
-    wanted = target.logits(said.hidden[place])[:, drafter.target_ids].double()
+    wanted = target.logits(output.hidden[place])[:, drafter.target_ids].double()
     log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
     whole = (log_p.exp() * (log_p - log_q)).sum()
     expected = torch.autograd.grad(whole, [drafter.bigram, drafter.fc.weight])
@@ -209,5 +209,6 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
 def test_an_unknown_method_is_named(target: Target, trained: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(METHODS, "bigram")
-        with pytest.raises(InputError, match="'bigram': known are p-eagle, eagle3"):
+        with refused("head") as error:
             load_drafter(trained / "head", target)
+        assert "bigram" in error.value.why

@@ -9,7 +9,7 @@ from serving import Brake, Running, Serve, make_llm, start, train_head
 from tiny import METHODS, make_drafter, make_target
 
 from peagle.engine.llm import LLM
-from peagle.methods.save import save_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 
 

@@ -1,28 +1,27 @@
 """The heads in the repository beside the real demo target (downloaded on first use)."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from peagle import LLM, SamplingParams
 from peagle.bench.native import side_by_side
 from peagle.bench.summary import same
-from peagle.catalog import find_head
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.completion import Completion
 from peagle.engine.drafting import Drafting
-from peagle.methods.checkpoint import read_tensors
-from peagle.methods.layer_ids import try_both
-from peagle.methods.load import load_drafter
+from peagle.heads.find import find_head
+from peagle.heads.format import read_tensors
+from peagle.heads.load import load_drafter, try_both
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.walk import Round, Walk
 
 TARGET = "smollm2-135m"
-HEADS = {method: find_head(TARGET, method=method) for method in ("eagle3", "p-eagle")}
+FOUND = [find_head(TARGET, method=method) for method in ("eagle3", "p-eagle")]
+HEADS = {head.method: head.folder for head in FOUND if head}
 
 
 @cache
@@ -37,14 +36,14 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def test_heads_are_small_enough_for_a_clone() -> None:
-    files = [f for folder in HEADS.values() for f in Path(folder).glob("*.safetensors")]
+    files = [f for folder in HEADS.values() for f in folder.glob("*.safetensors")]
     assert sum(f.stat().st_size for f in files) <= 60_000_000
     assert max(f.stat().st_size for f in files) <= 16 * 2**20
 
 
 @pytest.mark.parametrize("method", HEADS)
 def test_head_stores_no_embedding_table_and_knows_its_target(method: str) -> None:
-    names = read_tensors(Path(HEADS[method]))
+    names = read_tensors(HEADS[method])
     assert "embed_tokens.weight" not in names
     assert ("mask_embedding" in names) == (method == "p-eagle")
     llm = LLM(target("float32"), HEADS[method])

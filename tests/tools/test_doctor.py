@@ -19,9 +19,9 @@ from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
 from peagle.engine.request import Stats
 from peagle.errors import InputError
+from peagle.heads.checks import CHECKS
+from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
-from peagle.methods.save import save_drafter
-from peagle.methods.validate import CHECKS
 from peagle.model.config import Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
@@ -75,7 +75,7 @@ def test_healthy_heads_pass(
     save_drafter(make_head(target, method, embedding), tmp_path / "head", dialect)
     checks = examine(tmp_path / "head", target)
     assert wrong(checks) == []
-    skipped = ["mask token"] * (method == "eagle3")
+    skipped = ["mask token", "mask values"] * (method == "eagle3")
     assert [check.name for check in checks if check.state == "skipped"] == skipped
     warned = [check.name for check in checks if check.state == "warning"]
     assert set(warned) <= {"acceptance"}, "these heads are not trained"
@@ -193,15 +193,15 @@ def two_layers(head: Path) -> None:
 
 
 ROW, HIDDEN = "mask_embedding", "mask_hidden"
-SAYS = "the files hold mask_embedding"
 DAMAGES: list[tuple[str, str, Damage]] = [
     ("files", "corrupt safetensors", truncated),
     ("files", "no .safetensors file", lambda head: (head / "model.safetensors").unlink()),
-    ("files", "not a JSON object", lambda head: (head / "config.json").write_text("[1")),
+    ("files", "no JSON object", lambda head: (head / "config.json").write_text("[1")),
     ("sizes", "malformed", change(vocab_size=None)),
     ("sizes", "vocab_size is 100, the target's is 128", change(vocab_size=100)),
     ("sizes", "target_hidden_size is 48", change(target_hidden_size=48)),
-    ("sizes", "draft_vocab_size is 90, lm_head has 96 rows", change(draft_vocab_size=90)),
+    ("tensors", "mismatch for d2t", change(draft_vocab_size=90)),
+    ("sizes", "draft_vocab_size is -1", change(draft_vocab_size=-1)),
     ("provenance", "trained for tiny-0: config hash 0", change(**{KNOWN + "config_hash": "0"})),
     ("provenance", "weights hash 0", change(**{KNOWN + "weights_hash": "0"})),
     ("chat template", "trained with chat template 0", change(**{KNOWN + "template_hash": "0"})),
@@ -221,39 +221,39 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("mask token", "chat template", change(ptd_token_id=2)),
     ("mask token", "mask_token_id 4, ptd_token_id 3 differ", change(mask_token_id=4)),
     ("mask token", "names no mask token", change(ptd_token_id=None)),
-    ("mask token", "mask_hidden is missing", drop(HIDDEN)),
-    ("mask token", "mask_hidden is all zeros", put(HIDDEN, torch.zeros_like)),
-    ("mask token", "row is missing", drop(ROW)),
-    ("mask token", "row holds NaN", put(ROW, lambda row: row * float("nan"))),
-    ("mask token", "row of token 9: never trained", put(ROW, lambda _: target_row(9))),
-    ("embedding", f"says 'shared', {SAYS}", change(peagle__embedding="shared")),
-    ("embedding", f"says 'full', {SAYS}", change(peagle__embedding="full")),
-    ("draft vocabulary", "not ascending at draft id 5",
+    ("tensors", "mask_hidden", drop(HIDDEN)),
+    ("mask values", "mask_hidden is all zeros", put(HIDDEN, torch.zeros_like)),
+    ("tensors", "mask_embedding", drop(ROW)),
+    ("mask values", "row holds NaN", put(ROW, lambda row: row * float("nan"))),
+    ("mask values", "row of token 9: never trained", put(ROW, lambda _: target_row(9))),
+    ("tensors", "mask_embedding", change(peagle__embedding="shared")),
+    ("tensors", "embed_tokens", change(peagle__embedding="full")),
+    ("draft vocabulary", "not ascending at draft ids [5",
      put("d2t", lambda d: d - (torch.arange(96) == 5).long())),
     ("draft vocabulary", "leads to target ids", put("d2t", lambda d: d + 1)),
-    ("draft vocabulary", "d2t is [95]", put("d2t", lambda d: d[:95])),
-    ("draft vocabulary", "d2t is missing", drop("d2t")),
+    ("tensors", "mismatch for d2t", put("d2t", lambda d: d[:95])),
+    ("tensors", "d2t", drop("d2t")),
     ("draft vocabulary", "t2d marks 95 tokens",
      put("t2d", lambda t: t & (torch.arange(128) != 50))),
-    ("tensors", "missing tensor 'norm.weight'", drop("norm.weight")),
-    ("tensors", "'layers.1.mlp.up_proj.weight' has shape",
+    ("tensors", "\"norm.weight\"", drop("norm.weight")),
+    ("tensors", "layers.1.mlp.up_proj.weight",
      put("layers.1.mlp.up_proj.weight", lambda w: w[1:])),
-    ("tensors", "unknown tensor 'extra'", tensors(lambda t: t.update(extra=torch.zeros(1)))),
+    ("tensors", "\"extra\"", tensors(lambda t: t.update(extra=torch.zeros(1)))),
     ("keys", "final_logit_softcapping 30.0: it changes what", change(final_logit_softcapping=30.0)),
     ("keys", "attn_sinks 'on'", change(eagle_config__attn_sinks="on")),
     ("keys", "use_sliding_window is true", change(use_sliding_window=True)),
     ("keys", "use_aux_hidden_state is false", change(eagle_config__use_aux_hidden_state=False)),
-    ("tensors", "missing tensor 'input_norm.weight'",
+    ("tensors", "\"input_norm.weight\"",
      change(norm_before_fc=True, eagle_config__norm_before_fc=True)),
     ("loading", "'fc.weight' holds NaN", put("fc.weight", lambda w: w / 0)),
     ("tensors", "heads have llama or qwen3 layers", change(model_type="gemma")),
 ]  # fmt: skip
 TABLES: list[tuple[str, str, Damage]] = [
-    ("mask token", "row of token 3: never trained", put(TABLE, with_mask_row)),
+    ("mask values", "row of token 3: never trained", put(TABLE, with_mask_row)),
     ("embedding", "unrelated to the target's", put(TABLE, torch.randn_like)),
     ("embedding", "unrelated to the target's", put(TABLE, lambda table: table.roll(1, 0))),
-    ("embedding", "is [127, 32], not [128, 32]", put(TABLE, lambda table: table[:-1])),
-    ("embedding", "says 'mask-row', the files hold embed_tokens",
+    ("tensors", "mismatch for embed_tokens", put(TABLE, lambda table: table[:-1])),
+    ("tensors", "mask_embedding",
      change(peagle__embedding="mask-row")),
 ]  # fmt: skip
 

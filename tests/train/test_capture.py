@@ -16,13 +16,13 @@ from peagle.data.captured import Captured, Captures
 from peagle.data.example import Example
 from peagle.data.shard import Shard
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
 from peagle.model.fingerprints import weights_hash
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.step import run_target
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance

@@ -10,16 +10,16 @@ from corrected_heads import corrected
 from tiny import make_drafter, make_target, own_answers
 
 from peagle.data.example import Example
+from peagle.heads.load import load_drafter
 from peagle.methods.base import Elements
-from peagle.methods.load import load_drafter
 from peagle.methods.registry import METHODS
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.partition import Segment
 from peagle.train.resume import resume
+from peagle.train.spec import HeadSpec
 from peagle.train.step import Sequence, Trainee, run_drafter, run_target
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction

@@ -15,7 +15,7 @@ from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.methods.load import load_drafter
+from peagle.heads.load import load_drafter
 from peagle.train.config import TrainConfig
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.step import Sequence, Trainee, run_target

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from peagle.data.example import Example
 from peagle.errors import InputError
-from peagle.methods.load import load_drafter
-from peagle.methods.spec import HeadSpec
+from peagle.heads.load import load_drafter
 from peagle.model.target import Target
 from peagle.train import state as state_module
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume, start_over
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer, rate
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter

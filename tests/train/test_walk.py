@@ -12,10 +12,10 @@ from peagle.data.example import Example
 from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.walk import HELD_OUT, Round, Walk, acceptance, hold_out, stats
 from peagle.train.warm_start import new_drafter, with_correction

@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import pytest
 
-from peagle.catalog import PARALLEL_METHODS, find_head, speculative_config
+from peagle.catalog import PARALLEL_METHODS, speculative_config
 from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.load import load_drafter, rebuilt
-from peagle.methods.save import save_drafter
+from peagle.heads.find import find_head
+from peagle.heads.load import load_drafter, rebuilt
+from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
 
@@ -82,9 +83,9 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 def shipped(llm: LLM, method: str) -> Drafter:
-    folder = find_head(TARGET, method=method)
-    assert folder is not None, f"the repository has no {method} head for {TARGET}"
-    return load_drafter(folder, llm.target)
+    head = find_head(TARGET, method=method)
+    assert head is not None, f"the repository has no {method} head for {TARGET}"
+    return load_drafter(head.folder, llm.target)
 
 
 def run_ours(

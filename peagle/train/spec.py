@@ -1,6 +1,7 @@
-"""What a head for a target looks like, before it has weights."""
+"""The description of a head to train, and its configuration for a target."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from transformers import PretrainedConfig
 
@@ -18,7 +19,7 @@ SAME_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """What head to make.
+    """Settings of a new head.
 
     Head:
     method: Drafting method to train: p-eagle or eagle3.
@@ -51,15 +52,17 @@ class HeadSpec:
         for name in ("layers", "depths", "draft_vocab"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{name} {value}: must be at least 1")
+                raise InputError("must be at least 1", field=name, value=value)
         if self.method not in METHODS:
-            raise InputError(f"method {self.method!r}: choose {' or '.join(METHODS)}")
-        if self.embedding not in (None, "full", "mask-row", "shared"):
-            raise InputError(f"embedding {self.embedding!r}: choose full, mask-row or shared")
+            fix = f"choose {' or '.join(METHODS)}"
+            raise InputError("is no method", field="method", value=self.method, fix=fix)
+        if self.embedding not in (None, *get_args(Embedding)):
+            fix = f"choose {' or '.join(get_args(Embedding))}"
+            raise InputError("is unknown", field="embedding", value=self.embedding, fix=fix)
 
 
 def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) -> DrafterConfig:
-    """Of a head for `target`, by the target's configuration alone."""
+    """The configuration of a head for `target`, from the target's configuration alone."""
     method = METHODS[spec.method]
     return DrafterConfig(
         method=method.name,

@@ -14,9 +14,9 @@ from tiny_heads import head_config, make_head, tiny_target
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.methods.checkpoint import read_tensors
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.format import read_tensors
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 
 INDEX = "model.safetensors.index.json"
 ONE, TWO, SINGLE = "a.safetensors", "b.safetensors", "model.safetensors"

@@ -1,20 +1,21 @@
 """Damaged or foreign heads: each a one-line InputError that names what is wrong."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from refusals import refused as expected
 from safetensors.torch import load_file, save_file
 from tiny_heads import HIDDEN, head_config, make_head, provenance_of, tiny_target
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from peagle.errors import InputError
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.target import Target
 
 
@@ -31,30 +32,15 @@ def head(target: Target, tmp_path: Path) -> Path:
 
 
 def refused(head: str | Path, target: Target, match: str, *, force: bool = False) -> None:
-    with pytest.raises(InputError, match=match) as error:
+    with expected("head") as error:
         load_drafter(head, target, force=force)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert re.search(match, str(error.value))
 
 
 def change_tensors(head: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(head / "model.safetensors")
     change(tensors)
     save_file(tensors, head / "model.safetensors")
-
-
-def test_unknown_path(target: Target, tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere", target, "nowhere: no such folder.*hub id")
-    refused("just-a-name", target, "just-a-name: no such folder.*hub id")
-
-
-def test_unreachable_hub_id(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: Any, revision: str | None, **__: Any) -> str:
-        raise OSError(f"no route to revision {revision}\nand more")
-
-    monkeypatch.setattr("peagle.methods.load.snapshot_download", offline)
-    refused(
-        "owner/name@v2", target, "neither a folder nor a reachable hub.*no route to revision v2"
-    )
 
 
 def test_folder_without_config(target: Target, head: Path) -> None:
@@ -65,8 +51,8 @@ def test_folder_without_config(target: Target, head: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "config.json: not a JSON object"),
-        ("[1]", "config.json: not a JSON object"),
+        ("{", "config.json is no JSON object"),
+        ("[1]", "config.json is no JSON object"),
         ('{"model_type": "mamba"}', "'mamba': heads have llama or qwen3 layers"),
         (
             '{"model_type": "llama", "eagle_aux_hidden_state_layer_ids": [1]}',
@@ -85,7 +71,10 @@ def test_unreadable_config(text: str, why: str, target: Target, head: Path) -> N
         ({"eagle_aux_hidden_state_layer_ids": [2, 1, 3]}, "strictly ascending"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 3]}, "strictly ascending"),
         ({"hidden_size": "wide"}, "config.json: .*hidden_size"),
-        ({"speculators_model_type": "medusa", "transformer_layer_config": {}}, "medusa.*expected"),
+        (
+            {"speculators_model_type": "medusa", "transformer_layer_config": {}},
+            "of medusa",
+        ),
         ({"norm_before_fc": True, "fc_norm": True, "eagle_config": {}}, "exclude each other"),
     ],
     ids=str,
@@ -108,24 +97,24 @@ def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
 def test_what_a_check_finds_is_refused(target: Target, head: Path) -> None:
     """All checks are tested in tools/test_doctor.py."""
     change_tensors(head, lambda tensors: tensors.pop("mask_hidden"))
-    refused(head, target, "head .* does not fit tiny-0: mask token: mask_hidden is missing; downl")
+    refused(head, target, "head .* does not fit tiny-0: tensors: Missing.*mask_hidden.*; downl")
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_our_own_head_without_its_table(method: str, target: Target, tmp_path: Path) -> None:
-    """It said that it has one: the target's would draft, but worse, and nobody would know why."""
+    """Its config records a table: the target's would draft too, but worse, without a trace."""
     config = head_config(method, provenance=provenance_of(target))
     save_drafter(make_head(config), tmp_path / "own")
     change_tensors(tmp_path / "own", lambda tensors: tensors.pop("embed_tokens.weight"))
-    refused(tmp_path / "own", target, "says 'full', the files hold neither table nor row")
+    refused(tmp_path / "own", target, "Missing.*embed_tokens.weight")
 
 
 def test_corrupt_safetensors(target: Target, head: Path) -> None:
     file = head / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    refused(head, target, "model.safetensors: corrupt safetensors file")
+    refused(head, target, "model.safetensors is a corrupt safetensors file")
     file.write_bytes(b"")
-    refused(head, target, "model.safetensors: corrupt safetensors file")
+    refused(head, target, "model.safetensors is a corrupt safetensors file")
 
 
 def test_pickles_are_not_loaded(target: Target, head: Path) -> None:

@@ -6,9 +6,9 @@ from families import FAMILIES, PLAIN, build
 from tiny import METHODS, features_of, make_tokenizer
 from transformers import Phi3Config
 
-from peagle.methods.spec import HeadSpec
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
+from peagle.train.spec import HeadSpec
 from peagle.train.warm_start import new_drafter
 
 

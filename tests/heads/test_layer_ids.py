@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from tiny import features_of, make_drafter, make_target, random_prompts
 
+from peagle.heads.find import find_head
+from peagle.heads.load import TEXT, load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
-from peagle.methods.layer_ids import TEXT
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine, verdict
-from peagle.vllm.head import choose
+from peagle.vllm.head import check_sizes, target_config
 
 LAYERS = 6
 IDS = [1, 2, 4]  # as the head's config.json has them
@@ -162,7 +162,8 @@ def test_vllm_alone_does_not_try(
     """It is given the head as it is: one line says how it reads the ids."""
     target.model.save_pretrained(tmp_path)
     caplog.clear()
-    head = choose(str(tmp_path), str(heads[LEAVES]), None, 3)
-    assert head is not None and head.config.feature_layers == ENTERS
+    head = find_head(str(tmp_path), str(heads[LEAVES]))
+    assert head is not None
+    check_sizes(head, target_config(str(tmp_path)))
     [record] = caplog.records
     assert "eagle_config" in record.getMessage() and "peagle doctor" in record.getMessage()

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from corrected_heads import corrected
+from refusals import refused
 from safetensors.torch import load_file, save_file
-from test_checkpoint import facts, raw_config, same_tensors
+from test_format import facts, raw_config, same_tensors
 from tiny_heads import head_config, make_head, provenance_of, tiny_target
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from peagle.errors import InputError
+from peagle.heads.format import FETCH_AGAIN
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.base import Dialect
-from peagle.methods.checkpoint import REMEDY
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
 from peagle.model.config import Embedding
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -187,9 +187,7 @@ def test_damage_is_named(  # noqa: PLR0913
     tensors = load_file(head / where / SHARD)
     damage(tensors, name, f"{name}_scale")
     save_file(tensors, head / where / SHARD)
-    with pytest.raises(InputError) as error:
+    with refused("head") as error:
         load_drafter(head, target)
-    text = str(error.value)
-    assert text.startswith(f"head {head / where}: ") and text.endswith(f"; {REMEDY}")
-    assert why.replace("NAME", name).replace("ROWS", str(rows)) in text
-    assert "\n" not in text
+    assert error.value.value == head / where and error.value.fix == FETCH_AGAIN
+    assert why.replace("NAME", name).replace("ROWS", str(rows)) in error.value.why

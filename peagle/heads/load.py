@@ -1,21 +1,30 @@
-"""Layer ids of a head that does not say how it counts them: both ways are tried.
+"""From a head on disk to a drafter for a target, and the trial of layer ids that are ambiguous.
 
 In vLLM and here id i is what enters layer i. SpecForge counts what leaves layer i, and SGLang adds
 one to the ids for that reason; their heads have them in `eagle_config` alone. So have NVIDIA's,
 which count as vLLM does. The two ways differ by one layer, and only a trial tells them apart.
 """
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from peagle.methods.checkpoint import HeadFiles
+from peagle.heads.checks import TABLE, check
+from peagle.heads.find import head_folder
+from peagle.heads.format import HeadKeys, read_head, state_dict_of
 from peagle.methods.keys import LAYER_IDS
+from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
+from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+
+log = logging.getLogger(__name__)
 
 # What the target and the head are run on: questions, an answer and code.
 TEXT = """Why is the sky blue? Explain it in a few sentences.
@@ -35,6 +44,38 @@ def sum_of_squares(numbers):
 """
 
 
+def load_drafter(name: str | Path, target: Target, *, force: bool = False) -> Drafter:
+    """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
+    in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
+    that may be counted in two ways are tried, and the log tells what was found.
+
+    Raises InputError that names the head and the first of its problems, see `checks.py`.
+    """
+    files = read_head(head_folder(name))
+    config = files.parse(len(target.layers))
+    check(files, target, name, force=force)
+    if not files.native and config.embedding == "full" and TABLE not in files.tensors:
+        config = replace(config, embedding="shared")  # as vLLM does; native heads record it
+    drafter = method_of(config).build(config)
+    drafter.load_state_dict(state_dict_of(files.tensors, config))
+    drafter = drafter.to(target.device, target.dtype).eval()
+    drafter.share_embedding(target.embedding)
+    if ids := nested_ids(files):
+        layers, found = try_both(drafter, target, ids)
+        drafter.config = replace(config, feature_layers=layers)
+        log.warning("head %s: layers %s: %s", name, list(layers), found)
+    return drafter
+
+
+def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
+    """The same weights in a head of another config, which may ask for more of them or fewer."""
+    made = method_of(config).build(config).to(drafter.norm.weight)
+    made.load_state_dict(drafter.state_dict(), strict=False)
+    if drafter.shared_embedding is not None:
+        made.share_embedding(drafter.shared_embedding)
+    return made
+
+
 class Trial(NamedTuple):
     """The layers that a head reads, in vLLM's way of counting, and what was found."""
 
@@ -42,12 +83,12 @@ class Trial(NamedTuple):
     found: str
 
 
-def nested_ids(files: HeadFiles) -> list[int]:
+def nested_ids(keys: HeadKeys) -> list[int]:
     """The layer ids of a head that may be counted either way: they are in eagle_config alone, and
     nothing in config.json tells whose they are. Empty for any other head."""
-    if files.ours or files.speculators or files.raw.get(LAYER_IDS):
+    if keys.native or keys.speculators or keys.raw.get(LAYER_IDS):
         return []
-    return list((files.raw.get("eagle_config") or {}).get(LAYER_IDS) or [])
+    return list(keys.eagle.get(LAYER_IDS) or [])
 
 
 def try_both(drafter: Drafter, target: Target, ids: Sequence[int]) -> Trial:
@@ -65,12 +106,12 @@ def try_both(drafter: Drafter, target: Target, ids: Sequence[int]) -> Trial:
 
 @torch.no_grad()
 def _accepted(drafter: Drafter, target: Target, layers: tuple[int, ...]) -> float:
-    """Expected share of accepted first draft tokens, over all places of TEXT."""
+    """Expected share of accepted first draft tokens, over all positions of TEXT."""
     tokens = _tokens(target)
-    places = torch.arange(len(tokens), device=tokens.device)
-    out = target.forward(tokens, places, CausalAttend(), layers)
+    positions = torch.arange(len(tokens), device=tokens.device)
+    out = target.forward(tokens, positions, CausalAttend(), layers)
     features = drafter.project(out.features[:-1])
-    normed = drafter(tokens[1:], features, places[:-1], CausalAttend()).normed
+    normed = drafter(tokens[1:], features, positions[:-1], CausalAttend()).normed
     offered = drafter.logits(normed).float().softmax(-1)
     chosen = target.logits(out.hidden[1:]).float().softmax(-1)[:, drafter.target_ids]
     return float(torch.minimum(offered, chosen).sum(-1).mean())

@@ -1,19 +1,21 @@
-"""Writing heads, in the dialects that `checkpoint.py` describes."""
+"""Writing heads, in the dialects that `format.py` describes."""
 
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file
 from torch import Tensor
 
+from peagle.heads.correction import CORRECTION, PREFIX, digest
 from peagle.methods.base import Dialect
-from peagle.methods.correction import PREFIX, write_correction
 from peagle.methods.keys import FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
@@ -40,15 +42,15 @@ def save_drafter(
     dtype = dtype or drafter.norm.weight.dtype
     assert dialect == "native" or dtype != torch.int8, "int8 is for the native dialect only"
     tensors = _as_stored(_tensors_to_write(drafter, dialect), dtype)
-    raw = config_to_json(config, dialect, str(dtype).removeprefix("torch."))
+    raw = _keys(config, dialect, str(dtype).removeprefix("torch."))
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         head = {name: t for name, t in tensors.items() if not name.startswith(PREFIX)}
         save_torch_state_dict(head, made, max_shard_size=SHARD_SIZES[dialect])
         if config.correction is not None:
-            write_correction(made, config, tensors)
-        (made / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
+            _write_correction(made, config, tensors)
+        _write_json(made, raw)
         if (folder / "README.md").is_file():  # a model card written by hand stays
             shutil.copy2(folder / "README.md", made)
         for file in (made, *made.rglob("*")):  # safetensors and mkdtemp are private by default
@@ -59,13 +61,34 @@ def save_drafter(
 
 
 def replace_folder(made: Path, folder: Path) -> None:
-    """Put `made` in the place of `folder`: a kill in between leaves the old one beside it."""
+    """Replace `folder` by `made`: a kill in between leaves the old one as .NAME-old."""
     old = folder.with_name(f".{folder.name}-old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         os.replace(folder, old)
     os.replace(made, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_correction(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write the correction's tensors among a drafter's `tensors` into the head's folder."""
+    chosen = {name.removeprefix(PREFIX): t for name, t in tensors.items() if PREFIX in name}
+    assert config.correction is not None
+    keys = {
+        **asdict(config.correction),
+        "depths": config.depths,
+        "dtype": str(chosen["token.weight"].dtype).removeprefix("torch."),
+        "head": digest(tensors),
+    }
+    made = folder / CORRECTION
+    made.mkdir()
+    save_file(chosen, made / "model.safetensors", {"format": "pt"})
+    _write_json(made, keys)
+
+
+def _write_json(folder: Path, keys: dict[str, Any]) -> None:
+    """Write config.json."""
+    (folder / "config.json").write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n")
 
 
 def _tensors_to_write(drafter: Drafter, dialect: Dialect) -> dict[str, Tensor]:
@@ -95,7 +118,7 @@ def _as_stored(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
     return stored
 
 
-def config_to_json(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
+def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
     """config.json of a head. Raises InputError where a dialect would be misread by vLLM."""
     named = method_of(config).export(config, dialect)
     exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"
