@@ -1,4 +1,4 @@
-"""What /metrics says: by vLLM's names with vLLM's meanings, and by names of our own beside them."""
+"""Metrics at /metrics: vLLM's names with vLLM's meanings, and further ones of this project."""
 
 import time
 from dataclasses import dataclass, field
@@ -42,14 +42,14 @@ HISTOGRAMS = {
 
 
 @dataclass(slots=True, eq=False)
-class Track:
-    """A request, and what of it has been counted."""
+class RequestMetrics:
+    """A request, and the part of its numbers that has been counted."""
 
     request: Request
     arrived: float
     cached: int | None = None  # prompt tokens found in the cache, once it was admitted
     tokens: int = 0
-    first: float = 0.0  # times of its first and last tokens
+    first: float = 0.0  # times of its first and last token
     last: float = 0.0
     preempted: int = 0
     stats: Stats = field(default_factory=Stats)
@@ -60,7 +60,7 @@ class Track:
 
 
 class Metrics:
-    """A registry of its own, so that several servers may live in one process."""
+    """The metrics of one server, in a registry of its own."""
 
     def __init__(self, engine: Engine, model: str) -> None:
         self.model = model
@@ -96,8 +96,8 @@ class Metrics:
             accepted.labels(model, position)
         self._accepted = accepted
 
-    def observe(self, track: Track) -> None:
-        """Count what a round did for a request."""
+    def observe(self, track: RequestMetrics) -> None:
+        """Count the progress of a request in a round."""
         request, now = track.request, time.monotonic()
         admitted = request.num_computed_tokens or request.output or request.finish_reason == "error"
         if track.cached is None and admitted:
@@ -117,7 +117,7 @@ class Metrics:
                 seconds = (track.last - track.first) / (track.tokens - 1)
                 self._histograms["request_time_per_output_token"].observe(seconds)
 
-    def _tokens(self, track: Track, new: int, now: float) -> None:
+    def _tokens(self, track: RequestMetrics, new: int, now: float) -> None:
         self._counters["generation_tokens"].inc(new)
         if track.tokens:
             self._histograms["inter_token_latency"].observe(now - track.last)
@@ -128,7 +128,7 @@ class Metrics:
         track.tokens += new
         track.last = now
 
-    def _drafting(self, track: Track) -> None:
+    def _drafting(self, track: RequestMetrics) -> None:
         stats, before = track.request.stats, track.stats
         if stats.forwards == before.forwards:
             return
@@ -142,7 +142,7 @@ class Metrics:
 
 
 def _counts(stats: Stats) -> dict[str, int]:
-    """The counters that follow from a request's statistics."""
+    """Counters from a request's statistics."""
     return {
         "spec_decode_num_drafts": stats.rounds,
         "spec_decode_num_draft_tokens": stats.drafted,

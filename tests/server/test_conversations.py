@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from refusals import refused
 from serving import MODEL, Running, Serve, start
 from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
@@ -13,8 +14,8 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
-from peagle.server.tools import MAX_CALLS, ParsedAnswer, ResponseParser, call_grammar
+from peagle.server.parsing import ParsedAnswer, ResponseParser
+from peagle.server.prompts import MAX_CALLS, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -144,7 +145,7 @@ def test_a_schema_of_a_tool_that_is_none(serve: Serve) -> None:
     running = serve()
     running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
     tools, client = [lie({"type": "nothing"})], running.client()
-    with pytest.raises(openai.BadRequestError, match="tools: grammar") as told:
+    with pytest.raises(openai.BadRequestError) as told:
         client.chat.completions.create(
             model=MODEL, messages=ASKED, tools=tools, tool_choice="required"
         )
@@ -160,14 +161,14 @@ def test_how_calls_are_written() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
     grammar = call_grammar(tokenizer, [TOOL], several=True)
     assert 'start: call ("\\n" call){0,7}\ncall: <[3]> (call0) "[END]"\n' in grammar
-    with pytest.raises(InputError, match="tools: the parameters of sit are .no., give a JSON sch"):
+    with refused("tools"):
         call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
     template["fields"]["tool_calls"]["content"] = "xml-inline"
-    with pytest.raises(InputError, match="tool_choice: how this target writes"):
+    with refused("tool_choice"):
         call_grammar(tokenizer, [TOOL], several=True)
     tokenizer.response_template = None
     tokenizer.chat_template = CHATML + "<tool_call><function="
-    with pytest.raises(InputError, match="tool_choice: how this target writes"):
+    with refused("tool_choice"):
         call_grammar(tokenizer, [TOOL], several=True)
 
 
@@ -203,7 +204,7 @@ def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
     running.api.llm.tokenizer.chat_template = CHATML.replace("{% for m in messages %}", loop)
     client: Any = running.client()
     result = {"role": "tool", "content": "mat", "tool_call_id": "c1"}
-    with pytest.raises(openai.BadRequestError, match="role 'tool'") as told:
+    with pytest.raises(openai.BadRequestError) as told:
         client.chat.completions.create(model=MODEL, messages=[*ASKED, result], max_tokens=2)
     assert told.value.param == "messages[2]"
     counts = []
@@ -226,7 +227,7 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
     assert own.push("<tool_") == ""
     assert own.push("kit>") == "<tool_kit>"
     own.push(CALL + CALL)
-    assert [call["function"]["name"] for call in own.finish([], []).calls] == ["sit", "sit"]
+    assert [call.function.name for call in own.finish([], []).calls] == ["sit", "sit"]
     own.push(CALL[:-20])
     assert len(own.finish([], []).calls) == 2, "one that was cut costs no others"
 
@@ -267,7 +268,7 @@ def test_a_tokenizer_that_parses() -> None:
         return own.finish(tokenizer(opening)["input_ids"], ids)
 
     text, calls, _ = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
-    assert (text, [call["function"]["name"] for call in calls]) == ("ok", ["sit"])
+    assert (text, [call.function.name for call in calls]) == ("ok", ["sit"])
     assert said('ok[CALL]{"name": "s') == ParsedAnswer('ok[CALL]{"name": "s', [])
 
 

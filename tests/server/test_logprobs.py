@@ -14,7 +14,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams, TokenLogprob
 from peagle.engine.text import TextStream
 from peagle.model.target import Target
-from peagle.server.forms import ChatForm, TextForm
+from peagle.server.answers import ChatBuilder, TextBuilder
 from peagle.server.logprobs import by_id
 
 SPECIAL = ["<eos>", "<|im_end|>"]
@@ -77,13 +77,13 @@ def rounds(
 
 def chat(tokenizer: Any, parts: list[tuple[list[TokenLogprob], str]], stream: bool) -> list[Any]:
     """Entries of /v1/chat/completions."""
-    form = ChatForm(tokenizer, most_calls=0)
+    form = ChatBuilder(tokenizer, max_calls=0)
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text), text, logprobs)["logprobs"]["content"]
+        return form.whole(request(text), text, logprobs).model_dump()["logprobs"]["content"]
     found = list[Any]()
     for number, (logprobs, text) in enumerate(parts, start=1):
-        part = form.part(request(), text, logprobs, ended=number == len(parts))
+        part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
         found += (part["logprobs"] or {"content": []})["content"]
     return found
 
@@ -193,13 +193,13 @@ def test_whatever_a_target_says(make: Callable[[], Any], stop: tuple[str, ...], 
 
 def text_logprobs(tokenizer: Any, parts: list[Any], stream: bool) -> dict[str, list[Any]]:
     """Lists of /v1/completions."""
-    form = TextForm(tokenizer)
+    form = TextBuilder(tokenizer)
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text), text, logprobs)["logprobs"]
+        return form.whole(request(text), text, logprobs).model_dump()["logprobs"]
     found: dict[str, list[Any]] = {}
     for number, (logprobs, text) in enumerate(parts, start=1):
-        part = form.part(request(), text, logprobs, ended=number == len(parts))
+        part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
         for name, values in (part["logprobs"] or {}).items():
             found.setdefault(name, []).extend(values)
     return found

@@ -14,7 +14,7 @@ from tiny import make_target
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
-from peagle.server import race as races
+from peagle.server import console as races
 
 RACE = {"messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 24}
 
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_it(drafter: Drafter) -> None:
     engine, before = running.api.llm.engine, read(running)
     state = target.config._experts_implementation, target.config._attn_implementation
     assert race(running)[-1]["identical"]
-    assert running.api.llm.engine is engine is running.api.worker.engine
+    assert running.api.llm.engine is engine is running.api.worker.llm.engine
     assert read(running) == before and all_free(running)
     again = client.completions.create(**asked)
     assert again.choices[0].text == before_text
@@ -174,7 +174,7 @@ def test_waiting_for_it_has_an_end(serve: Serve, brake: Brake) -> None:
         assert "lanes" in next(lines)
         late = running.http().post("/v1/completions", json={"prompt": "a"})
     assert (late.status_code, late.headers["retry-after"]) == (503, "1")
-    assert "not begun in time, which is 0.1 seconds" in late.json()["error"]["message"]
+    assert "not begun in time, 0.1 seconds" in late.json()["error"]["message"]
     brake.go.set()
     until(lambda: all_free(running))
 

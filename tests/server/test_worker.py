@@ -11,7 +11,7 @@ from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
-from peagle.server import limits
+from peagle.server import middleware
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
 LONG["extra_body"] = {"ignore_eos": True}
@@ -76,7 +76,7 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
     # The first is before its first round, the other one behind it, and both their ends are asked
     # for; where the other one's coming still waits to be heard, it is asked for, too.
     worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
-    until(lambda: worker._asked.qsize() + len(scheduler.waiting) == 4)
+    until(lambda: worker.thread._posted.qsize() + len(scheduler.waiting) == 4)
     brake.go.set()
     for thread in threads:
         thread.join(30)
@@ -84,12 +84,12 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
     assert told[0].json()["choices"][0]["finish_reason"] == "length"
     assert 0 < told[0].json()["usage"]["completion_tokens"] <= 4
     assert (told[1].status_code, told[1].headers["retry-after"]) == (503, "1")
-    assert "not begun in time, which is 0.05 seconds" in told[1].json()["error"]["message"]
+    assert "not begun in time, 0.05 seconds" in told[1].json()["error"]["message"]
     until(lambda: all_free(running))
 
 
 def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
     host, port = running.url.removeprefix("http://").split(":")
     head = f"POST /tokenize HTTP/1.1\r\nhost: {host}\r\ncontent-length: 20\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=30) as http:
