@@ -18,27 +18,15 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 from transformers import PreTrainedTokenizerBase
 
-from peagle.engine.grammar import TOO_COMPLEX
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
 from peagle.model.thoughts import THINKING, answer_template
+from peagle.server import responses
 from peagle.server.engine_thread import Event, Job, Update
 from peagle.server.errors import ApiError
 from peagle.server.logprobs import AnswerLogprobs, of_chat, of_text
 from peagle.server.parsing import ParsedAnswer, ResponseParser, ThoughtParser
-from peagle.server.responses import (
-    AnswerDetails,
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatPart,
-    Completion,
-    Delta,
-    Message,
-    PromptDetails,
-    TextChoice,
-    Usage,
-)
+from peagle.server.responses import ChatChoice, ChatPart, Delta, Message, TextChoice, Usage
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import Worker
 
@@ -48,7 +36,7 @@ Logprobs = list[TokenLogprob] | None
 class TextBuilder:
     """Builds the choices of /v1/completions."""
 
-    response = chunk = Completion
+    response = chunk = responses.Completion
     prefix = "cmpl"  # of ids
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -59,15 +47,12 @@ class TextBuilder:
 
     def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> TextChoice:
         """A streamed choice; its text may be empty at the end."""
-        tokens = None
+        reason: Any = request.finish_reason if ended else None
+        choice = TextChoice(index=request.index, text=text, finish_reason=reason)
         if logprobs is not None:
             tokens = self._logprobs[request.index].push(logprobs, text, ended)
-        return TextChoice(
-            index=request.index,
-            text=text,
-            logprobs=of_text(tokens) if tokens else None,
-            finish_reason=request.finish_reason if ended else None,  # type: ignore[arg-type]
-        )
+            choice.logprobs = of_text(tokens) if tokens else None
+        return choice
 
     def whole(self, request: Request, text: str, logprobs: Logprobs) -> TextChoice:
         """The only part."""
@@ -78,8 +63,8 @@ class ChatBuilder:
     """Builds the choices of /v1/chat/completions with up to `max_calls` tool calls; None: any
     number, 0: no tools were offered. Text that a response template parses comes at the end."""
 
-    response = ChatCompletion
-    chunk = ChatChunk
+    response = responses.ChatCompletion
+    chunk = responses.ChatChunk
     prefix = "chatcmpl"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_calls: int | None) -> None:
@@ -98,37 +83,32 @@ class ChatBuilder:
 
     def opening(self, index: int) -> ChatPart:
         """The role."""
-        return ChatPart(index=index, delta=Delta(role="assistant", content=""), finish_reason=None)
+        return ChatPart(index=index, delta=Delta(role="assistant", content=""))
 
     def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> ChatPart:
         """A streamed choice; tool calls come whole, at the end."""
-        answer = self._parse(request, text, ended)
+        text_part, calls, reasoning = self._parse(request, text, ended)
+        for i, call in enumerate(calls):
+            call.index = i
+        delta = Delta(content=text_part or None, reasoning=reasoning, tool_calls=calls)
         reason: Any = request.finish_reason if ended else None
-        if answer.calls:
+        if calls:
             reason = "tool_calls"
-            for i, call in enumerate(answer.calls):
-                call.index = i
-        tokens = None
+        choice = ChatPart(index=request.index, delta=delta, finish_reason=reason)
         if logprobs is not None:
             tokens = self._logprobs[request.index].push(logprobs, text, ended)
-        delta = Delta(
-            content=answer.text or None, reasoning=answer.reasoning, tool_calls=answer.calls
-        )
-        shown = of_chat(tokens) if tokens else None
-        return ChatPart(index=request.index, delta=delta, logprobs=shown, finish_reason=reason)
+            choice.logprobs = of_chat(tokens) if tokens else None
+        return choice
 
     def whole(self, request: Request, text: str, logprobs: Logprobs) -> ChatChoice:
         """The only part, as a message; its tool calls have no index."""
         part = self.part(request, text, logprobs, ended=True)
-        delta = part.delta
-        content = delta.content or ""
-        for call in delta.tool_calls:
+        calls = part.delta.tool_calls
+        for call in calls:
             call.index = None
-        message = Message(
-            content=(content.strip() or None) if delta.tool_calls else content,
-            reasoning=delta.reasoning,
-            tool_calls=delta.tool_calls,
-        )
+        content = part.delta.content or ""
+        shown = content.strip() or None if calls else content
+        message = Message(content=shown, reasoning=part.delta.reasoning, tool_calls=calls)
         return ChatChoice(
             index=part.index,
             message=message,
@@ -218,7 +198,7 @@ async def _updates(
     try:
         async for update in job.updates():
             if update.ended and update.request.failure is not None:
-                raise _failed(update.request.failure, worker, form_field)
+                raise _failed(update.request, worker.too_late, form_field)
             yield update
     finally:
         watch.cancel()
@@ -237,11 +217,12 @@ async def _cancel_if_left(http: HttpRequest, worker: Worker, job: Job) -> None:
     worker.cancel(job)
 
 
-def _failed(why: str, worker: Worker, form_field: str) -> ApiError:
+def _failed(request: Request, too_late: str, form_field: str) -> ApiError:
     """The error of a request that could not go on."""
-    if why == worker.too_late:
+    why = request.failure or "it failed"
+    if why == too_late:
         return ApiError(503, why, headers={"retry-after": "1"})
-    if TOO_COMPLEX in why:
+    if request.grammar_failed:
         return ApiError(400, f"{form_field}: {why}; make it simpler", param=form_field)
     return ApiError(500, why)
 
@@ -277,8 +258,8 @@ def usage(job: Job) -> Usage:
         prompt_tokens=prompt,
         completion_tokens=output,
         total_tokens=prompt + output,
-        prompt_tokens_details=PromptDetails(cached_tokens=cached),
-        completion_tokens_details=AnswerDetails(
+        prompt_tokens_details=responses.PromptDetails(cached_tokens=cached),
+        completion_tokens_details=responses.AnswerDetails(
             accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
         ),
     )
