@@ -11,7 +11,7 @@ from fastapi import Body, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -21,30 +21,12 @@ from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError
-from peagle.server import responses
+from peagle.server import middleware, responses, schema
 from peagle.server.answers import Builder, ChatBuilder, TextBuilder, answer
 from peagle.server.console import Console
 from peagle.server.errors import ApiError, respond
 from peagle.server.metrics import Metrics
-from peagle.server.middleware import (
-    OPEN,
-    Auth,
-    Limits,
-    Pages,
-    Route,
-    body_limit,
-    check_host_header,
-    check_key,
-)
 from peagle.server.prompts import call_grammar, conversation_ids
-from peagle.server.schema import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Generation,
-    StructuredOutputs,
-    TokenizeBody,
-)
 from peagle.server.worker import Worker
 
 # The handler of /invocations chooses the model of its body.
@@ -86,7 +68,7 @@ class Api:
         self._check_model(name)
         return responses.Model(id=self.model, created=self.created, max_model_len=self.context)
 
-    async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
+    async def completions(self, body: schema.CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
         prompts = body.prompts()
 
@@ -96,13 +78,13 @@ class Api:
         builder = TextBuilder(self.llm.tokenizer)
         return await self._generate(http, body, builder, len(prompts), token_ids)
 
-    async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
+    async def chat(self, body: schema.ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
         tools = body.offered()
         if forced := body.forced():
             several = body.parallel_tool_calls and body.tool_choice == "required"
             grammar = call_grammar(self.llm.tokenizer, forced, several)
-            body.structured_outputs = StructuredOutputs(grammar=grammar)
+            body.structured_outputs = schema.StructuredOutputs(grammar=grammar)
         max_calls = None if body.parallel_tool_calls else 1
         builder = ChatBuilder(self.llm.tokenizer, max_calls if tools else 0)
 
@@ -116,7 +98,7 @@ class Api:
     async def _generate(
         self,
         http: HttpRequest,
-        body: Generation,
+        body: schema.Generation,
         builder: Builder,
         count: int,
         token_ids: Callable[[], list[list[int]]],
@@ -140,10 +122,10 @@ class Api:
     ) -> Response:
         """SageMaker's one route for both bodies."""
         if "messages" in body:
-            return await self.chat(ChatBody.model_validate(body), http)
-        return await self.completions(CompletionBody.model_validate(body), http)
+            return await self.chat(schema.ChatBody.model_validate(body), http)
+        return await self.completions(schema.CompletionBody.model_validate(body), http)
 
-    async def tokenize(self, body: TokenizeBody) -> responses.Tokens:
+    async def tokenize(self, body: schema.TokenizeBody) -> responses.Tokens:
         """Ids of a text, or of a conversation up to the beginning of its answer."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -152,7 +134,7 @@ class Api:
             ids = await self.worker.tokenise(partial(self._token_ids, body))
         return responses.Tokens(count=len(ids), max_model_len=self.context, tokens=ids)
 
-    def _token_ids(self, body: TokenizeBody) -> list[int]:
+    def _token_ids(self, body: schema.TokenizeBody) -> list[int]:
         if body.messages is not None:
             return conversation_ids(self.llm, body.messages, [], {})
         assert body.prompt is not None
@@ -160,7 +142,7 @@ class Api:
         how = {"add_special_tokens": body.add_special_tokens}
         return self.llm.tokenizer(body.prompt, **how)["input_ids"]
 
-    def detokenize(self, body: DetokenizeBody) -> responses.Text:
+    def detokenize(self, body: schema.DetokenizeBody) -> responses.Text:
         """The text of ids, special tokens included."""
         self._check_model(body.model)
         max_id = len(self.llm.target.embedding) - 1
@@ -169,15 +151,12 @@ class Api:
             raise InputError(why, field="tokens", value=max(body.tokens), fix="leave others out")
         return responses.Text(prompt=self.llm.tokenizer.decode(body.tokens))
 
-    async def health(self) -> JSONResponse:
+    async def health(self, response: Response) -> responses.Health:
         """Whether requests are taken."""
-        worker = self.worker
-        status = "ok"
-        if worker.draining:
-            status = "draining"
-        if worker.failed:
-            status = "failed"
-        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+        state = self.worker.state
+        if state != "ok":
+            response.status_code = 503
+        return responses.Health(status=state)
 
     async def metrics_text(self) -> Response:
         """Metrics in Prometheus' text format."""
@@ -219,7 +198,7 @@ def create_app(api: Api) -> FastAPI:
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
     app.get("/metrics", responses=responses.PLAIN_TEXT)(api.metrics_text)
-    for path in OPEN:
+    for path in middleware.OPEN:
         app.get(path, responses=responses.HEALTH, openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
@@ -228,10 +207,11 @@ def create_app(api: Api) -> FastAPI:
     # The last one is the outermost.
     if key is not None:
         responses.document_key(app)
-        app.add_middleware(Auth, check=partial(check_key, key))
-    app.add_middleware(Limits, max_bytes=body_limit(api.context))
-    app.add_middleware(Route)
-    app.add_middleware(Pages)
+        app.add_middleware(middleware.Auth, check=partial(middleware.check_key, key))
+    app.add_middleware(middleware.Limits, max_bytes=middleware.body_limit(api.context))
+    app.add_middleware(middleware.Route)
+    app.add_middleware(middleware.Pages)
     if key is None:
-        app.add_middleware(Auth, check=partial(check_host_header, api.config.allowed_hosts))
+        check = partial(middleware.check_host_header, api.config.allowed_hosts)
+        app.add_middleware(middleware.Auth, check=check)
     return app

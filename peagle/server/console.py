@@ -28,9 +28,8 @@ from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.server.answers import stream
-from peagle.server.engine_thread import Event
+from peagle.server.engine_thread import Event, pieces
 from peagle.server.prompts import conversation_ids
-from peagle.server.responses import pieces
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
 

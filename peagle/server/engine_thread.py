@@ -20,7 +20,7 @@ from peagle.engine.request import Chunk, Request
 from peagle.errors import InputError
 from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, RequestMetrics
-from peagle.server.responses import Drafts, pieces
+from peagle.server.responses import Drafts, Piece
 
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
@@ -206,6 +206,11 @@ class EngineThread:
 def _deliver(updates: list[tuple[Job, Update]]) -> None:
     for job, update in updates:
         job.receive(update)
+
+
+def pieces(chunks: list[Chunk]) -> list[Piece]:
+    """The text of chunks, with its depth in the draft and its source."""
+    return [Piece(text=one.text, place=one.place, source=one.source) for one in chunks]
 
 
 def _drafts(request: Request, chunks: list[Chunk]) -> Drafts:

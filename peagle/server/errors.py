@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from peagle.errors import InputError, shortened
+from peagle.server.responses import Error, ErrorDetail
 
 KINDS = {
     401: "authentication_error",
@@ -39,8 +40,8 @@ class ApiError(HTTPException):
     def body(self) -> dict[str, Any]:
         """The JSON object of the response."""
         kind = KINDS.get(self.status_code, "invalid_request_error")
-        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
+        return Error(error=detail).model_dump()
 
     def response(self) -> JSONResponse:
         """The whole response."""

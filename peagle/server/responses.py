@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from peagle.engine.request import Chunk
-
 ABOUT = (
     "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
     "is null counts as left out. An unlisted field is ignored, or refused where it would change "
@@ -119,13 +117,13 @@ class ChatLogprobs(Answer):
 
 class Choice(Answer):
     index: int
-    finish_reason: Literal["stop", "length", "abort", "tool_calls"] | None
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"] | None = None
     peagle_drafts: Annotated[Drafts | None, LeftOut] = None
 
 
 class TextChoice(Choice):
     text: str
-    logprobs: TextLogprobs | None
+    logprobs: TextLogprobs | None = None
 
 
 class Function(Answer):
@@ -221,8 +219,3 @@ def document_key(app: FastAPI) -> None:
     document = app.openapi()
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
-
-
-def pieces(chunks: list[Chunk]) -> list[Piece]:
-    """The text of chunks, with its depth in the draft and its source."""
-    return [Piece(text=one.text, place=one.place, source=one.source) for one in chunks]

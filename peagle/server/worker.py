@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -50,6 +50,13 @@ class Worker:
     def failed(self) -> bool:
         """Whether the engine has failed."""
         return self.thread.failed
+
+    @property
+    def state(self) -> Literal["ok", "draining", "failed"]:
+        """Whether requests are taken."""
+        if self.failed:
+            return "failed"
+        return "draining" if self.draining else "ok"
 
     @property
     def open(self) -> int:
