@@ -44,13 +44,20 @@ class RaceBody(Body):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 96
 
 
+class Lane(NamedTuple):
+    """One way to decode; `head` is the served one, a folder, or None without a head."""
+
+    method: str
+    head: Drafter | Path | None
+
+
 class Console:
-    """Routes that only the page uses."""
+    """Routes that only the page uses, and the races of one server."""
 
     def __init__(self, llm: LLM, worker: Worker) -> None:
         self._llm = llm
         self._worker = worker
-        self._races = Races(llm)
+        self._load = cache(llm.load_head)  # heads that are not served, for their first race
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes to an app, undocumented: they may change."""
@@ -78,23 +85,8 @@ class Console:
         make_ids = partial(conversation_ids, self._llm, body.messages, [], {})
         with body.refusals():
             ids = await self._worker.tokenise(make_ids)
-        steps = self._races.steps(ids, body.max_tokens)
+        steps = self.steps(ids, body.max_tokens)
         return stream(self._worker.run_exclusively(steps))
-
-
-class Lane(NamedTuple):
-    """One way to decode; `head` is the served one, a folder, or None without a head."""
-
-    method: str
-    head: Drafter | Path | None
-
-
-class Races:
-    """The races of one server; heads that are not served are loaded for their first race."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self._load = cache(llm.load_head)
 
     def lanes(self) -> list[Lane]:
         """The target alone, then the heads in the catalog's order: those in folders of this

@@ -15,6 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -191,7 +192,11 @@ class Limits:
             if whole:  # the next message tells that the client leaves
                 return await receive()
             if size <= self._max_bytes:
-                message = await _receive_until(receive, until)
+                try:
+                    message = await asyncio.wait_for(receive(), until - time.monotonic())
+                except TimeoutError as error:
+                    why = f"the body has not come within {BODY_SECONDS} seconds: send it again"
+                    raise ApiError(408, why, headers=CLOSE) from error
                 seen += len(message.get("body", b""))
                 whole = not message.get("more_body", False)
             if max(size, seen) > self._max_bytes:
@@ -202,27 +207,14 @@ class Limits:
         return received
 
 
-async def _receive_until(receive: Receive, until: float) -> Message:
-    try:
-        return await asyncio.wait_for(receive(), until - time.monotonic())
-    except TimeoutError as error:
-        why = f"the body has not come within {BODY_SECONDS} seconds: send it again"
-        raise ApiError(408, why, headers=CLOSE) from error
-
-
 async def _drain(receive: Receive) -> None:
     """Read and drop the rest of a body: a connection that is closed while the client still sends
     loses the response, too."""
-    seen = 0
-    until = time.monotonic() + DRAIN_SECONDS
-    try:
-        while seen < DRAIN_BYTES:
-            message = await asyncio.wait_for(receive(), until - time.monotonic())
-            if not message.get("more_body"):
-                return
-            seen += len(message["body"])
-    except TimeoutError:
-        return
+    left = DRAIN_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while left > 0 and (message := await receive()).get("more_body"):
+                left -= len(message["body"])
 
 
 def _response(file: Path) -> Response:

@@ -126,7 +126,7 @@ def test_drawn(victim: Victim, count: Any) -> None:
 def test_many_prompts(victim: Victim, count: Any) -> None:
     """More than there is room for are refused before any of them is tokenised."""
     answer = victim.http.post("/v1/completions", json={"prompt": ["the cat"] * 100_000})
-    assert answer.status_code == 400 and "100000 items" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
     answer = victim.http.post("/v1/completions", json={"prompt": ["the cat"] * 10_000})
     assert (
         answer.status_code == 400 and "10000 answers at once" in answer.json()["error"]["message"]

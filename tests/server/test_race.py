@@ -14,7 +14,7 @@ from tiny import make_target
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
-from peagle.server import console as races
+from peagle.server import console
 
 RACE = {"messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 24}
 
@@ -67,7 +67,7 @@ def test_lanes_draft_as_the_server(
 ) -> None:
     """With its options, where a method can; all the same tokens."""
     llm = LLM(make_target(), drafter if served == "p-eagle" else None, **options)
-    steps = races.Races(llm).steps([60 + i % 7 for i in range(40)], 16)
+    steps = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 16)
     first, *rounds, verdict = steps
     lanes = first["lanes"]
     methods = ["none", "eagle3", "p-eagle", "lookup"][: len(wanted)]
@@ -84,7 +84,7 @@ def test_what_lookup_found(drafter: Drafter) -> None:
     """Its share is that of the tokens whose pieces it is the source of. (The catalog's EAGLE-3 has
     random weights.)"""
     llm = LLM(make_target(), drafter, nodes=12)
-    _, *rounds, _ = races.Races(llm).steps([60 + i % 7 for i in range(40)], 96)
+    _, *rounds, _ = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 96)
     own = [event for event in rounds if event["lane"] == 1]
     result = own.pop()["result"]
     sources = [piece["source"] for event in own for piece in event["pieces"]]
@@ -213,7 +213,7 @@ def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(races, "_run", broken)
+        patch.setattr(console, "_run", broken)
         events = race(running)
     assert events[-1]["error"]["message"] == "it failed: see the server's log"
     assert race(running)[-1]["identical"]

@@ -11,7 +11,7 @@ const samples = [];
 export function startCharts(onState) {
   const charts = [
     new Lines("Throughput", "tokens / s", [["tokens / s", (now, before) => rate(now, before, "generated")]]),
-    new Bars("Accepted, by place in the draft"),
+    new Bars("Accepted, by depth in the draft"),
     new Lines("Rows and tokens of a target forward", "of one request", [
       ["rows", (now, before) => perForward(now, before, "rows")],
       ["tokens", (now, before) => perForward(now, before, "decoded")],

@@ -1,4 +1,4 @@
-// A conversation, streamed; who wrote what is told by the server's own field `peagle_drafts`.
+// A conversation, streamed; the source of each token is in the server's field `peagle_drafts`.
 // Other servers do not have it: there the acceptance length is read from /metrics.
 
 import { Answer } from "./answer.js";

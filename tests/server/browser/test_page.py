@@ -244,7 +244,7 @@ def test_key(serve: Serve, opened: Open, complaints: list[str], shot: Shot) -> N
         page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
         if key == "wrong":
-            page.get_by_text("does not take this key").wait_for()
+            page.get_by_text("refuses this key").wait_for()
     page.locator(".dot.on").wait_for()
     assert not page.get_by_role("dialog").is_visible()
     assert ask(page, "the cat")
