@@ -1,4 +1,4 @@
-"""Whatever is wrong is told in OpenAI's form, by field, value and what to do."""
+"""Errors have OpenAI's form: `param` names the field, the message the value and the fix."""
 
 import json
 import re
@@ -132,7 +132,7 @@ def test_bad_chats(small: Running, body: Any, field: str) -> None:
 
 
 def test_nothing_runs_on(small: Running) -> None:
-    """Of what was refused, in part or whole."""
+    """Refused requests leave nothing behind."""
     scheduler = small.api.llm.engine.scheduler
     assert small.api.worker.open == 0 and small.api.llm.engine.idle
     assert scheduler.pool.free == scheduler.pool.count
@@ -146,7 +146,7 @@ def test_what_asks_for_nothing_is_no_error(running: Running, harmless: dict[str,
 
 
 def test_fields_that_clients_send_are_no_error(running: Running) -> None:
-    """What is no other field's name, and changes nothing here; null is as good as nothing."""
+    """Unknown fields are ignored, unless they are near to a known one; null counts as left out."""
     more = {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}
     more |= {"prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low", "some_new": 1}
     more |= {"prediction": {}, "add_special_tokens": True, "cache_salt": "x", "temprature": None}
@@ -257,7 +257,7 @@ def test_a_request_fails_alone(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_form_that_is_too_complex(running: Running, stream: bool) -> None:
-    """Where llguidance gives up in the answer's midst, it is the request that was wrong."""
+    """A grammar that exceeds llguidance's limits in the middle of an answer gets 400."""
     many = {"grammar": "start: " + " | ".join(f'"{"x" * 50}{i}"' for i in range(3000))}
     body = {"prompt": "a", "stream": stream, "structured_outputs": many}
     with running.http() as http:
@@ -283,7 +283,7 @@ def test_a_grammar_that_breaks_is_no_fault_of_the_client(
 
 
 def test_thousands_of_choices(running: Running) -> None:
-    """They are one terminal: rules of so many alternatives are what llguidance gives up on."""
+    """Choices become one terminal: llguidance refuses rules with so many alternatives."""
     choices = [f"cat {i}" for i in range(5000)]
     body = {"prompt": "a", "max_tokens": 30, "structured_outputs": {"choice": choices}}
     with running.http() as http:

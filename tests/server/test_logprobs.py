@@ -21,7 +21,7 @@ SPECIAL = ["<eos>", "<|im_end|>"]
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2 and Qwen have it; "日" is two tokens."""
+    """A tokenizer like GPT-2's and Qwen's; "日" is two tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("æ", "Ĺ"), ("Ġ", "c"), ("Ġc", "a")]
     words = [*letters, *("".join(merge) for merge in merges)]
@@ -32,7 +32,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama 2 and Gemma have it."""
+    """A tokenizer like Llama 2's and Gemma's."""
     words = [f"<0x{byte:02X}>" for byte in range(256)]
     words += ["▁", "A", "x", "▁the", "▁cat", "é", "\ufffd", "日", "▁日本"]
     merges = list[tuple[str, str]]()
@@ -157,7 +157,7 @@ def test_a_stop_cuts_a_tokens_bytes(make: Callable[[], Any], stop: str, stream: 
 
 @both
 def test_bytes_that_are_no_character(make: Callable[[], Any]) -> None:
-    """They are U+FFFD, as in the text, and the characters around them are themselves."""
+    """Such bytes are U+FFFD, as in the text; the characters around them stay."""
     tokenizer = make()
     raw = list("é".encode()) + [0xE4, 0xBD] + list(b"x") + [0xC3] + list("日".encode()) + [0xE4]
     spell = {byte: tokenizer(chr(byte))["input_ids"][0] for byte in b"x"}

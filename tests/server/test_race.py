@@ -125,7 +125,7 @@ def test_fewer_lanes(drafter: Drafter, monkeypatch: pytest.MonkeyPatch, method: 
 
 
 def test_others_wait(serve: Serve, brake: Brake) -> None:
-    """What was asked before is finished first; what comes meanwhile is answered afterwards."""
+    """Earlier requests are finished first; later ones are answered afterwards."""
     running, order = serve(), list[str]()
 
     def ask(name: str, call: Any) -> threading.Thread:
@@ -180,7 +180,7 @@ def test_waiting_for_it_has_an_end(serve: Serve, brake: Brake) -> None:
 
 
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
-    """The race is cut short, who waited for it is sent away, and the server ends."""
+    """The race is cut short, waiting requests are refused, and the server ends."""
     running, told = serve(), list[Any]()
 
     def wait() -> None:

@@ -175,9 +175,9 @@ def test_told_to_end(folder: Path) -> None:
         while server.health().status_code == 200:  # the signal is on its way
             pass
         assert server.health().json() == {"status": "draining"}
-        with pytest.raises(APIStatusError, match="the server ends") as told:
+        with pytest.raises(APIStatusError, match="the server ends") as raised:
             server.client.completions.create(**asked)
-        assert told.value.status_code == 503
+        assert raised.value.status_code == 503
         parts = [first, *stream]
         assert parts[-1].choices[0].finish_reason == "length"
         assert server.end() == 0

@@ -1,4 +1,4 @@
-"""Leaving, crowding, ending, failing: nothing hangs, and nothing is kept of who has gone."""
+"""Clients that leave, a full queue, the end, failures: nothing hangs, and memory is freed."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ LONG["extra_body"] = {"ignore_eos": True}
 BODY = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
 
 
-def test_who_leaves_frees_everything(serve: Serve, brake: Brake) -> None:
+def test_a_client_that_leaves_frees_everything(serve: Serve, brake: Brake) -> None:
     """A stream closed in its middle, and a request that gives up waiting."""
     running = serve()
     stream = running.client().completions.create(**LONG, stream=True, n=1)
@@ -49,9 +49,9 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
     for thread in threads:
         thread.start()
     until(lambda: running.api.worker.open == 3)
-    with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as told:
+    with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as raised:
         running.client().completions.create(model=MODEL, prompt="a")
-    assert told.value.response.headers["retry-after"] == "1"
+    assert raised.value.response.headers["retry-after"] == "1"
     brake.go.set()
     for thread in threads:
         thread.join(30)
@@ -60,7 +60,7 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
 
 
 def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
-    """What has been said by then is the answer; who still waits is sent away."""
+    """The output so far is the answer; a request without any gets 503."""
     running = serve(max_batch=1, max_seconds=0.05)
     brake.go.clear()
     told: dict[int, httpx2.Response] = {}
@@ -99,15 +99,15 @@ def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyP
 
 
 def test_draining(serve: Serve, brake: Brake) -> None:
-    """What runs is finished, what comes is sent away, and then the server has ended."""
+    """Running requests are finished, new ones refused, and then the server ends."""
     running = serve()
     stream = iter(running.client().completions.create(**LONG, stream=True))
     parts = [next(stream)]
     brake.go.clear()
     running.server.handle_exit(15, None)
-    with pytest.raises(openai.APIStatusError, match="the server ends") as told:
+    with pytest.raises(openai.APIStatusError, match="the server ends") as raised:
         running.client().completions.create(model=MODEL, prompt="a")
-    assert told.value.status_code == 503
+    assert raised.value.status_code == 503
     with running.http() as http:
         health = http.get("/health")
         assert (health.status_code, health.json()) == (503, {"status": "draining"})
@@ -119,7 +119,7 @@ def test_draining(serve: Serve, brake: Brake) -> None:
 
 
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
-    """What runs is cancelled: it has an end, too."""
+    """Running requests are cancelled; their answers end."""
     running = serve()
     stream = iter(running.client().completions.create(**LONG, stream=True))
     parts = [next(stream)]
@@ -135,7 +135,7 @@ def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    """Everybody is told, and the server ends."""
+    """Every client gets the error, and the server ends."""
     running = serve()
     ticking, on_tick = threading.Event(), running.server.on_tick
 

@@ -56,7 +56,7 @@ async function submit(event) {
   const body = say(model, "assistant");
   running = new AbortController();
   $("send").textContent = "Stop";
-  $("log").setAttribute("aria-busy", "true"); // told whole, once it has been said
+  $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
     const content = await answer([...messages, asked], body);
     messages.push(asked, { role: "assistant", content });
@@ -70,7 +70,7 @@ async function submit(event) {
 }
 
 function say(who, role) {
-  const body = el("div", { class: role === "user" ? "said" : "said coming" });
+  const body = el("div", { class: role === "user" ? "words" : "words coming" });
   $("log").append(el("article", { class: `message ${role}` }, el("h3", {}, who), body));
   $("log").scrollTop = $("log").scrollHeight;
   return body;
