@@ -23,6 +23,7 @@ from peagle.engine.blocks import BlockPool
 from peagle.engine.budget import Ask, Budget, FixedBudget, Round
 from peagle.engine.draft import Proposer
 from peagle.engine.lookup import LookupCalibration, with_lookup
+from peagle.engine.params import GrammarTooComplex
 from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
@@ -189,6 +190,7 @@ class Engine:
                 log.warning("request %s: %r", request.index, failure)
                 request.finish_reason = "error"
                 request.failure = str(failure) or type(failure).__name__
+                request.grammar_failed = isinstance(failure, GrammarTooComplex)
                 continue
             if draft:
                 self.calibration.count(draft, path)

@@ -11,10 +11,8 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
-from peagle.engine.params import RequestFailure
+from peagle.engine.params import GrammarTooComplex, RequestFailure
 from peagle.engine.tree import Draft
-
-TOO_COMPLEX = "the grammar cannot be followed any further"
 
 
 class Matcher:
@@ -34,7 +32,8 @@ class Matcher:
         """
         words = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         if self._state.is_error():
-            raise RequestFailure(f"{TOO_COMPLEX}: {error_line(self._state.get_error())}")
+            why = error_line(self._state.get_error())
+            raise GrammarTooComplex(f"the grammar cannot be followed any further: {why}")
         bits = np.unpackbits(words, count=self.vocabulary, bitorder="little")
         token = int(bits.argmax())
         if bits.sum() == 1 and not (self._state.is_stopped() or self.count_allowed([token])):

@@ -13,6 +13,10 @@ class RequestFailure(RuntimeError):
     """One request cannot go on, through no fault of the others."""
 
 
+class GrammarTooComplex(RequestFailure):
+    """A request's grammar exceeds the limits in the middle of its answer."""
+
+
 class TokenLogprob(NamedTuple):
     """What the target itself thought of an emitted token: natural logarithms of its probabilities
     before bias, penalties, grammar and temperature (vLLM's are taken behind the grammar)."""

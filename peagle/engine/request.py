@@ -99,6 +99,7 @@ class Request:
     emitted: list["Chunk"] = field(default_factory=list)  # output that was not fetched yet
     finish_reason: FinishReason | None = None
     failure: str | None = None  # why, where that is "error"
+    grammar_failed: bool = False  # the failure is that its grammar became too complex
     stats: Stats = field(default_factory=Stats)
 
     @property

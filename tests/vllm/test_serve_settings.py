@@ -222,7 +222,7 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: vLLM has an option"),
             ((*engine, "--device", "cpu"), "--device with --engine vllm: vLLM finds its devices"),
             ((*engine, "--max-queue", 3), "--max-queue with --engine vllm: vLLM's queue has no"),
-            ((*engine, "--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key"),
+            ((*engine, "--host", "0.0.0.0"), "--host '0.0.0.0': "),
             ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),
             ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
             ((*engine, "--k", 2, "--", "--spec-method", "x"), "--speculative-config: give it, or"),
