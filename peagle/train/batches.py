@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 
 from peagle.data.example import Example
-from peagle.train.step import Sequence
+from peagle.train.sequence import Sequence
 
 
 class Batches:

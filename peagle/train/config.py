@@ -6,7 +6,7 @@ from pathlib import Path
 from peagle.errors import InputError
 
 # Settings that a run is continued with; the others may change on the way.
-LASTING = ("batch", "pack", "ratio", "decay", "seed")
+RESUME_FIXED = ("batch", "pack", "ratio", "decay", "seed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
 from peagle.train.average import Average
-from peagle.train.sharding import part_of
+from peagle.train.sharding import shard_like
 from peagle.train.state import (
     AVERAGE,
     METRICS,
@@ -138,16 +138,16 @@ def load_checkpoint(
         raise InputError(f"resume: no checkpoint in {output}")
     tensors, progress = _newest(found, drafter)
     own = drafter.state_dict()
-    weights = {name: part_of(tensors[f"weights/{name}"], like) for name, like in own.items()}
+    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in own.items()}
     drafter.load_state_dict(weights)
     for name, parameter in drafter.named_parameters():
         if f"{MOMENTS[0]}/{name}" in tensors:
-            moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
+            moments = {kind: shard_like(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
             step = torch.tensor(float(progress.step), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **moments}
     for name, average in averaged.weights.items():
         if f"{AVERAGE}/{name}" in tensors:
-            average.copy_(part_of(tensors[f"{AVERAGE}/{name}"], average))
+            average.copy_(shard_like(tensors[f"{AVERAGE}/{name}"], average))
     return progress
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
 from peagle.train.average import Average
-from peagle.train.sharding import whole
+from peagle.train.sharding import gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 AVERAGE = "average"
@@ -59,11 +59,13 @@ def checkpoints(output: Path) -> list[Path]:
 
 def snapshot(drafter: Drafter, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
     """Tensors of a checkpoint, whole: they do not depend on the number of processes."""
-    tensors = {f"weights/{name}": whole(t).contiguous() for name, t in drafter.state_dict().items()}
+    tensors = {
+        f"weights/{name}": gather(t).contiguous() for name, t in drafter.state_dict().items()
+    }
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
-        tensors |= {f"{kind}/{name}": whole(moments[kind]) for kind in MOMENTS if kind in moments}
-    tensors |= {f"{AVERAGE}/{name}": whole(t) for name, t in average.weights.items()}
+        tensors |= {f"{kind}/{name}": gather(moments[kind]) for kind in MOMENTS if kind in moments}
+    tensors |= {f"{AVERAGE}/{name}": gather(t) for name, t in average.weights.items()}
     return tensors
 
 

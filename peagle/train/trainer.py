@@ -20,12 +20,15 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train.average import Average
 from peagle.train.batches import Batches
 from peagle.train.cod import sample_elements
-from peagle.train.config import LASTING, TrainConfig
+from peagle.train.config import RESUME_FIXED, TrainConfig
+from peagle.train.drafter_pass import compile_layers
 from peagle.train.memory import SHARE, choose_segments, pass_cost
 from peagle.train.optimizer import make_optimizer, rate
 from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
-from peagle.train.sharding import even, shard, whole_copy
+from peagle.train.sequence import Sequence
+from peagle.train.sequence import supervised_elements as supervised
+from peagle.train.sharding import pad_passes, shard, whole_copy
 from peagle.train.state import (
     METRICS,
     SETTINGS,
@@ -36,8 +39,8 @@ from peagle.train.state import (
     snapshot,
     write_settings,
 )
-from peagle.train.step import Sequence, StepResult, Trainee, compile_layers, run_target
-from peagle.train.step import supervised_elements as supervised
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import StepResult, Trainee
 
 if TYPE_CHECKING:
     from peagle.engine.request import Stats
@@ -49,7 +52,7 @@ States = Callable[[list[int], Target], TargetOutput]
 Measure = Callable[[Drafter], "Stats"]
 
 
-class Work(NamedTuple):
+class TrainingSequence(NamedTuple):
     """One sequence, and the passes that train it."""
 
     number: int  # of the sequence, counted from the start of training
@@ -106,7 +109,7 @@ class Trainer:
         self.optimizer = make_optimizer(drafter, config)
         self.average = Average(drafter)
         self.drafted = drafter.target_ids.cpu()
-        lasting = {name: getattr(config, name) for name in LASTING}
+        lasting = {name: getattr(config, name) for name in RESUME_FIXED}
         self.frozen = not drafter.norm.weight.requires_grad  # but for its correction
         self.settings = {**lasting, "frozen head": self.frozen}
         self.data = data
@@ -144,16 +147,16 @@ class Trainer:
         patience = self.config.patience or float("inf")
         return self.progress.stale >= patience or self.progress.step >= self.total_steps
 
-    def _sample(self) -> list[Work]:
+    def _sample(self) -> list[TrainingSequence]:
         """This process's sequences of the step, their elements drawn and partitioned."""
         every = self.batches.numbers(self.progress.step)
         mine = every[self.accelerator.process_index :: self.world]
         work = [self._work(number) for number in mine]
         if self.config.shard:
-            even([item.segments for item in work], self.target.device)
+            pad_passes([item.segments for item in work], self.target.device)
         return work
 
-    def _work(self, number: int) -> Work:
+    def _work(self, number: int) -> TrainingSequence:
         config, cpu = self.config, self.batches.sequence(number)
         # A token outside the draft vocabulary ends every draft, so elements after it never count.
         cpu = cpu._replace(supervised=cpu.supervised & torch.isin(cpu.ids, self.drafted))
@@ -162,7 +165,9 @@ class Trainer:
         chains = int((elements.depth[supervised(cpu, elements)] == 0).sum())
         parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
         parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
-        work: Work = send_to_device(Work(number, cpu, parts, chains), self.target.device)
+        work: TrainingSequence = send_to_device(
+            TrainingSequence(number, cpu, parts, chains), self.target.device
+        )
         return work
 
     def _segments(self, sequence: Sequence, elements: Any) -> int:
@@ -170,7 +175,7 @@ class Trainer:
         room, dense = SHARE * free_memory(device), device.type == "cpu"
         return choose_segments(elements, sequence.documents, self._cost, room, dense=dense)
 
-    def _agree(self, work: list[Work]) -> float:
+    def _agree(self, work: list[TrainingSequence]) -> float:
         """The step's chains over all processes; a signal to one stops all."""
         tokens = sum(self.batches.answer_tokens(item.number) for item in work)
         chains = sum(item.chains for item in work)
@@ -179,7 +184,7 @@ class Trainer:
         self._stop = bool(counts[2])
         return float(counts[0])
 
-    def _forward_backward(self, work: list[Work], chains: float) -> StepResult:
+    def _forward_backward(self, work: list[TrainingSequence], chains: float) -> StepResult:
         """Accumulate the gradient of the loss, a mean over the step's chains."""
         loss, hits = 0.0, torch.zeros(2, self.depths, dtype=torch.int64, device=self.target.device)
         for item in work:
@@ -197,7 +202,7 @@ class Trainer:
         total = self._sum([loss, *hits.flatten().tolist()])
         return StepResult(total[0], *total[1:].to(torch.int64).view(2, self.depths))
 
-    def _target_output(self, item: Work) -> TargetOutput:
+    def _target_output(self, item: TrainingSequence) -> TargetOutput:
         """The target's output for a sequence: computed, or captured before."""
         if self.states is None:
             return run_target(self.target, item.sequence, self.drafter.config.feature_layers)

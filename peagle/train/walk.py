@@ -29,7 +29,9 @@ from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.step import Sequence, run_drafter, run_target
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.sequence import Sequence
+from peagle.train.target_pass import run_target
 from peagle.train.trainer import States
 
 HELD_OUT = 64  # documents, at most a tenth, that training leaves for measurements

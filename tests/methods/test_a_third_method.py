@@ -28,8 +28,11 @@ from peagle.model.target import Target
 from peagle.tools.doctor import examine
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
+from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import Segment
-from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.sequence import Sequence
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter

@@ -23,7 +23,7 @@ from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
-from peagle.train.step import run_target
+from peagle.train.target_pass import run_target
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter

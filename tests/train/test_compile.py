@@ -14,12 +14,15 @@ from torch.nn.attention import flex_attention as flex
 from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train import step
+from peagle.train import drafter_pass
 from peagle.train.cod import sample_elements
+from peagle.train.drafter_pass import compile_layers
 from peagle.train.mask import FlexAttend, block_mask
 from peagle.train.partition import partition
+from peagle.train.sequence import Sequence
 from peagle.train.sharding import whole_copy
-from peagle.train.step import Sequence, Trainee, compile_layers, run_target
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 
 LENGTHS = (80, 61, 100, 150, 47)
 
@@ -96,7 +99,7 @@ def test_flex_attention_inside_compiled_layers(
     def attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> FlexAttend:
         return FlexAttend(block_mask(elements, documents), kernel)
 
-    monkeypatch.setattr(step, "_attend", attend)
+    monkeypatch.setattr(drafter_pass, "_attend", attend)
     compile_layers(drafter)
     assert_same(target, drafter, eager)
     assert counters["stats"]["unique_graphs"] == 2, "layer 0, and one for the three others"

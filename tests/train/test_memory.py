@@ -8,7 +8,7 @@ from peagle.train.block_attention import BlockAttend
 from peagle.train.cod import sample_elements
 from peagle.train.memory import (
     MASK_BYTES,
-    MOST,
+    MAX_SEGMENTS,
     PassCost,
     _kept_for_backward,
     choose_segments,
@@ -48,7 +48,7 @@ def test_fewest_segments_that_fit() -> None:
         for segments, need in enumerate(needs, start=1):
             chosen = choose_segments(elements, documents, cost, need, dense=dense)
             assert needs[chosen - 1] <= need and chosen <= segments
-        assert choose_segments(elements, documents, cost, 0, dense=dense) == MOST
+        assert choose_segments(elements, documents, cost, 0, dense=dense) == MAX_SEGMENTS
 
 
 def test_entries_of_the_mask() -> None:

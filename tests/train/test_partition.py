@@ -12,7 +12,9 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment, partition
-from peagle.train.step import Sequence, Trainee, run_target
+from peagle.train.sequence import Sequence
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 
 
 def sampled(tokens: int, depths: int, ratio: float, documents: Tensor, seed: int) -> Elements:

@@ -17,8 +17,10 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.methods.load import load_drafter
 from peagle.train.config import TrainConfig
+from peagle.train.sequence import Sequence
 from peagle.train.sharding import idle_pass, whole_copy
-from peagle.train.step import Sequence, Trainee, run_target
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 
 RUN = Path(__file__).with_name("run_training.py")

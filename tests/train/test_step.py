@@ -22,17 +22,13 @@ from peagle.model.attention import AttentionSpec, CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.padding import missing_rows
 from peagle.model.target import Target
-from peagle.train import step as step_module
+from peagle.train import trainee as trainee_module
 from peagle.train.cod import sample_elements
+from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import Segment
-from peagle.train.step import (
-    DocumentsAttend,
-    Sequence,
-    Trainee,
-    logits_of,
-    run_drafter,
-    run_target,
-)
+from peagle.train.sequence import Sequence
+from peagle.train.target_pass import DocumentsAttend, logits_of, run_target
+from peagle.train.trainee import Trainee
 
 TOKENS, DEPTHS = 26, 5
 
@@ -205,7 +201,7 @@ def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
     """Each supervised element is compared with what transformers alone says at a + d + 1, also
     where documents are packed, and is correct where it predicts the document's token at a + d + 2;
     chunks change nothing."""
-    monkeypatch.setattr(step_module, "LOSS_ROWS", rows)
+    monkeypatch.setattr(trainee_module, "LOSS_ROWS", rows)
     drafter = make_drafter(target, "p-eagle", draft_vocab=50)
     sequence = packed((torch.arange(TOKENS) >= split).long(), torch.arange(TOKENS) >= 8)
     elements = all_elements(sequence, 0.7)
