@@ -13,7 +13,7 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.train.block_attention import mask_entries
 from peagle.train.drafter_pass import run_drafter
-from peagle.train.partition import partition
+from peagle.train.partition import Segment, partition
 from peagle.train.sequence import Sequence
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
@@ -90,6 +90,7 @@ def largest_pass(
     elements: Elements, documents: Tensor, cost: PassCost, segments: int, *, dense: bool
 ) -> tuple[float, float]:
     """`pass_bytes` of the segment that needs most."""
-    parts = partition(elements, documents, segments)
+    every = torch.ones_like(elements.anchor, dtype=torch.bool)
+    parts = partition(Segment(elements, every), documents, segments)
     needs = [pass_bytes(cost, part.elements, documents, dense=dense) for part in parts]
     return max(needs, key=sum)

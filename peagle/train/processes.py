@@ -17,10 +17,13 @@ def make_accelerator(device: torch.device, output: Path, tracker: str | None) ->
     try:
         made = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(output))
     except ValueError as error:
-        raise InputError(f"tracker {tracker!r}: accelerate does not support it") from error
+        raise InputError(
+            "is not supported by accelerate", field="tracker", value=tracker
+        ) from error
     if tracker is not None:
         if not made.log_with:  # accelerate leaves out what is not installed
-            raise InputError(f"tracker {tracker!r} is not installed: pip install {tracker}")
+            fix = f"pip install {tracker}"
+            raise InputError("is not installed", field="tracker", value=tracker, fix=fix)
         made.init_trackers("tracker")
     return made
 

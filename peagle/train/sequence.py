@@ -1,38 +1,29 @@
-"""What one pass of training reads: documents packed into a sequence.
+"""A sequence of training: documents one after another."""
 
-Shapes: N tokens, E elements.
-"""
-
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from peagle.methods.base import Elements
-
 
 class Sequence(NamedTuple):
-    """Documents packed one behind the other; all (N,)."""
+    """Documents packed one after another; all (N,)."""
 
     ids: Tensor
-    supervised: Tensor
-    documents: Tensor  # number of the document, ascending
+    supervised: Tensor  # bool
+    documents: Tensor  # number of each token's document in the data, ascending
+
+    @property
+    def numbers(self) -> list[int]:
+        """Its documents, by their number in the data."""
+        return cast(list[int], self.documents.unique_consecutive().tolist())
 
     @property
     def positions(self) -> Tensor:
-        """Place of each token in its own document."""
+        """Index of each token in its document."""
         return torch.arange(len(self.ids), device=self.ids.device) - self.starts
 
     @property
     def starts(self) -> Tensor:
         """Index of the first token of each token's document."""
         return torch.searchsorted(self.documents, self.documents)
-
-
-def supervised_elements(sequence: Sequence, elements: Elements) -> Tensor:
-    """(E,) bool: the predicted token exists, is supervised, and is in the element's document."""
-    predicted = elements.anchor + elements.depth + 2
-    last = len(sequence.ids) - 1
-    inside, predicted = predicted <= last, predicted.clamp(max=last)
-    same = sequence.documents[predicted] == sequence.documents[elements.anchor]
-    return inside & same & sequence.supervised[predicted]

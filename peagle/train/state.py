@@ -11,14 +11,13 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
 from peagle.train.average import Average
 from peagle.train.sharding import gather
@@ -28,45 +27,40 @@ AVERAGE = "average"
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 SUMS = "SHA256SUMS"  # of these two, as sha256sum writes it
 METRICS = "metrics.jsonl"
-SETTINGS = "settings.json"  # that a run is continued with
-UNREADABLE = (OSError, ValueError, RecursionError)  # files and JSON (which may be nested too deep)
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
 UNFINISHED = ".making-"  # begins the name of one that is being written
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands. No value is negative."""
+    """How far a run has come. No value is negative."""
 
     step: int = 0
     answer_tokens: int = 0
     seconds: float = 0.0
     best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
     stale: int = 0  # measurements since the best one
+    settings: dict[str, object] = field(default_factory=dict)  # that a resumed run must have, too
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first. Other files and folders beside them are left alone."""
+    """Checkpoints of a run, oldest first; other files and folders are left alone. Raises OSError
+    when they cannot be listed."""
     folder = output / "checkpoints"
-    try:
-        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
+    if not folder.is_dir():
         return []
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({first_line(error)})") from error
+    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def snapshot(drafter: Drafter, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
-    """Tensors of a checkpoint, whole: they do not depend on the number of processes."""
-    tensors = {
-        f"weights/{name}": gather(t).contiguous() for name, t in drafter.state_dict().items()
-    }
+    """All tensors of a checkpoint, gathered: they do not depend on the number of processes."""
+    tensors = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
-        tensors |= {f"{kind}/{name}": gather(moments[kind]) for kind in MOMENTS if kind in moments}
-    tensors |= {f"{AVERAGE}/{name}": gather(t) for name, t in average.weights.items()}
-    return tensors
+        tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
+    tensors |= {f"{AVERAGE}/{name}": tensor for name, tensor in average.weights.items()}
+    return {name: gather(tensor).contiguous() for name, tensor in tensors.items()}
 
 
 def save_checkpoint(
@@ -85,7 +79,7 @@ def save_checkpoint(
         save_file(tensors, state)
         plain.write_text(json.dumps(asdict(progress)))
         (made / SUMS).write_text(f"{checksum(plain)}\n{checksum(state)}\n")
-        state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let nobody else read
+        state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let no other user read
         made.chmod(folder.parent.stat().st_mode)
         os.replace(made, folder)
     finally:
@@ -98,19 +92,6 @@ def checksum(file: Path) -> str:
     """The line of a file in SHA256SUMS."""
     with file.open("rb") as content:
         return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}"
-
-
-def write_settings(file: Path, settings: dict[str, object]) -> None:
-    """Replace the settings of a run in one go."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, (json.dumps(settings, indent=1) + "\n").encode())
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Give a file new content, all of it or none."""
-    whole = file.with_name(f".{file.name}")
-    whole.write_bytes(content)
-    os.replace(whole, file)
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:

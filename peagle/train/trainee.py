@@ -17,7 +17,7 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.loss import ChunkedDivergence, LossChunk
 from peagle.train.partition import Segment
-from peagle.train.sequence import Sequence, supervised_elements
+from peagle.train.sequence import Sequence
 from peagle.train.target_pass import logits_of
 
 LOSS_ROWS = 512  # rows of logits alive at once, on a CPU
@@ -25,7 +25,7 @@ LOSS_LOGITS = 1 << 26  # logits alive at once on a GPU, which wants large produc
 
 
 class StepResult(NamedTuple):
-    """Sums over the elements trained."""
+    """Sums over the trained elements."""
 
     loss: Tensor  # scalar, with gradient, each element by its weight; divide by the chains
     correct: Tensor  # (depths,) elements whose most likely token is the document's
@@ -33,7 +33,7 @@ class StepResult(NamedTuple):
 
 
 class Trainee(nn.Module):
-    """Drafter and loss in one forward: what data parallelism wraps."""
+    """Drafter and loss in one forward: the module that data parallelism wraps."""
 
     def __init__(
         self, drafter: Drafter, target: Target, decay: float = 1.0, *, bf16: bool = True
@@ -44,17 +44,20 @@ class Trainee(nn.Module):
         # Made when the weights are where they stay: a target that is sharded moves.
         self.target_logits: Callable[[Tensor], Tensor] | None = None
 
-    def forward(self, sequence: Sequence, said: TargetOutput, segment: Segment) -> StepResult:
-        """`said` is `run_target`'s view of the sequence."""
+    def forward(
+        self, sequence: Sequence, target_output: TargetOutput, segment: Segment
+    ) -> StepResult:
+        """`target_output` is `run_target`'s of the sequence."""
         with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=self.bf16):
-            normed = run_drafter(self.drafter, sequence, said.features, segment.elements)
-            return self.compare(sequence, said.hidden, segment, normed)
+            features = target_output.features
+            normed = run_drafter(self.drafter, sequence, features, segment.elements)
+            return self.compare(sequence, target_output.hidden, segment, normed)
 
     def compare(
         self, sequence: Sequence, hidden: Tensor, segment: Segment, normed: Tensor
     ) -> StepResult:
-        """Loss and accuracy of every supervised element the segment owns, from the target's hidden
-        states (N, E_target) and the drafter's (E, D).
+        """Loss and accuracy of the segment's trained elements, from the target's hidden states
+        (N, E_target) and the drafter's (E, D).
 
         Element (a, d) is compared with the target's distribution at a + d + 1. Elements are taken
         in the order of that position, so that the target's logits over the draft vocabulary are
@@ -64,31 +67,30 @@ class Trainee(nn.Module):
         if self.target_logits is None:
             self.target_logits = logits_of(self.target, drafter.target_ids)
         target_logits = self.target_logits
-        anchor, depth = segment.elements
-        trained = segment.own & supervised_elements(sequence, segment.elements)
-        chosen = trained.nonzero()[:, 0]
-        chosen = chosen[(anchor + depth)[chosen].argsort(stable=True)]
-        at = (anchor + depth + 1)[chosen]
+        positions = segment.elements.anchor + segment.elements.depth + 1
+        rows = segment.trained.nonzero()[:, 0]
+        rows = rows[positions[rows].argsort(stable=True)]
+        positions, depth = positions[rows], segment.elements.depth[rows]
         # A chain ends at its first wrong token, so later ones count less often.
-        weights = self.decay ** depth[chosen].float()
+        weights = self.decay ** depth.float()
 
         def chunks() -> Iterator[LossChunk]:
-            size = LOSS_ROWS if chosen.is_cpu else LOSS_LOGITS // len(drafter.target_ids)
-            split = (each.split(size) for each in (chosen, at, weights))
-            for rows, positions, of_rows in zip(*split, strict=True):
-                unique, index = positions.unique_consecutive(return_inverse=True)
-                logits = target_logits(pad_rows(hidden[unique]))
-                yield LossChunk(rows, sequence.ids[positions], logits[index], of_rows)
+            size = LOSS_ROWS if rows.is_cpu else LOSS_LOGITS // len(drafter.target_ids)
+            for some in torch.arange(len(rows), device=rows.device).split(size):
+                unique, index = positions[some].unique_consecutive(return_inverse=True)
+                logits = target_logits(pad_rows(hidden[unique]))[index]
+                yield LossChunk(rows[some], sequence.ids[positions[some]], logits, weights[some])
 
         # Layers have made `normed`; when they are sharded, their parts are elsewhere by now.
         named = drafter.named_parameters()
         parameters = [p for name, p in named if p.requires_grad and not name.startswith("layers.")]
         score = partial(self.score, alone=normed.requires_grad)
         total, best = ChunkedDivergence.apply(score, chunks(), normed, *parameters)
-        hit = drafter.target_ids[best] == sequence.ids[at + 1]
-        seen = depth[chosen]
-        count = partial(torch.bincount, minlength=int(depth.max()) + 1)
-        return StepResult(total, count(seen[hit]), count(seen))
+        hit = drafter.target_ids[best] == sequence.ids[positions + 1]
+        depths = int(segment.elements.depth.max()) + 1
+        return StepResult(
+            total, depth[hit].bincount(minlength=depths), depth.bincount(minlength=depths)
+        )
 
     def score(self, normed: Tensor, previous_ids: Tensor, *, alone: bool) -> list[Tensor]:
         """Draft logits (R, V) of hidden states (R, D). A head that is trained together with its

@@ -29,7 +29,7 @@ from peagle.tools.doctor import examine
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.drafter_pass import run_drafter
-from peagle.train.partition import Segment
+from peagle.train.partition import one_pass
 from peagle.train.sequence import Sequence
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
@@ -190,7 +190,7 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
     said = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
-    every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
+    every = one_pass(sequence, elements)
     result = trainee(sequence, said, every)
     found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
 

@@ -12,7 +12,7 @@ from peagle.methods.p_eagle import _padded
 from peagle.model.attention import AttentionSpec, attention
 from peagle.train.block_attention import BlockAttend
 from peagle.train.mask import visible
-from peagle.train.partition import partition
+from peagle.train.partition import Segment, partition
 
 SPEC = AttentionSpec(16**-0.5)
 
@@ -70,7 +70,8 @@ def test_rows_that_fill_a_tile_are_harmless() -> None:
 def test_segments_of_a_sequence() -> None:
     """A segment's context may end before its documents do."""
     elements, documents = elements_of(150, 6, 4)
-    for segment in partition(elements, documents, 3):
+    whole = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
+    for segment in partition(whole, documents, 3):
         compare(segment.elements, documents, torch.float64, rtol=1e-9, atol=1e-9)
 
 

@@ -18,7 +18,7 @@ from peagle.train import drafter_pass
 from peagle.train.cod import sample_elements
 from peagle.train.drafter_pass import compile_layers
 from peagle.train.mask import FlexAttend, block_mask
-from peagle.train.partition import partition
+from peagle.train.partition import one_pass
 from peagle.train.sequence import Sequence
 from peagle.train.sharding import whole_copy
 from peagle.train.target_pass import run_target
@@ -49,7 +49,7 @@ def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
     sequence = Sequence(ids, ids > 0, documents)
     elements = sample_elements(*sequence[1:], 8, 0.7, generator)
     drafter.zero_grad()
-    segment = partition(elements, documents, 1)[0]
+    segment = one_pass(sequence, elements)
     trainee = Trainee(drafter, target, bf16=False)
     said = run_target(target, sequence, drafter.config.feature_layers)
     loss = trainee(sequence, said, segment).loss

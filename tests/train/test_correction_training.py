@@ -19,7 +19,7 @@ from peagle.model.target import Target
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.drafter_pass import run_drafter
-from peagle.train.partition import Segment
+from peagle.train.partition import one_pass
 from peagle.train.resume import resume
 from peagle.train.sequence import Sequence
 from peagle.train.target_pass import run_target
@@ -111,7 +111,7 @@ def test_value_and_gradients(target: Target, data: list[Example], frozen: bool) 
     elements = elements_of(sequence)
     said = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
-    every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
+    every = one_pass(sequence, elements)
     result = trainee(sequence, said, every)
 
     normed = run_drafter(drafter, sequence, said.features, elements)

@@ -15,7 +15,7 @@ from peagle.train.memory import (
     pass_bytes,
     pass_cost,
 )
-from peagle.train.partition import partition
+from peagle.train.partition import Segment, partition
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -38,11 +38,12 @@ def test_fewest_segments_that_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
     elements = sample_elements(supervised, documents, 8, 0.8, generator)
+    whole = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
     for dense, parallel in ((False, True), (True, True), (True, False)):
         cost = PassCost(1000.0, 50.0, parallel)
         needs = [
             max(sum(pass_bytes(cost, p.elements, documents, dense=dense)) for p in parts)
-            for parts in (partition(elements, documents, s) for s in range(1, 9))
+            for parts in (partition(whole, documents, s) for s in range(1, 9))
         ]
         assert needs == sorted(needs, reverse=True)
         for segments, need in enumerate(needs, start=1):

@@ -14,14 +14,11 @@ from safetensors.torch import load_file
 from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
-from peagle.errors import InputError
 from peagle.methods.load import load_drafter
-from peagle.train.config import TrainConfig
 from peagle.train.sequence import Sequence
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
-from peagle.train.trainer import Trainer
 
 RUN = Path(__file__).with_name("run_training.py")
 COMMON = {"steps": 4, "batch": 4, "pack": 60, "segments": 2, "bf16": False, "uneven": True}
@@ -127,9 +124,3 @@ def test_a_copy_is_the_same_drafter(method: str) -> None:
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert all(tensor.data_ptr() != theirs[name].data_ptr() for name, tensor in ours.items())
-
-
-def test_one_process_has_nobody_to_share_with(tmp_path: Path) -> None:
-    target = make_target()
-    with pytest.raises(InputError, match="shard true: needs several processes.*torchrun"):
-        Trainer(TrainConfig(tmp_path, shard=True), target, make_drafter(target, "p-eagle"), [])

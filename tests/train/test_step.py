@@ -25,7 +25,7 @@ from peagle.model.target import Target
 from peagle.train import trainee as trainee_module
 from peagle.train.cod import sample_elements
 from peagle.train.drafter_pass import run_drafter
-from peagle.train.partition import Segment
+from peagle.train.partition import one_pass
 from peagle.train.sequence import Sequence
 from peagle.train.target_pass import DocumentsAttend, logits_of, run_target
 from peagle.train.trainee import Trainee
@@ -205,7 +205,7 @@ def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
     drafter = make_drafter(target, "p-eagle", draft_vocab=50)
     sequence = packed((torch.arange(TOKENS) >= split).long(), torch.arange(TOKENS) >= 8)
     elements = all_elements(sequence, 0.7)
-    segment = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
+    segment = one_pass(sequence, elements)
     said = run_target(target, sequence, drafter.config.feature_layers)
     normed = torch.randn(len(elements.anchor), 32, generator=torch.Generator().manual_seed(1))
     known = {token: row for row, token in enumerate(drafter.target_ids.tolist())}
@@ -268,15 +268,11 @@ def test_logits_of_some_tokens_of_a_target_that_is_fast_on_a_cpu() -> None:
     torch.testing.assert_close(logits_of(target, ids)(hidden), before)
 
 
-def whole(sequence: Sequence, ratio: float = 1.0) -> Segment:
-    elements = all_elements(sequence, ratio)
-    return Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-
-
 def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=15)
-    segment, hidden = whole(sequence), torch.randn(TOKENS, 32)
-    normed = torch.randn(len(segment.own), 32).requires_grad_()
+    segment = one_pass(sequence, all_elements(sequence))
+    hidden = torch.randn(TOKENS, 32)
+    normed = torch.randn(len(segment.trained), 32).requires_grad_()
     trainee = Trainee(drafter, target, bf16=False)
     trainee.compare(sequence, hidden, segment, normed).loss.backward()
     touched = normed.grad.abs().sum(-1) > 0
@@ -291,7 +287,7 @@ def test_nothing_supervised_gives_zero(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=TOKENS)
     trainee = Trainee(drafter, target, bf16=False)
     said = run_target(target, sequence, drafter.config.feature_layers)
-    result = trainee(sequence, said, whole(sequence))
+    result = trainee(sequence, said, one_pass(sequence, all_elements(sequence)))
     result.loss.backward()
     assert (result.loss.item(), int(result.supervised.sum())) == (0.0, 0)
 
@@ -302,7 +298,7 @@ def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     drafter, sequence = make_drafter(target, method), make_sequence()
     trainee = Trainee(drafter, target, bf16=False)
     said = run_target(target, sequence, drafter.config.feature_layers)
-    trainee(sequence, said, whole(sequence, 0.7)).loss.backward()
+    trainee(sequence, said, one_pass(sequence, all_elements(sequence, 0.7))).loss.backward()
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
     assert not any(p.requires_grad or p.grad is not None for p in target.model.parameters())
