@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from peagle.train.batches import Sequence
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import visible
 from peagle.train.partition import one_pass, partition
-from peagle.train.sequence import Sequence
 
 FOLDER = Path(__file__).parent / "figures"
 PROMPT, TOKENS, DEPTHS, RATIO = 4, 12, 4, 0.7  # the sequence that is drawn

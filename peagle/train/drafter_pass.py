@@ -16,9 +16,9 @@ from peagle.methods.registry import method_of
 from peagle.model.attention import Attend
 from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
+from peagle.train.batches import Sequence
 from peagle.train.block_attention import BlockAttend
 from peagle.train.mask import FlexAttend, block_mask, visible
-from peagle.train.sequence import Sequence
 
 
 def run_drafter(

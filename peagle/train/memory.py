@@ -11,10 +11,10 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
+from peagle.train.batches import Sequence
 from peagle.train.block_attention import mask_entries
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import Segment, partition
-from peagle.train.sequence import Sequence
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from peagle.methods.base import Elements
-from peagle.train.sequence import Sequence
+from peagle.train.batches import Sequence
 
 
 class Segment(NamedTuple):

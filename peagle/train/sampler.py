@@ -7,12 +7,11 @@ from accelerate.utils import send_to_device
 
 from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
-from peagle.train.batches import Batches
+from peagle.train.batches import Batches, Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.memory import SHARE, choose_segments, pass_cost
 from peagle.train.partition import Segment, one_pass, partition
-from peagle.train.sequence import Sequence
 
 
 class TrainingSequence(NamedTuple):

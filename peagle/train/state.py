@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -28,7 +27,7 @@ STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 SUMS = "SHA256SUMS"  # of these two, as sha256sum writes it
 METRICS = "metrics.jsonl"
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
-UNFINISHED = ".making-"  # begins the name of one that is being written
+UNFINISHED = ".making"  # the folder of one that is being written
 
 
 @dataclass(slots=True)
@@ -68,19 +67,17 @@ def save_checkpoint(
 ) -> None:
     """Add a checkpoint of a `snapshot` to the run, then remove all but the newest `keep`."""
     folder = output / "checkpoints" / f"step-{progress.step:08d}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{UNFINISHED}*"):  # of a killed process
-        shutil.rmtree(left)
+    made = folder.with_name(UNFINISHED)
+    shutil.rmtree(made, ignore_errors=True)  # a killed process leaves it
     if folder.exists():  # stopped before it went on from here
         return
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
+    made.mkdir(parents=True)
     try:
         state, plain = made / STATE, made / PROGRESS
         save_file(tensors, state)
         plain.write_text(json.dumps(asdict(progress)))
         (made / SUMS).write_text(f"{checksum(plain)}\n{checksum(state)}\n")
-        state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let no other user read
-        made.chmod(folder.parent.stat().st_mode)
+        state.chmod(plain.stat().st_mode)  # safetensors lets no other user read
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)

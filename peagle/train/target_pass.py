@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from peagle.model.attention import AttentionSpec, CausalAttend
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
-from peagle.train.sequence import Sequence
+from peagle.train.batches import Sequence
 
 
 def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:

@@ -14,10 +14,10 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.padding import pad_rows
 from peagle.model.target import Target, TargetOutput
+from peagle.train.batches import Sequence
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.loss import ChunkedDivergence, LossChunk
 from peagle.train.partition import Segment
-from peagle.train.sequence import Sequence
 from peagle.train.target_pass import logits_of
 
 LOSS_ROWS = 512  # rows of logits alive at once, on a CPU

@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,7 +107,9 @@ class Trainer:
         # cuDNN's attention plans anew for every number of rows: 2 ms a call on an H200.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.config.output.mkdir(parents=True, exist_ok=True)
-        with _signals(self._ask_to_stop):
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(each, self._ask_to_stop) for each in signals]
+        try:
             while not self.finished and not self._stop:
                 started = time.perf_counter()
                 work = self._sample()
@@ -118,6 +120,9 @@ class Trainer:
                 if self.progress.step % self.config.save_every == 0:
                     self._save()
             self._save()
+        finally:
+            for each, handler in zip(signals, before, strict=True):
+                signal.signal(each, handler)
         # A process that leaves a group by its exit may abort, though all is done.
         self.accelerator.end_training()
 
@@ -195,11 +200,12 @@ class Trainer:
         progress = self.progress
         progress.step += 1
         progress.seconds += seconds
+        shares = result.correct / result.supervised.clamp(min=1)
         metrics = {
             "step": progress.step,
             "answer_tokens": progress.answer_tokens,
             "loss": round(float(result.loss) / max(int(result.supervised[0]), 1), 4),
-            "accuracy": _shares(result.correct, result.supervised),
+            "accuracy": [round(share, 4) for share in shares.tolist()],
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
         }
@@ -281,19 +287,3 @@ def check(config: TrainConfig, target: Target, drafter: Drafter, processes: int)
     if config.recompute and not method.parallel:
         why = f"is not supported for {method.title}"
         raise InputError(why, field="recompute", fix="leave it out")
-
-
-@contextmanager
-def _signals(handler: Callable[..., None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler` meanwhile."""
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _shares(correct: Tensor, total: Tensor) -> list[float]:
-    pairs = zip(correct.tolist(), total.tolist(), strict=True)
-    return [round(c / t, 4) if t else 0.0 for c, t in pairs]

@@ -23,7 +23,7 @@ from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.sequence import Sequence
+from peagle.train.batches import Sequence
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.target_pass import run_target
 from peagle.train.trainer import States

@@ -26,11 +26,11 @@ from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import one_pass
-from peagle.train.sequence import Sequence
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer

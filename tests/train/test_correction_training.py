@@ -16,12 +16,12 @@ from peagle.methods.registry import METHODS
 from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import one_pass
 from peagle.train.resume import resume
-from peagle.train.sequence import Sequence
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer

@@ -10,9 +10,9 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment, one_pass, partition
-from peagle.train.sequence import Sequence
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
 

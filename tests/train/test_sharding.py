@@ -15,7 +15,7 @@ from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
 from peagle.methods.load import load_drafter
-from peagle.train.sequence import Sequence
+from peagle.train.batches import Sequence
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee

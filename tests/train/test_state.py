@@ -81,7 +81,7 @@ def test_the_newest_are_kept_and_the_newest_is_read(tmp_path: Path, target: Targ
 
 def test_what_a_kill_left_is_not_read_and_goes(tmp_path: Path, target: Target) -> None:
     run, drafter, optimizer = saved(tmp_path, target)
-    half = run / "checkpoints" / ".making-abc"
+    half = run / "checkpoints" / ".making"
     half.mkdir()
     (half / "state.safetensors").write_bytes(b"half")
     assert load(run, drafter, optimizer) == PROGRESS

@@ -23,10 +23,10 @@ from peagle.model.drafter import Drafter
 from peagle.model.padding import missing_rows
 from peagle.model.target import Target
 from peagle.train import trainee as trainee_module
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import one_pass
-from peagle.train.sequence import Sequence
 from peagle.train.target_pass import DocumentsAttend, logits_of, run_target
 from peagle.train.trainee import Trainee
 
