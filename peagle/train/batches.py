@@ -1,5 +1,5 @@
-"""Which documents each optimizer step trains on: a function of (seed, epoch) alone, so that a
-resumed run and any number of processes see the same ones."""
+"""The documents of each optimizer step: a function of (seed, epoch) alone, so that a resumed run
+and any number of processes see the same ones."""
 
 from functools import lru_cache
 from typing import NamedTuple, cast

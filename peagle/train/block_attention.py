@@ -38,13 +38,13 @@ class Block(NamedTuple):
 
 class BlockAttend:
     """Attend of elements, sorted by depth, then anchor, over documents (N,). Computes in `dtype`;
-    scores, and what is summed over blocks, are float32 at least."""
+    scores and sums over blocks are float32 at least."""
 
     def __init__(self, elements: Elements, documents: Tensor, dtype: torch.dtype) -> None:
         self.blocks = list(_blocks(elements, documents, _precise(dtype)))
         self.dtype = dtype
 
-    @torch.compiler.disable  # as many blocks as elements ask for: a graph for each number
+    @torch.compiler.disable  # the number of blocks varies: each would have a graph
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert spec.window is None and spec.softcap is None and spec.sinks is None
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)

@@ -1,4 +1,4 @@
-"""How a head is trained: the settings of a run."""
+"""Settings of a training run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How a head is trained.
+    """Settings of a training run.
 
     Run:
     output: Folder to write checkpoints/, head/, best/ and metrics.jsonl to.

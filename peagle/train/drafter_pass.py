@@ -51,9 +51,8 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 
 def compile_layers(drafter: Drafter) -> None:
-    """Fuse what stands between the matrix products of a head whose layers run once a pass. Lengths
-    are dynamic: layer 0 is compiled once and the others, being alike, once together, whatever the
-    lengths."""
+    """Fuse the operations between the matrix products of a head whose layers run once a pass.
+    Lengths are dynamic: layer 0 is compiled once, and the others, being alike, once together."""
     first, *others = drafter.layers
     first = cast(FirstLayer, first)
     first.fuse = torch.compile(first.fuse, dynamic=True)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""How much memory a pass needs, and so into how many a sequence is partitioned.
+"""Memory of a pass, and the number of passes that it allows for a sequence.
 
 Shapes: E elements.
 """
@@ -89,7 +89,7 @@ def choose_segments(
 def largest_pass(
     elements: Elements, documents: Tensor, cost: PassCost, segments: int, *, dense: bool
 ) -> tuple[float, float]:
-    """`pass_bytes` of the segment that needs most."""
+    """`pass_bytes` of the largest segment."""
     every = torch.ones_like(elements.anchor, dtype=torch.bool)
     parts = partition(Segment(elements, every), documents, segments)
     needs = [pass_bytes(cost, part.elements, documents, dense=dense) for part in parts]

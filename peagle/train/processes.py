@@ -1,4 +1,4 @@
-"""What accelerate does for a run: several processes, and trackers besides metrics.jsonl."""
+"""Several processes, and trackers besides metrics.jsonl, by accelerate."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from peagle.errors import InputError
 
 
 def make_accelerator(device: torch.device, output: Path, tracker: str | None) -> Accelerator:
-    """This process's place among those of torchrun or accelerate launch, and its tracker.
+    """The rank of this process among those of torchrun or accelerate launch, and its tracker.
 
     Raises InputError for a tracker that accelerate does not know, or that is not installed.
     """

@@ -130,11 +130,11 @@ def check_settings(began: dict[str, object], now: dict[str, object], data: list[
 def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Average) -> None:
     """Put a checkpoint's tensors into drafter, optimizer and average. Raises InputError, with
     nothing changed, when the drafter's tensors have other names or shapes."""
-    tensors, own = saved.tensors, drafter.state_dict()
-    now = {f"weights/{name}": tensor for name, tensor in own.items()}
+    tensors, state = saved.tensors, drafter.state_dict()
+    now = {f"weights/{name}": tensor for name, tensor in state.items()}
     now |= {f"{AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
     _check_shapes(saved, now)
-    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in own.items()}
+    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in state.items()}
     drafter.load_state_dict(weights)
     for name, average in averaged.weights.items():
         average.copy_(shard_like(tensors[f"{AVERAGE}/{name}"], average))

@@ -39,7 +39,7 @@ def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
 
 def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> None:
     """`target.forward` gathers layer by layer: all processes call it together. Embedding and head
-    stay whole, so that each process asks for `target.logits` as often as it likes."""
+    stay whole, so that each process may call `target.logits` at any time."""
     for layer in target.layers:
         fully_shard(layer, mesh=mesh)
     table = cast(nn.Parameter, target.embedding)
@@ -50,9 +50,9 @@ def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> Non
 
 def pad_passes(passes: list[list[Segment]], device: torch.device) -> None:
     """Add idle passes until all processes make equally many for their first, second, … sequence."""
-    most = torch.tensor([len(made) for made in passes], device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    for made, count in zip(passes, most.tolist(), strict=True):
+    counts = torch.tensor([len(made) for made in passes], device=device)
+    dist.all_reduce(counts, dist.ReduceOp.MAX)
+    for made, count in zip(passes, counts.tolist(), strict=True):
         made.extend([idle_pass(device)] * (count - len(made)))
 
 

@@ -32,7 +32,7 @@ UNFINISHED = ".making"  # the folder of one that is being written
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come. No value is negative."""
+    """Counters of a run, and its settings. No counter is negative."""
 
     step: int = 0
     answer_tokens: int = 0

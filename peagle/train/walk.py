@@ -156,7 +156,7 @@ def _walk(example: Example, accepted: list[int]) -> list[Round]:
 
 
 def stats(rounds: list[list[Round]], k: int) -> Stats:
-    """Acceptance over documents, of drafts at most k deep."""
+    """Acceptance over documents, with chains of k."""
     each = [one.accepted for document in rounds for one in document]
     return Stats(len(each), k * len(each), [sum(a > depth for a in each) for depth in range(k)])
 

@@ -1,4 +1,4 @@
-"""Which documents a step sees: each once an epoch, packed without loss, the same in any process."""
+"""Documents of a step: each once an epoch, packed without loss, the same in any process."""
 
 import pytest
 

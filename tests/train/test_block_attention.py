@@ -42,7 +42,7 @@ def test_equals_dense_attention_in_bf16() -> None:
 
 
 def test_scores_of_bf16_are_not_rounded() -> None:
-    """Of scores around 100, rounding to bf16 would change every share by up to a quarter."""
+    """For scores around 100, rounding to bf16 would change every share by up to a quarter."""
     elements, documents = elements_of(150, 8, 4)
     q, k, v = (x.detach() for x in given(len(elements.anchor), torch.bfloat16))
     q, k = q + 20, k + 1.25

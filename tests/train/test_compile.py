@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """What other tests compiled, and what this one did."""
+    """Drop the compiled code of other tests, and of this one."""
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -51,8 +51,8 @@ def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
     drafter.zero_grad()
     segment = one_pass(sequence, elements)
     trainee = Trainee(drafter, target, bf16=False)
-    said = run_target(target, sequence, drafter.config.feature_layers)
-    loss = trainee(sequence, said, segment).loss
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    loss = trainee(sequence, output, segment).loss
     loss.backward()
     named = drafter.named_parameters()
     return Gradients(loss.detach(), {n: p.grad.clone() for n, p in named if p.grad is not None})
@@ -89,7 +89,7 @@ def test_gradients_equal_eager_at_every_length(target: Target, drafter: Drafter)
 def test_flex_attention_inside_compiled_layers(
     target: Target, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What CUDA traces, run by its reference: no kernel of the CPU's does its backward."""
+    """The graph that CUDA traces, run by its reference: no CPU kernel has its backward."""
     eager = [train(target, drafter, tokens) for tokens in LENGTHS]
     compiler: Any = partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", compiler)

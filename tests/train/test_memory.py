@@ -1,4 +1,4 @@
-"""What a pass keeps is measured rightly, and the fewest segments that fit are chosen."""
+"""The memory of a pass is measured rightly, and the fewest segments that fit are chosen."""
 
 import pytest
 import torch

@@ -86,9 +86,9 @@ def gradients(
     trainee, loss = Trainee(drafter, target, 0.9, bf16=False), 0.0
     hits = torch.zeros(2, 9, dtype=torch.int64)
     drafter.zero_grad()
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     for segment in parts:
-        result = trainee(sequence, said, segment)
+        result = trainee(sequence, output, segment)
         result.loss.backward()
         loss += float(result.loss.detach())
         hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])

@@ -104,8 +104,8 @@ def test_an_idle_pass_leaves_zero_gradients_everywhere(method: str) -> None:
     ids = torch.arange(5, 15)
     sequence = Sequence(ids, ids > 6, torch.zeros_like(ids))
     trainee = Trainee(drafter, target)
-    said = run_target(target, sequence, drafter.config.feature_layers)
-    result = trainee(sequence, said, idle_pass(ids.device))
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    result = trainee(sequence, output, idle_pass(ids.device))
     result.loss.backward()
     assert (float(result.loss.detach()), int(result.supervised.sum())) == (0, 0)
     for name, parameter in drafter.named_parameters():

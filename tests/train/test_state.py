@@ -152,7 +152,7 @@ def test_only_safetensors_and_json(tmp_path: Path, target: Target) -> None:
     }
 
 
-def test_whoever_may_read_other_files_may_read_these(tmp_path: Path, target: Target) -> None:
+def test_a_checkpoint_has_the_modes_of_other_files(tmp_path: Path, target: Target) -> None:
     before = os.umask(0o027)
     try:
         run = saved(tmp_path, target)[0]
@@ -171,7 +171,7 @@ def test_append_line(tmp_path: Path) -> None:
 
 
 def test_forget_after(tmp_path: Path) -> None:
-    """What will be done again is forgotten, and a line that a kill cut."""
+    """Lines of steps that will be done again go, and a line that a kill cut."""
     file = tmp_path / "metrics.jsonl"
     forget_after(file, 3)
     assert not file.exists()
