@@ -146,12 +146,18 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
 
 
 def _check_shapes(saved: Saved, now: dict[str, Tensor]) -> None:
-    there = {name: t for name, t in saved.tensors.items() if not name.startswith(MOMENTS)}
-    for name in sorted(there.keys() | now.keys()):
-        before, after = (list(x[name].shape) if name in x else "absent" for x in (there, now))
+    shapes_there, shapes_now = _shapes(saved.tensors), _shapes(now)
+    for name in sorted(shapes_there.keys() | shapes_now.keys()):
+        before = shapes_there.get(name, "absent")
+        after = shapes_now.get(name, "absent")
         if before != after:
             why = f"{saved.folder / STATE}: {name} is {before} there and {after} now"
             raise InputError(why, fix="give the settings that the run was started with")
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, object]:
+    """Shapes by name, without moments: the first step makes these."""
+    return {name: list(t.shape) for name, t in tensors.items() if not name.startswith(MOMENTS)}
 
 
 def forget_after(file: Path, step: int) -> None:

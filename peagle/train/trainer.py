@@ -163,7 +163,8 @@ class Trainer:
             for segment in item.segments:
                 left -= 1
                 # Of copies only: sharded gradients are summed into their parts by every backward.
-                with self.accelerator.no_sync(self.trainee) if left else nullcontext():
+                wait = self.accelerator.no_sync(self.trainee) if left else nullcontext()
+                with wait:
                     result = self.trainee(item.sequence, output, segment)
                     # Gradients are averaged over processes: their number undoes that.
                     (result.loss * (self.world / max(chains, 1))).backward()

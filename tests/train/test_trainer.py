@@ -132,13 +132,11 @@ def test_a_run_that_starts_over_keeps_no_lines_of_the_one_before(
 
     with pytest.raises(KeyboardInterrupt):
         make_trainer(tmp_path, target, data, "eagle3", save_every=100).run(kill)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    assert [m["step"] for m in metrics_of(tmp_path)] == [1, 2, 3]
     again = make_trainer(tmp_path, target, data, "eagle3", steps=2)
     start_from_here(again)
     again.run()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert [m["step"] for m in metrics_of(tmp_path)] == [1, 2]
 
 
 def files(folder: Path) -> dict[Path, bytes]:
