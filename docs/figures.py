@@ -17,9 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from peagle.train.batches import Sequence
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import visible
-from peagle.train.partition import partition
+from peagle.train.partition import one_pass, partition
 
 FOLDER = Path(__file__).parent / "figures"
 PROMPT, TOKENS, DEPTHS, RATIO = 4, 12, 4, 0.7  # the sequence that is drawn
@@ -227,15 +228,15 @@ def mask(look: Look) -> Figure:
 
 
 def segments(look: Look) -> Figure:
-    """The same elements in two passes: own ones filled, context outlined."""
-    kept, documents, _ = drawn()
-    parts = partition(kept, documents, 2)
+    """The same elements in two passes: trained ones filled, context outlined."""
+    kept, documents, answer = drawn()
+    parts = partition(one_pass(Sequence(documents, answer, documents), kept), documents, 2)
     figure, axes = canvas(9, 2.9, (-1.2, 2 * TOKENS + 1.2), (-1.6, DEPTHS + 0.6))
     for number, part in enumerate(parts):
         left = number * (TOKENS + 0.9)
         label(axes, look, (left + (TOKENS - 2) / 2, DEPTHS + 0.1), f"pass {number + 1}",
               ha="center", weight="bold")  # fmt: skip
-        rows = zip(*(x.tolist() for x in (*part.elements, part.own)), strict=True)
+        rows = zip(*(x.tolist() for x in (*part.elements, part.trained)), strict=True)
         for anchor, depth, own in rows:
             colour = (look.real if depth == 0 else look.placeholder) if own else "none"
             box(axes, look, (left + anchor, depth), "", colour=colour, dashed=not own, width=0.8,

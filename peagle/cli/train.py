@@ -40,7 +40,7 @@ from peagle.shown import mean_length
 from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume as continue_run
-from peagle.train.resume import start_over
+from peagle.train.resume import start_from_here
 from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import Measure, States, Trainer
@@ -137,7 +137,7 @@ def train(
     examples, states, walk = _split(examples, captured, model, measured_on, strict)
     where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
-    (continue_run if start.resume else start_over)(trainer)
+    (continue_run if start.resume else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
 
 

@@ -7,15 +7,17 @@ To add one, see docs/adding-a-method.md.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from peagle.backends.base import DrafterModel
-from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import Attend
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
+
+if TYPE_CHECKING:  # what runs a draft is not needed to train
+    from peagle.backends.base import DrafterModel
+    from peagle.backends.kv_cache import KVCache
 
 Dialect = Literal["native", "vllm", "speculators"]
 
@@ -32,8 +34,8 @@ class NewSlots(NamedTuple):
 class DraftPass(NamedTuple):
     """The inputs of drafting for B requests."""
 
-    model: DrafterModel
-    cache: KVCache
+    model: "DrafterModel"
+    cache: "KVCache"
     slots: Sequence[NewSlots]
     features: Tensor  # (T, F·E_t) of the target, of all slots
 

@@ -30,7 +30,8 @@ from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.shown import mean_length
-from peagle.train.step import Sequence, run_drafter
+from peagle.train.batches import Sequence
+from peagle.train.drafter_pass import run_drafter
 
 PROMPT = "Write a Python function that reverses a list."
 OTHERS = (  # that are answered, too, to see how much of the drafts is accepted

@@ -22,7 +22,7 @@ from peagle.train.config import TrainConfig
 from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
 from peagle.train.spec import HeadSpec, drafter_config
-from peagle.train.step import LOSS_LOGITS, LOSS_ROWS
+from peagle.train.trainee import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
 GIB = 2**30

@@ -30,7 +30,8 @@ from peagle.data.shard import Shard, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.step import Sequence, run_target
+from peagle.train.batches import Sequence
+from peagle.train.target_pass import run_target
 
 HEADER = 1024  # bytes of a shard besides its tokens and documents, at most
 # The target over documents' token ids, in their order.

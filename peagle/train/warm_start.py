@@ -1,4 +1,4 @@
-"""Where training starts: a new drafter with the target's own weights where shapes allow."""
+"""A new drafter to train, with the target's weights where shapes allow."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,8 +26,8 @@ def with_norms(
 ) -> Drafter:
     """The same head with the norms that `spec` asks for, to be trained on with them."""
     known = drafter.config
-    asked = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
-    changes: dict[str, Any] = {name: on for name, on in asked.items() if on is not None}
+    wanted = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
+    changes: dict[str, Any] = {name: on for name, on in wanted.items() if on is not None}
     made = rebuilt(drafter, replace(known, **changes))
     if made.fc_norm is not None and not known.fc_norm:
         _scale_features(made, target, list(answers))
@@ -35,7 +35,7 @@ def with_norms(
 
 
 def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
-    """A float32 drafter for `target`: its draft vocabulary is what the answers use most.
+    """A float32 drafter for `target`: its draft vocabulary is the answers' most frequent tokens.
 
     Copies the embedding, final norm, `lm_head` rows and the target's last `layers` layers; layer 0
     takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.

@@ -63,7 +63,7 @@ def test_shard_says_what_it_needs(
     target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL, "--shard")
-    assert "shard true: needs several processes, started by torchrun" in refused(*command)
+    assert "--shard: needs several processes; start them by torchrun" in refused(*command)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "this torch sees no CUDA device" in refused(*command, "--device", "cuda")
 

@@ -175,7 +175,7 @@ def test_a_disk_that_gets_full_while_a_head_is_trained(  # noqa: PLR0913, PLR091
         patch.setattr("peagle.cli.train.screen", SimpleNamespace(print=lambda *_: None))
         line = refused(*command)
     assert f"--output {tmp_path / 'out'}: " in line and "make room" in line and "--resume" in line
-    assert not list(tmp_path.rglob(".making-*"))
+    assert not list(tmp_path.rglob(".making*"))
 
 
 def test_a_disk_that_gets_full_while_it_is_measured(

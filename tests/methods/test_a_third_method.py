@@ -25,11 +25,14 @@ from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
-from peagle.train.partition import Segment
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.partition import one_pass
 from peagle.train.spec import HeadSpec
-from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
@@ -187,7 +190,7 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
     output = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
-    every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
+    every = one_pass(sequence, elements)
     result = trainee(sequence, output, every)
     found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
 

@@ -31,7 +31,6 @@ while not stop and seen < most:
     lines.open("a").write(json.dumps(line) + "\\n")
     time.sleep(0.05)
 (folder / "checkpoints").mkdir(exist_ok=True)
-(folder / "settings.json").write_text("{}")
 """
 # A session of its own, without lower priority: beside other tests it would get nothing.
 SETSID = """#!/usr/bin/env python3

@@ -23,7 +23,7 @@ from peagle.train.batches import Batches
 from peagle.train.capture import CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
 from peagle.train.spec import HeadSpec
-from peagle.train.step import run_target
+from peagle.train.target_pass import run_target
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
@@ -227,7 +227,8 @@ def test_packed_documents_are_those_of_the_sequence(
     batches = Batches([data[number] for number in kept], batch=1, pack=90, seed=3)
     packed = 0
     for number in range(12):
-        sequence, documents = batches.sequence(number), batches.documents(number)
+        sequence = batches.sequence(number)
+        documents = sequence.numbers
         packed += len(documents) > 1
         wanted, found = run_target(target, sequence, LAYERS), read.output(documents, target)
         torch.testing.assert_close(found.hidden, wanted.hidden, rtol=1 / 256, atol=1e-5)

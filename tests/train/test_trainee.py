@@ -1,38 +1,28 @@
 """One training forward means what the engine drafts; labels and gradients are as defined."""
 
-from typing import Any
-
 import pytest
 import torch
-from families import FAMILIES, PLAIN, build
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor, nn
-from transformers import PhiConfig
 
 from peagle.backends.batch import BLOCK, slots_of
-from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.backends.torch import TorchBackend
 from peagle.engine.draft import Proposer
 from peagle.engine.tree import grow
 from peagle.methods.base import Elements, NewSlots
 from peagle.methods.registry import method_of
-from peagle.model import attention as attention_module
-from peagle.model.attention import AttentionSpec, CausalAttend
+from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.padding import missing_rows
 from peagle.model.target import Target
-from peagle.train import step as step_module
+from peagle.train import trainee as trainee_module
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
-from peagle.train.partition import Segment
-from peagle.train.step import (
-    DocumentsAttend,
-    Sequence,
-    Trainee,
-    logits_of,
-    run_drafter,
-    run_target,
-)
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.partition import one_pass
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 
 TOKENS, DEPTHS = 26, 5
 
@@ -66,7 +56,7 @@ def training_logits(
 
 
 def drafting_logits(drafter: Drafter, target: Target, anchor: int) -> list[Tensor]:
-    """Logits of DEPTHS slots behind the verified prefix x[0 … anchor + 1], computed alone."""
+    """Logits of DEPTHS slots after the verified prefix x[0 … anchor + 1], computed alone."""
     ids = make_sequence().ids
     real = drafter.project(features_of(target, drafter, ids[: anchor + 1].tolist()))
     if drafter.config.method == "p-eagle":
@@ -115,27 +105,6 @@ def test_rows_recur(target: Target, method: str) -> None:
 
 
 @torch.no_grad()
-def test_rows_of_the_target_recur(target: Target) -> None:
-    """Of packed documents, each attended to by itself, too."""
-    own, attended = target.copy(), list[int]()
-    rows = list[int]()
-    own.layers[0].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
-    kernel = attention_module.attention
-
-    def attention(q: Tensor, *others: Any) -> Tensor:
-        attended.append(len(q))
-        return kernel(q, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_module, "attention", attention)
-        documents = (torch.arange(TOKENS) >= 10).long()
-        out = run_target(own, packed(documents, documents > 0), (0, 1))
-    assert len(attended) == 2 * len(own.layers) and len(rows) == 1
-    assert all(missing_rows(count) == 0 for count in rows + attended)
-    assert len(out.hidden) == len(out.features) == TOKENS
-
-
-@torch.no_grad()
 def test_training_equals_the_engine(target: Target) -> None:
     """The engine's own drafting, through its cache, chooses the training forward's tokens."""
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence()
@@ -158,31 +127,7 @@ def packed(documents: Tensor, supervised: Tensor) -> Sequence:
     return Sequence(make_sequence().ids, supervised, documents)
 
 
-def test_documents_do_not_see_each_other(target: Target) -> None:
-    """Packed documents get the features and states each gets alone."""
-    documents = (torch.arange(TOKENS) >= 10).long()
-    sequence = packed(documents, torch.ones(TOKENS, dtype=torch.bool))
-    assert sequence.positions.tolist() == [*range(10), *range(TOKENS - 10)]
-    both = run_target(target, sequence, (0, 1, 3))
-    for part in (slice(0, 10), slice(10, TOKENS)):
-        alone = run_target(target, Sequence(*(x[part] for x in sequence)), (0, 1, 3))
-        torch.testing.assert_close(both.features[part], alone.features)
-        torch.testing.assert_close(both.hidden[part], alone.hidden)
-
-
-def test_documents_in_one_call_equal_documents_one_by_one() -> None:
-    """A GPU attends to all documents together; here the same call runs on the CPU."""
-    documents = torch.tensor([0] * 5 + [3] * 11 + [4])
-    attend = DocumentsAttend(Sequence(documents, documents > 0, documents))
-    generator = torch.Generator().manual_seed(0)
-    rows = len(documents) + missing_rows(len(documents))
-    q, k, v = (torch.randn(rows, heads, 8, generator=generator) for heads in (6, 2, 2))
-    together = attend.together(q, k, v, 0.3)[: len(documents)]
-    one_by_one = attend(0, q, k, v, AttentionSpec(0.3))[: len(documents)]
-    torch.testing.assert_close(together, one_by_one)
-
-
-def judged(sequence: Sequence, elements: Elements) -> list[tuple[int, int]]:
+def trained_pairs(sequence: Sequence, elements: Elements) -> list[tuple[int, int]]:
     """Supervised elements (anchor, depth) by the definition."""
     return [
         (a, d)
@@ -205,27 +150,27 @@ def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
     """Each supervised element is compared with what transformers alone says at a + d + 1, also
     where documents are packed, and is correct where it predicts the document's token at a + d + 2;
     chunks change nothing."""
-    monkeypatch.setattr(step_module, "LOSS_ROWS", rows)
+    monkeypatch.setattr(trainee_module, "LOSS_ROWS", rows)
     drafter = make_drafter(target, "p-eagle", draft_vocab=50)
     sequence = packed((torch.arange(TOKENS) >= split).long(), torch.arange(TOKENS) >= 8)
     elements = all_elements(sequence, 0.7)
-    segment = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    segment = one_pass(sequence, elements)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     normed = torch.randn(len(elements.anchor), 32, generator=torch.Generator().manual_seed(1))
     known = {token: row for row, token in enumerate(drafter.target_ids.tolist())}
-    for a, d in judged(sequence, elements):  # some are correct
+    for a, d in trained_pairs(sequence, elements):  # some are correct
         if a % 2 and (row := known.get(int(sequence.ids[a + d + 2]))) is not None:
             at = ((elements.anchor == a) & (elements.depth == d)).nonzero()[0]
             normed[at] = 30 * drafter.lm_head.weight[row].detach()
     trainee = Trainee(drafter, target, decay, bf16=False)
-    result = trainee.compare(sequence, said.hidden, segment, normed)
+    result = trainee.compare(sequence, output.hidden, segment, normed)
     reference = target.copy().model
     reference.set_attn_implementation("eager")
     parts = [sequence.ids[:split], sequence.ids[split:]]
     full = torch.cat([_plain(reference, part) for part in parts if len(part)])
     total, correct, supervised = 0.0, [0] * DEPTHS, [0] * DEPTHS
     states = dict(zip(zip(*(x.tolist() for x in elements), strict=True), normed, strict=True))
-    for a, d in judged(sequence, elements):
+    for a, d in trained_pairs(sequence, elements):
         logits, wanted = drafter.logits(states[a, d]).detach(), full[a + d + 1]
         p = wanted[drafter.target_ids].softmax(-1)
         total += decay**d * float((p * (p.log() - logits.log_softmax(-1))).sum().detach())
@@ -241,52 +186,17 @@ def _plain(model: nn.Module, ids: Tensor) -> Tensor:
     return model(ids[None]).logits[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_some_tokens_are_columns_of_all(family: str) -> None:
-    """Caps and scales of the model's own head included; the target stays as it is."""
-    target = Target(build(FAMILIES[family]()), None, family)
-    output = target.model.get_output_embeddings()
-    ids = torch.tensor([5, 3, 66, 20])
-    hidden = torch.randn(6, 32)
-    all_of_them = target.logits(hidden)
-    some = logits_of(target, ids)(hidden)
-    torch.testing.assert_close(some, all_of_them[:, ids])
-    assert some.std() > 0.1 and not some.requires_grad
-    assert target.model.get_output_embeddings() is output
-    assert torch.equal(target.logits(hidden), all_of_them)
-
-
-def test_logits_of_some_tokens_include_the_bias() -> None:
-    model = build(PhiConfig(**PLAIN))
-    target, ids = Target(model, None, "phi"), torch.tensor([7, 2])
-    assert model.get_output_embeddings().bias is not None
-    hidden = torch.randn(3, 32)
-    torch.testing.assert_close(logits_of(target, ids)(hidden), target.logits(hidden)[:, ids])
-
-
-def test_logits_of_some_tokens_of_a_target_that_is_fast_on_a_cpu() -> None:
-    """An engine that owns its target replaces the output layer of its head."""
-    target, ids, hidden = make_target(), torch.tensor([5, 3, 66]), torch.randn(6, 32)
-    before = target.logits(hidden)[:, ids]
-    CpuBackend().target(target, own=True)
-    torch.testing.assert_close(logits_of(target, ids)(hidden), before)
-
-
-def whole(sequence: Sequence, ratio: float = 1.0) -> Segment:
-    elements = all_elements(sequence, ratio)
-    return Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-
-
 def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=15)
-    segment, hidden = whole(sequence), torch.randn(TOKENS, 32)
-    normed = torch.randn(len(segment.own), 32).requires_grad_()
+    segment = one_pass(sequence, all_elements(sequence))
+    hidden = torch.randn(TOKENS, 32)
+    normed = torch.randn(len(segment.trained), 32).requires_grad_()
     trainee = Trainee(drafter, target, bf16=False)
     trainee.compare(sequence, hidden, segment, normed).loss.backward()
     touched = normed.grad.abs().sum(-1) > 0
     elements = segment.elements
     pairs = zip(*(x.tolist() for x in elements), strict=True)
-    expected = set(judged(sequence, elements))
+    expected = set(trained_pairs(sequence, elements))
     assert touched.tolist() == [pair in expected for pair in pairs]
     assert touched.any() and not touched.all()
 
@@ -294,8 +204,8 @@ def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
 def test_nothing_supervised_gives_zero(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=TOKENS)
     trainee = Trainee(drafter, target, bf16=False)
-    said = run_target(target, sequence, drafter.config.feature_layers)
-    result = trainee(sequence, said, whole(sequence))
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    result = trainee(sequence, output, one_pass(sequence, all_elements(sequence)))
     result.loss.backward()
     assert (result.loss.item(), int(result.supervised.sum())) == (0.0, 0)
 
@@ -305,8 +215,8 @@ def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     """Every parameter gets a gradient, and the target none."""
     drafter, sequence = make_drafter(target, method), make_sequence()
     trainee = Trainee(drafter, target, bf16=False)
-    said = run_target(target, sequence, drafter.config.feature_layers)
-    trainee(sequence, said, whole(sequence, 0.7)).loss.backward()
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    trainee(sequence, output, one_pass(sequence, all_elements(sequence, 0.7))).loss.backward()
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
     assert not any(p.requires_grad or p.grad is not None for p in target.model.parameters())
