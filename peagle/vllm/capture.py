@@ -55,10 +55,8 @@ def tokens_in_passing(target: Target, documents: list[list[int]]) -> int:
     longer than the target's context, beyond which vLLM does not run it."""
     longest = max(map(len, documents))
     if longest > target.max_context:
-        raise InputError(
-            f"a document has {longest} tokens, vLLM runs {target.name} over at most "
-            f"{target.max_context}: set `max_length` to {target.max_context}"
-        )
+        why = f"a document has {longest} tokens; vLLM runs {target.name} over {target.max_context}"
+        raise InputError(why, field="max_length", fix=f"set it to {target.max_context}")
     return min(sum(map(len, documents)), 2 * max(longest, WINDOW))
 
 
@@ -146,7 +144,8 @@ def last_norm(target: Target) -> nn.Module:
     norm, given, made = ran[-1]
     if given is not left[0] or not torch.equal(made[0, :1], hidden):
         kind = type(target.decoder).__name__
-        raise InputError(f"target {target.name} ({kind}): no single norm after its last layer")
+        why = f"its {kind} has no single norm after the last layer"
+        raise InputError(why, field="target", value=target.name)
     return norm
 
 
