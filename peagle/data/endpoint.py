@@ -20,7 +20,7 @@ from peagle.errors import InputError, first_line
 from peagle.model.thoughts import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
-LONGEST_PAUSE = 300.0  # seconds, whatever `retry-after` says
+MAX_PAUSE = 300.0  # seconds; a longer `retry-after` is cut
 TRIES = 4  # of one record, where the server answered with an error or not in time
 ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
 UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
@@ -29,14 +29,14 @@ WRONG_SETTINGS = (401, 403, *NO_MODEL_LIST)  # every request would fail
 
 
 class Endpoint(NamedTuple):
-    """Where a model is served: the base URL, which ends in /v1 as a rule, and its name there."""
+    """A served model: the base URL, which usually ends in /v1, and the model's name there."""
 
     url: str
     model: str
 
 
 class Servers(NamedTuple):
-    """Endpoints that answer, and how many requests each has at a time."""
+    """Endpoints that answer, and the number of concurrent requests to each."""
 
     endpoints: list[Endpoint]
     workers: int = 8
@@ -45,7 +45,7 @@ class Servers(NamedTuple):
 
 
 class RequestError(Exception):
-    """A failed request: why, its HTTP status (0: none came), and the seconds to wait at least."""
+    """A failed request: its reason, HTTP status (0: none came), and minimum wait in seconds."""
 
     def __init__(self, why: str, *, status: int = 0, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -74,20 +74,20 @@ def connect(
             served = asyncio.run(_models(base, api_key))
         except RequestError as error:
             if model is None or error.status not in NO_MODEL_LIST:
-                problems.append(f"url {url}: {error}")
+                problems.append(f"{url}: {error}")
                 continue
             served = []
         endpoints.append(Endpoint(base, model or _choose(url, served, prefer)))
     if not endpoints:
-        raise InputError("; ".join(problems))
+        raise InputError("; ".join(problems), field="url")
     return Servers(endpoints, workers, api_key, tuple(problems))
 
 
 def ask_servers(
     servers: Servers, todo: Sequence[PendingRecord], params: SamplingParams, write: Write
 ) -> list[str]:
-    """Answer records, and `write` each when it is finished. Returns what went wrong with records
-    and endpoints. Raises InputError when no worker is left and records are."""
+    """Answer records, and `write` each when it is finished. Returns the problems of records and
+    endpoints. Raises InputError when no worker is left and records are."""
     run = _Run(params, write, list(servers.problems))
     if todo:
         asyncio.run(run.answer_all(servers, todo))
@@ -118,7 +118,8 @@ class _Run:
         if left := self.waiting.qsize():
             answered = sum(not record.open for record in todo)
             state = f"{left} records are left, {answered} were answered and are kept"
-            raise InputError(f"{self.problems[-1]} ({state}): run again to continue")
+            why = f"{self.problems[-1]} ({state})"
+            raise InputError(why, field="url", fix="run again to continue")
 
     async def _work(self, client: httpx.AsyncClient, endpoint: Endpoint) -> None:
         failures = 0  # in a row
@@ -230,7 +231,7 @@ def _choose(url: str, served: list[str], prefer: str) -> str:
         return prefer
     if len(served) != 1:
         known = ", ".join(served) or "no model"
-        raise InputError(f"url {url}: serves {known}: name one as the target")
+        raise InputError(f"serves {known}", field="url", value=url, fix="name one as the target")
     return served[0]
 
 
@@ -249,7 +250,7 @@ async def _request(
     raise RequestError(
         f"HTTP {response.status_code} {response.reason_phrase}: {text}",
         status=response.status_code,
-        wait=min(float(wait), LONGEST_PAUSE) if wait.isdigit() else 0.0,
+        wait=min(float(wait), MAX_PAUSE) if wait.isdigit() else 0.0,
     )
 
 

@@ -67,7 +67,7 @@ def summarize(
             summary.tokens += len(used.ids)
             summary.answer_tokens += sum(used.supervised)
     if not summary.records:
-        raise InputError(f"{path}: no records: the file is empty")
+        raise InputError("no records: the file is empty", value=path)
     summary.documents = len(lengths)
     summary.lengths = percentiles(lengths)
     if set(kinds) != {""}:
@@ -90,7 +90,7 @@ def nth_record(path: Path, number: int) -> dict[str, Any]:
     for found, record in enumerate(read_records(path), start=1):
         if found == number:
             return record
-    raise InputError(f"record {number}: {path} has records 1 to {found}")
+    raise InputError(f"{path} has records 1 to {found}", field="record", value=number)
 
 
 def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:

@@ -53,14 +53,16 @@ class SynthConfig:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise InputError(f"count {self.count}: must be at least 1")
+            raise InputError("must be at least 1", field="count", value=self.count)
         if self.user.temperature == 0:
-            raise InputError("temperature 0: user turns must be sampled, or all are the same")
+            why = "must be above 0, or all user turns are the same"
+            raise InputError(why, field="temperature", value=0)
         for kind, share in self.mix.items():
             if kind not in STARTERS or not 0 <= share < float("inf"):
-                raise InputError(f"mix {kind}={share}: give {', '.join(STARTERS)} shares from 0 on")
+                fix = f"give {', '.join(STARTERS)} finite shares from 0 on"
+                raise InputError("is no share", field="mix", value=f"{kind}={share}", fix=fix)
         if not sum(self.mix.values()):
-            raise InputError("mix: no kind has a share above 0")
+            raise InputError("no kind has a share above 0", field="mix")
 
     @property
     def quotas(self) -> dict[str, int]:
@@ -112,8 +114,9 @@ def user_turn(
     text = apply_template(tokenizer, asked, answer=True, tools=style.tools, args=style.args)
     start, *rest = text.split(SENTINEL)
     if len(rest) != 1 or not rest[0].strip():
-        why = "the chat template cannot be cut where the user speaks"
-        raise InputError(f"{why}: name another with `chat_template`, or use data regenerate")
+        why = "cannot be cut where the user speaks"
+        fix = "name another one, or use `peagle data regenerate`"
+        raise InputError(why, field="chat_template", fix=fix)
     after = rest[0].strip()
     first = tokenizer(after, add_special_tokens=False)["input_ids"][0]
     known = tokenizer.added_tokens_decoder.get(first)
@@ -254,11 +257,10 @@ class _Synthesis:
 
     def _exhausted(self, output: Path) -> InputError:
         reasons = ", ".join(f"{count} {why}" for why, count in self.in_a_row.most_common())
-        return InputError(
-            f"{self.llm.target.name} wrote nothing usable in {self.in_a_row.total()} drafts in a "
-            f"row ({reasons}): change the sampling or the mix; {self.kinds.total()} records are "
-            f"kept in {output}"
-        )
+        drafts = f"{self.in_a_row.total()} drafts in a row ({reasons})"
+        why = f"wrote nothing usable in {drafts}; {self.kinds.total()} records are kept in {output}"
+        fix = "change the sampling or the mix"
+        return InputError(why, field="target", value=self.llm.target.name, fix=fix)
 
 
 def _draw(config: SynthConfig, number: int) -> Draft:

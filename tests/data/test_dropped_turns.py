@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from tiny import CHATML, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from peagle.data import chat
 from peagle.data.chat import Style, encode_documents, render
-from peagle.errors import InputError
 
 ROLES = (
     "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}"
@@ -75,7 +75,7 @@ def test_a_developer_is_the_system_where_the_template_has_none() -> None:
 def test_a_turn_that_is_not_shown_is_refused(template: str, messages: Any, index: int) -> None:
     tokenizer = with_template(template)
     for _ in range(2):
-        with pytest.raises(InputError, match=rf"^messages\[{index}\]: .*{messages[index]['role']}"):
+        with refused(f"messages[{index}]"):
             render(tokenizer, messages, answer=True)
 
 
@@ -127,7 +127,7 @@ def test_tools_and_arguments_may_decide() -> None:
         "{% endif %}{% endfor %}"
     )
     tokenizer, talk = with_template(template), [USER, ANSWER, RESULT]
-    with pytest.raises(InputError, match=r"messages\[2\]"):
+    with refused("messages[2]"):
         render(tokenizer, talk, answer=True)
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     assert render(tokenizer, talk, answer=True, style=Style([tool])).endswith("mat")
@@ -135,7 +135,7 @@ def test_tools_and_arguments_may_decide() -> None:
 
 
 def test_training_data() -> None:
-    with pytest.raises(InputError, match=r"^messages\[1\]: "):
+    with refused("messages[1]"):
         encode_documents(with_template(ROLES), [USER, CALLED, RESULT, ANSWER])
     [document] = encode_documents(with_template(ROLES), [DEVELOPER, USER, ANSWER])
     assert "be brief" in make_tokenizer().decode(document.ids)
@@ -144,6 +144,6 @@ def test_training_data() -> None:
 def test_the_roles_of_a_request(tmp_path: Path) -> None:
     """Others than these are refused, whatever a template would do."""
     for role in ("function", "", "System", "ipython"):
-        with pytest.raises(InputError, match="role"):
+        with refused("messages[0]"):
             chat.to_messages({"messages": [{"role": role, "content": "a", "name": ""}]})
     assert json.dumps(chat.ROLES)

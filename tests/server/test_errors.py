@@ -69,8 +69,8 @@ BAD += [
 ]
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "messages []: "),
-    ({"messages": [{"role": "x", "content": "a"}]}, "messages", "turn with role 'x'"),
-    ({"messages": [{"role": "user"}]}, "messages", "a text"),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0]", "has an unknown role"),
+    ({"messages": [{"role": "user"}]}, "messages[0]", "a text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages",
