@@ -15,7 +15,7 @@ from peagle.data.dataset import read_examples
 from peagle.data.regenerate import regenerate
 from peagle.data.starters import STARTERS
 from peagle.data.synth import (
-    PATIENCE,
+    MAX_REFUSED,
     SynthConfig,
     synthesize,
     user_turn,
@@ -206,7 +206,7 @@ def test_nothing_usable_ends_the_run_and_keeps_what_there_is(tmp_path: Path) -> 
         synthesize(llm, output, SynthConfig(5, {"chat": 1.0}, USER))
     for part in ("1 too short", "unfinished", f"1 records are kept in {output}"):
         assert part in error.value.why
-    assert len(llm.asked) < PATIENCE + 10
+    assert len(llm.asked) < MAX_REFUSED + 10
     assert len(read(output)) == 1
 
 
