@@ -1,7 +1,7 @@
 """Captured folders: the target's output for every training document, in shards (data/shard.py).
 
-A folder needs no list of its shards: each one says its documents and the count of all, so that a
-missing one shows.
+A folder needs no list of its shards: each one has the numbers of its documents and the count of the
+whole capture, so a missing shard is found.
 """
 
 from collections.abc import Sequence

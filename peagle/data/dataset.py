@@ -44,19 +44,19 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
-        place = Path(f"{path}:{number}")  # as editors and compilers write it
+        line_name = Path(f"{path}:{number}")  # as editors and compilers write it
         try:
             record = json.loads(line.rstrip())
         except json.JSONDecodeError as error:
             why = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise InputError(f"not JSON ({why})", value=place) from error
+            raise InputError(f"not JSON ({why})", value=line_name) from error
         except UnicodeDecodeError as error:
-            raise InputError(f"not UTF-8 ({error.reason})", value=place) from error
+            raise InputError(f"not UTF-8 ({error.reason})", value=line_name) from error
         except RecursionError as error:
-            raise InputError("nested too deeply", value=place) from error
+            raise InputError("nested too deeply", value=line_name) from error
         if not isinstance(record, dict):
             found = type(record).__name__
-            raise InputError(f"expected a JSON object, found {found}", value=place)
+            raise InputError(f"expected a JSON object, found {found}", value=line_name)
         yield record
 
 
@@ -107,8 +107,8 @@ def read_conversations(
 
 
 def usable(path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool) -> list[T | None]:
-    """Parse the records of a file; None in the place of one that cannot be used, for which `parse`
-    raises InputError. They are told by reason (InputWarning).
+    """Parse the records of a file; a record for which `parse` raises InputError gives None. An
+    InputWarning counts these by reason.
 
     Raises InputError for an empty file, for one of which nothing or less than 95 % can be used
     (NoAnswer is no fault), and, `strict`, for the first record that cannot.
@@ -183,7 +183,7 @@ def read_examples(
     """Read training documents, cut to `max_length` tokens; those without an answer are dropped, and
     records that cannot be used are left out (see `usable`).
 
-    A record holds `prompt_ids` and `answer_ids` (what `peagle data` writes: the exact tokens of the
+    A record holds `prompt_ids` and `answer_ids` (written by `peagle data`: the exact tokens of the
     target), or a conversation, which is tokenized here.
     """
     read = usable(path, lambda record: documents_of(record, tokenizer, max_length), strict)

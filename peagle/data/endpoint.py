@@ -1,8 +1,9 @@
 """Answers from OpenAI-compatible chat endpoints, several requests at a time.
 
-A worker asks one endpoint. A record whose request failed goes back to the queue, where any worker
-may take it, and the worker pauses, longer after each failure in a row. After one failure more than
-there are pauses the worker stops. The run ends when every record is finished or no worker is left.
+A worker sends to one endpoint. A record whose request failed goes back to the queue, from which any
+worker may take it, and the worker pauses, longer after each failure in a row. After one failure
+more than there are pauses the worker stops. The run ends when every record is finished or no worker
+is left.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from peagle.model.thoughts import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 MAX_PAUSE = 300.0  # seconds; a longer `retry-after` is cut
-TRIES = 4  # of one record, where the server answered with an error or not in time
+MAX_TRIES = 4  # requests for one record that end with a server error or a timeout
 ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
 UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
 NO_MODEL_LIST = (404, 405)
@@ -113,7 +114,7 @@ class _Run:
             finished = asyncio.ensure_future(self.waiting.join())
             await asyncio.wait((workers, finished), return_when=asyncio.FIRST_COMPLETED)
             if workers.done():
-                workers.result()  # raises what is no RequestError
+                workers.result()  # raises other errors than RequestError
             workers.cancel()
         if left := self.waiting.qsize():
             answered = sum(not record.open for record in todo)
@@ -144,7 +145,7 @@ class _Run:
         """Queue a record again unless its own request seems to be at fault."""
         at_fault = error.status not in (0, *UNAVAILABLE, *WRONG_SETTINGS)
         record.tries += at_fault
-        if at_fault and (error.status < 500 or record.tries >= TRIES):
+        if at_fault and (error.status < 500 or record.tries >= MAX_TRIES):
             self.problems.append(f"record {record.number + 1}: {error}")
         else:
             self.waiting.put_nowait(record)
@@ -154,8 +155,8 @@ class _Run:
 async def _answer(
     client: httpx.AsyncClient, endpoint: Endpoint, record: PendingRecord, params: SamplingParams
 ) -> None:
-    """Answer one turn. A conversation that the server finds too long for its context is asked for
-    a shorter answer, then without its oldest turns."""
+    """Answer one turn. If a conversation is too long for the server's context, a shorter answer is
+    requested, then the oldest turns are dropped."""
     messages = record.asked()
     while messages:
         body = _body(endpoint.model, messages, record.conversation.style, params)

@@ -32,7 +32,7 @@ class Report(NamedTuple):
     answers: int  # written
     truncated: int  # answers whose conversation lost its oldest turns to fit the context
     skipped: int  # turns left out: one that is too long even alone, and all after it
-    failed: int  # records that an endpoint could not answer; the next run asks again
+    failed: int  # records that an endpoint could not answer; the next run tries again
     problems: list[str]  # errors of endpoints
 
 
@@ -56,7 +56,7 @@ def regenerate(
     conversations: Sequence[Conversation],  # all of a prompt file, from `read_conversations`
     output: Path,
     params: SamplingParams,
-    limit: int | None = None,  # of records
+    limit: int | None = None,  # records to answer
     on_answers: Callable[[int, int, int], None] = lambda written, total, tokens: None,
 ) -> Report:
     """Answer every record, turn by turn, and append to `output` one line an answer: `messages` for

@@ -25,7 +25,7 @@ from peagle.errors import InputError
 from peagle.files import replacing
 from peagle.model.target import TargetOutput
 
-DTYPE = torch.bfloat16  # of features and hidden states
+DTYPE = torch.bfloat16  # features and hidden states
 KEY = "peagle.capture.2"  # metadata of the header; another format has another key
 TENSORS = ("features", "hidden", "ids", "lengths", "supervised")
 AGAIN = "delete it and run the same `peagle data capture`, which makes it anew"
@@ -84,11 +84,11 @@ def write_shard(
         made.touch()
         mode = made.stat().st_mode
         save_file(tensors, made, {KEY: f"{_sha256(text)} {text}"})
-        made.chmod(mode)  # safetensors makes files that nobody else may read
+        made.chmod(mode)  # safetensors makes files that only their owner may read
 
 
 class Shard:
-    """A shard's file, mapped into memory: only the rows that are asked for are read."""
+    """A shard's file, mapped into memory: only the requested rows are read."""
 
     origin: Origin
     first: int  # number of its first document in the capture

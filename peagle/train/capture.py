@@ -1,4 +1,4 @@
-"""The target over every training document once, kept on disk: training then never runs it again.
+"""Runs the target over every training document once and keeps its output on disk for training.
 
 The documents of a shard depend on their lengths alone, and its file appears when it is whole: a
 capture that was killed continues at the first shard that is missing. The engine that runs the
@@ -24,7 +24,7 @@ from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
 from peagle.train.step import Sequence, run_target
 
-HEADER = 2048  # bytes of a shard besides its tokens and documents, at most
+MAX_HEADER = 2048  # bytes of a shard's header
 # The target over documents' token ids, in their order.
 Run = Callable[[list[list[int]]], Generator[TargetOutput]]
 
@@ -35,7 +35,7 @@ class CaptureConfig:
 
     output: Folder for the shards; documents that it holds are not captured again.
     feature_layers: Target layers whose inputs are captured, as 2,15,27; the number of layers is
-        what leaves the last one. Default: 2, n/2 and n - 3 of n layers.
+        the output of the last one. Default: 2, n/2 and n - 3 of n layers.
     max_length: Maximum length of a document in tokens, less than the target's context; the rest is
         cut.
     shard_bytes: Size of one shard file in bytes.
@@ -56,10 +56,10 @@ class Plan(NamedTuple):
 
     origin: Origin
     shards: list[range]  # documents of each
-    done: set[int]  # numbers of the shards that a former run left whole
+    done: set[int]  # numbers of the shards that a former run wrote
     tokens: int
     bytes: int
-    bytes_left: int  # of shards that are not done
+    bytes_left: int  # the rest, without the shards in `done`
 
 
 def plan_capture(
@@ -89,7 +89,7 @@ def plan_capture(
     sizes = [len(example.ids) * each + 4 for example in examples]
     shards = _shards(sizes, config.shard_bytes)
     done = _done(config.output, origin, shards)
-    shard_sizes = [HEADER + sum(sizes[i] for i in shard) for shard in shards]
+    shard_sizes = [MAX_HEADER + sum(sizes[i] for i in shard) for shard in shards]
     left = sum(size for number, size in enumerate(shard_sizes) if number not in done)
     tokens = sum(len(example.ids) for example in examples)
     plan = Plan(origin, shards, done, tokens, sum(shard_sizes), left)
@@ -102,7 +102,7 @@ def plan_capture(
 
 
 def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
-    """The target of this process, by the very forward that training runs."""
+    """Run the target in this process, by the forward that training runs."""
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
         for ids in documents:

@@ -14,7 +14,7 @@ from peagle.data.captured import Captured, Captures, difference
 from peagle.data.example import Example, fingerprint
 from peagle.data.shard import KEY, Origin, Shard, token_bytes, write_shard
 from peagle.model.target import Target, TargetOutput
-from peagle.train.capture import HEADER
+from peagle.train.capture import MAX_HEADER
 
 WIDTH, LAYERS = 32, 3
 
@@ -89,7 +89,7 @@ def test_tokens_take_the_bytes_that_are_estimated(folder: Path) -> None:
     for shard in Captured(folder).shards:
         size = shard.path.stat().st_size
         tokens = shard.bounds[-1] * token_bytes(WIDTH, LAYERS) + 4 * (shard.end - shard.first)
-        assert 0 < size - tokens <= HEADER
+        assert 0 < size - tokens <= MAX_HEADER
 
 
 def test_rows_are_mapped_not_loaded(second: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exactly what the assistant said is supervised."""
+"""Exactly the assistant's tokens are supervised."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_answers_and_their_end_of_turn_are_supervised() -> None:
     assert not supervised[-1] and TOKENIZER.decode(ids[-1:]) == "\n", "the newline behind is not"
 
 
-def test_every_prefix_is_what_the_engine_is_asked() -> None:
+def test_every_prefix_is_a_prompt_of_the_engine() -> None:
     """Training sees the prompt's very tokens before the first supervised one."""
     [(ids, supervised)] = encode_documents(TOKENIZER, TALK)
     assert ids[: supervised.index(True)] == prompt_ids(TOKENIZER, TALK[:2])

@@ -105,7 +105,7 @@ SYSTEM, RESULT = {"role": "system", "content": "be kind"}, {"role": "tool", "con
         ([user("a"), TALK[1], user("b"), CALL], ["user"]),  # no result to go on from
     ],
 )
-def test_what_is_asked_of_a_conversation(tmp_path: Path, messages: list, roles: list[str]) -> None:
+def test_the_turns_of_a_conversation(tmp_path: Path, messages: list, roles: list[str]) -> None:
     [conversation] = read_conversations(write(tmp_path, {"messages": messages}))
     assert [" ".join(m["role"] for m in ask) for ask in conversation.asks] == roles
 
@@ -119,7 +119,7 @@ def test_a_system_prompt_goes_before_records_without_one(tmp_path: Path) -> None
     assert read_prompts(file) == [["a", "b"], ["the cat"]]
 
 
-def test_template_arguments_go_over_the_records_own(tmp_path: Path) -> None:
+def test_template_arguments_override_the_records(tmp_path: Path) -> None:
     record = {"turns": ["a"], "tools": [{"name": "look"}], "template_args": {"x": 1, "y": 2}}
     [conversation] = read_conversations(write(tmp_path, record), None, {"x": 3})
     assert conversation.style == Style([{"name": "look"}], {"x": 3, "y": 2})
@@ -152,7 +152,7 @@ def test_examples_of_both_kinds(tmp_path: Path) -> None:
     assert [examples[1]] == encode_documents(TOKENIZER, TALK)
 
 
-def test_truncation_drops_what_has_no_answer_left(tmp_path: Path) -> None:
+def test_truncation_drops_documents_without_an_answer(tmp_path: Path) -> None:
     long, short = ({"prompt_ids": [9] * n, "answer_ids": [6] * 4} for n in (10, 3))
     (example,) = read_examples(write(tmp_path, long, short), TOKENIZER, 5)
     assert example == ([9, 9, 9, 6, 6], [False] * 3 + [True] * 2)

@@ -92,7 +92,7 @@ def test_a_turn_that_is_not_shown_is_refused(template: str, messages: Any, index
         ),
     ],
 )
-def test_what_a_template_changes_is_no_fault(template: str, messages: Any) -> None:
+def test_a_changed_turn_is_no_fault(template: str, messages: Any) -> None:
     assert render(with_template(template), messages, answer=True)
 
 
@@ -102,7 +102,7 @@ def test_a_template_that_demands_words_has_the_last_one() -> None:
     assert render(with_template(template), [USER], answer=True) == ""
 
 
-def test_what_is_known_of_a_template_costs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation of the same roles is rendered once."""
     tokenizer, rendered = with_template(ROLES), list[Any]()
     apply = tokenizer.apply_chat_template

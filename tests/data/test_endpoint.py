@@ -16,7 +16,7 @@ from peagle.data import endpoint
 from peagle.data.chat import PLAIN_STYLE, Style
 from peagle.data.conversation import Conversation
 from peagle.data.dataset import read_examples
-from peagle.data.endpoint import TRIES, Endpoint, Servers, connect
+from peagle.data.endpoint import MAX_TRIES, Endpoint, Servers, connect
 from peagle.data.regenerate import Report, regenerate
 from peagle.engine.params import SamplingParams
 
@@ -101,7 +101,7 @@ def test_every_record_is_one_line(server: ChatServer, tmp_path: Path, workers: i
     assert len(examples) == len(TURNS)
 
 
-def test_what_is_sent(server: ChatServer, tmp_path: Path) -> None:
+def test_the_body_of_a_request(server: ChatServer, tmp_path: Path) -> None:
     tools, style = [{"type": "function"}], {"enable_thinking": False}
     call = {"function": {"name": "look", "arguments": {"at": "mat"}}, "type": "function", "id": "c"}
     asks = [[user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]]
@@ -128,7 +128,7 @@ def test_plain_requests_have_nothing_special(server: ChatServer, tmp_path: Path)
     assert "authorization" not in server.headers[0]
 
 
-def test_thoughts_and_tool_calls_are_kept_but_not_said_again(
+def test_thoughts_and_tool_calls_are_kept_but_not_sent_again(
     server: ChatServer, tmp_path: Path
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
@@ -154,7 +154,7 @@ def test_thoughts_and_tool_calls_are_kept_but_not_said_again(
         Reply([1]),
     ],
 )
-def test_failed_requests_are_asked_again(server: ChatServer, tmp_path: Path, reply: Reply) -> None:
+def test_failed_requests_are_sent_again(server: ChatServer, tmp_path: Path, reply: Reply) -> None:
     server.behave = failing(reply, 3)
     assert ask(server, tmp_path / "out") == Report(9, 0, 0, 0, [])
     check(tmp_path / "out")
@@ -204,12 +204,12 @@ def test_no_endpoint_at_all(dead: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "http://", "ftp://host/v1", ":"])
-def test_what_is_no_url(url: str) -> None:
+def test_bad_urls(url: str) -> None:
     with refused("url"):
         connect([url])
 
 
-def test_an_endpoint_that_dies_keeps_what_it_answered(server: ChatServer, tmp_path: Path) -> None:
+def test_an_endpoint_that_dies_keeps_its_answers(server: ChatServer, tmp_path: Path) -> None:
     """And the next run asks for the rest only."""
     output, answered = tmp_path / "out.jsonl", iter(range(4))
     server.behave = lambda body: Reply(None) if next(answered, None) is None else echo(body)
@@ -230,7 +230,7 @@ def test_an_endpoint_that_dies_keeps_what_it_answered(server: ChatServer, tmp_pa
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_no_request_would_survive_ends_the_run_at_once(
+def test_an_error_of_every_request_ends_the_run_at_once(
     server: ChatServer, tmp_path: Path, status: int
 ) -> None:
     server.behave = lambda body: Reply({"error": {"message": "wrong key\nor model"}}, status)
@@ -240,7 +240,7 @@ def test_what_no_request_would_survive_ends_the_run_at_once(
     assert len(server.bodies) == 1
 
 
-@pytest.mark.parametrize(("status", "tries"), [(500, TRIES), (400, 1), (422, 1)])
+@pytest.mark.parametrize(("status", "tries"), [(500, MAX_TRIES), (400, 1), (422, 1)])
 def test_a_record_that_always_fails_is_left_out(
     server: ChatServer, tmp_path: Path, status: int, tries: int
 ) -> None:
@@ -320,7 +320,7 @@ def test_nothing_to_ask(server: ChatServer, tmp_path: Path) -> None:
     assert len(server.bodies) == 9
 
 
-def test_the_model_that_is_asked(server: ChatServer) -> None:
+def test_the_model_of_an_endpoint(server: ChatServer) -> None:
     def served(*names: object) -> None:
         server.models = Reply({"data": [{"id": name} for name in names]})
 

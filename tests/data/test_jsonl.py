@@ -1,4 +1,4 @@
-"""A data file has one writer: a second one is told, and changes nothing."""
+"""A data file has one writer: a second one is refused, and changes nothing."""
 
 from pathlib import Path
 

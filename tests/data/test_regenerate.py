@@ -141,7 +141,7 @@ def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: 
         assert sorted(output.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_what_does_not_fit_is_cut_at_a_turn_and_counted(llm: LLM, tmp_path: Path) -> None:
+def test_a_long_conversation_is_cut_at_a_turn_and_counted(llm: LLM, tmp_path: Path) -> None:
     """The oldest turn goes, the system turn stays; a turn too long by itself ends its record."""
     output, long, too_long = tmp_path / "out.jsonl", "the cat sat " * 30, "the cat sat " * 99
     asked = [[long, "and then", long], ["ran", too_long, "hat"], [too_long], ["mat"]]

@@ -47,7 +47,7 @@ def test_the_numbers_of_a_file(tmp_path: Path) -> None:
     ]
 
 
-def test_they_are_what_training_reads(tmp_path: Path) -> None:
+def test_they_are_those_of_training(tmp_path: Path) -> None:
     file = write(tmp_path, ids(4, 6), {"messages": TALK * 2}, ids(20, 5), ids(3, 30))
     for max_length in (8, 16, 99):
         examples = read_examples(file, TOKENIZER, max_length)

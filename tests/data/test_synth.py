@@ -49,7 +49,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_records_are_the_targets_own(llm: LLM, made: Path) -> None:
+def test_records_are_written_by_the_target(llm: LLM, made: Path) -> None:
     records = read(made)
     assert [record["record"] for record in records] == list(range(10))
     greedy = SamplingParams(max_tokens=6)
@@ -100,7 +100,7 @@ def test_batching_does_not_change_the_file(made: Path, tmp_path: Path, batch: in
     assert (tmp_path / "data.jsonl").read_bytes() == made.read_bytes()
 
 
-def test_more_can_be_asked_for_later_and_is_reported(llm: LLM, tmp_path: Path) -> None:
+def test_a_larger_count_continues_and_is_reported(llm: LLM, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     few, more = (SynthConfig(n, EACH, USER, max_tokens=2) for n in (3, 6))
     file = tmp_path / "run" / "data.jsonl"

@@ -1,4 +1,4 @@
-"""Records that cannot be used: a few are left out and told by reason, many are refused."""
+"""Records that cannot be used: a few are left out and counted by reason, many are refused."""
 
 import json
 import warnings
@@ -53,7 +53,7 @@ both = pytest.mark.parametrize("read", [examples, conversations])
 
 
 @both
-def test_a_few_are_left_out_and_told(read: Read, tmp_path: Path) -> None:
+def test_a_few_are_left_out_and_counted(read: Read, tmp_path: Path) -> None:
     """Each reason with its count and its first record."""
     records = [GOOD] * 100
     records[6] = records[60] = CRITIC
@@ -88,7 +88,7 @@ def test_strict_refuses_the_first(read: Read, tmp_path: Path) -> None:
 
 
 @both
-def test_good_files_are_not_spoken_of(read: Read, tmp_path: Path) -> None:
+def test_good_files_give_no_warning(read: Read, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(read(write(tmp_path, [GOOD] * 3), strict=True)) == 3
@@ -100,7 +100,7 @@ def test_token_ids_of_another_target(tmp_path: Path) -> None:
         assert len(examples(file)) == 40
 
 
-def test_answers_beyond_the_length_are_told_but_no_fault(tmp_path: Path) -> None:
+def test_answers_beyond_the_length_are_counted_but_no_fault(tmp_path: Path) -> None:
     long = {"prompt_ids": [9] * 120, "answer_ids": [8, 8]}
     file = write(tmp_path, [GOOD, long, long])
     with pytest.warns(InputWarning, match="2 × record 2: no answer to train on within"):
@@ -152,7 +152,7 @@ def test_turns_that_the_template_leaves_out(tmp_path: Path) -> None:
         read_conversations(file, tokenizer=tokenizer)
 
 
-def test_no_template_is_told_once(tmp_path: Path) -> None:
+def test_no_template_is_one_reason(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(InputError, match="3 × record 1: the target's tokenizer has no chat templ"):

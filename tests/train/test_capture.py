@@ -20,7 +20,7 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
 from peagle.train.capture import (
-    HEADER,
+    MAX_HEADER,
     CaptureConfig,
     Plan,
     capture,
@@ -74,7 +74,7 @@ def test_shards_hold_all_documents_in_order(
     assert captured(target, data, tmp_path).examples() == data
     sizes = [file.stat().st_size for file in tmp_path.iterdir()]
     assert len(sizes) > 3
-    assert max(sizes) <= SHARD + HEADER
+    assert max(sizes) <= SHARD + MAX_HEADER
 
 
 def test_a_document_larger_than_a_shard_is_one(
@@ -143,7 +143,7 @@ def test_only_a_shard_that_is_gone_is_made_anew(
     assert contents(tmp_path) == before
 
 
-def test_a_full_disk_leaves_what_was_written_whole(
+def test_a_full_disk_leaves_whole_shards(
     tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from peagle.data import shard as shard_module  # noqa: PLC0415
@@ -171,7 +171,7 @@ class Usage(NamedTuple):
     free: int
 
 
-def test_the_estimate_is_what_the_files_take_and_what_is_asked_for(
+def test_the_estimate_is_the_size_of_the_files_and_is_required(
     tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "not" / "there"
@@ -188,7 +188,7 @@ def test_the_estimate_is_what_the_files_take_and_what_is_asked_for(
     assert not folder.exists()
     capture(in_process(target, LAYERS), data, folder, planned(plan.bytes, config))
     taken = sum(map(len, contents(folder).values()))
-    assert taken <= plan.bytes <= taken + HEADER * len(plan.shards)
+    assert taken <= plan.bytes <= taken + MAX_HEADER * len(plan.shards)
     assert planned(0, config).bytes_left == 0, "nothing left to write"
 
 
@@ -252,8 +252,8 @@ class Wrong(Captures):
     moved = "features"
 
     def output(self, documents: Any, target: Target) -> TargetOutput:
-        said = super().output(documents, target)
-        return said._replace(**{self.moved: getattr(said, self.moved).roll(1, 0)})
+        output = super().output(documents, target)
+        return output._replace(**{self.moved: getattr(output, self.moved).roll(1, 0)})
 
 
 def test_training_from_a_capture_is_training_online(
@@ -294,13 +294,13 @@ def test_another_target_template_or_layers_are_refused(
 ) -> None:
     read = captured(target, data[:4], tmp_path)
     read.check(target, LAYERS)
-    retold = make_target()
-    assert retold.tokenizer is not None
-    retold.tokenizer.chat_template = "{{ messages }}"
+    other_template = make_target()
+    assert other_template.tokenizer is not None
+    other_template.tokenizer.chat_template = "{{ messages }}"
     others = {
         "weights": make_target(seed=7),
         "architecture": make_target(layers=5),
-        "chat template": retold,
+        "chat template": other_template,
     }
     for name, other in others.items():
         with refused("data") as error:

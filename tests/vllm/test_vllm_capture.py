@@ -182,7 +182,7 @@ def test_vllm_is_not_started_when_nothing_is_left(
     captured(target, data[:4], tmp_path)
 
 
-def test_a_refusal_of_vllm_is_said(
+def test_a_refusal_of_vllm_is_shown(
     tmp_path: Path, folder: Path, data: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = load_target(str(folder))
