@@ -1,5 +1,7 @@
 """Captured shards: what is written is read, damage is named."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tiny import random_prompts
 from peagle.data.captured import Captured, Captures, difference
 from peagle.data.example import Example, fingerprint
 from peagle.data.shard import KEY, Origin, Shard, token_bytes, write_shard
+from peagle.errors import InputError
 from peagle.model.target import Target, TargetOutput
 from peagle.train.capture import MAX_HEADER
 
@@ -71,6 +74,14 @@ def test_round_trip(folder: Path, chosen: list[int]) -> None:
         assert torch.equal(getattr(found, name), rows.bfloat16().float())
 
 
+@contextmanager
+def named(path: Path) -> Iterator[pytest.ExceptionInfo[InputError]]:
+    """Expect an error that names a file or folder."""
+    with refused() as error:
+        yield error
+    assert error.value.value == path
+
+
 def test_only_shards_are_left_readable_for_all(folder: Path) -> None:
     files = sorted(folder.iterdir())
     assert [file.name for file in files] == [f"shard-0000{i}.safetensors" for i in (0, 1)]
@@ -104,17 +115,15 @@ def test_a_damaged_shard_is_named_when_it_is_first_used(folder: Path, second: Pa
     content[-1] ^= 1
     second.write_bytes(content)
     read(folder, [0, 2])
-    with refused() as error:
+    with named(second):
         read(folder, [3])
-    assert error.value.value == second
 
 
 @pytest.mark.parametrize("left", [0, 100, 1000])
 def test_a_cut_shard_is_named(folder: Path, second: Path, left: int) -> None:
     second.write_bytes(second.read_bytes()[:left])
-    with refused() as error:
+    with named(second):
         Captured(folder)
-    assert error.value.value == second
 
 
 def edited(shard: Path, old: str, new: str) -> None:
@@ -129,17 +138,15 @@ def edited(shard: Path, old: str, new: str) -> None:
 )
 def test_a_damaged_header_is_named(folder: Path, second: Path, old: str, new: str) -> None:
     edited(second, old, new)
-    with refused() as error:
+    with named(second) as error:
         Captured(folder)
-    assert error.value.value == second
     assert "header" in error.value.why
 
 
 def test_a_folder_with_a_manifest_must_be_captured_again(folder: Path) -> None:
     (folder / "capture.json").write_text('{"format": 1}')
-    with refused() as error:
+    with named(folder) as error:
         Captured(folder)
-    assert error.value.value == folder
     assert "capture again" in str(error.value.fix)
 
 
@@ -152,31 +159,27 @@ def test_a_capture_that_lacks_a_shard_is_not_read(folder: Path, number: int, lef
 
 
 def test_an_empty_folder_is_no_capture(tmp_path: Path) -> None:
-    with refused("data") as error:
+    with refused("data"):
         Captured(tmp_path)
-    assert error.value.value == tmp_path
 
 
 def test_a_shard_of_another_capture_is_named(folder: Path, second: Path) -> None:
     save(folder, 1, slice(3, 5), replace(ORIGIN, weights_hash="v"))
-    with refused() as error:
+    with named(second) as error:
         Captured(folder)
-    assert error.value.value == second
     assert "weights_hash" in error.value.why
 
 
 def test_documents_that_two_shards_have_are_named(folder: Path) -> None:
     extra = save(folder, 2, slice(4, 5))
-    with refused() as error:
+    with named(extra):
         Captured(folder)
-    assert error.value.value == extra
 
 
 def test_documents_that_are_not_those_captured(tmp_path: Path) -> None:
     save(tmp_path, 0, slice(0, 5), replace(ORIGIN, data="e"))
-    with refused() as error:
+    with named(tmp_path):
         Captured(tmp_path).examples()
-    assert error.value.value == tmp_path
 
 
 def test_differences_are_named() -> None:

@@ -15,7 +15,6 @@ from peagle.data.chat import (
     encode_documents,
     prompt_ids,
     render,
-    system_turn,
     to_messages,
     to_style,
 )
@@ -239,11 +238,6 @@ def test_style_of_a_record() -> None:
     for wrong in ({"tools": {"a": 1}}, {"tools": "look"}, {"template_args": ["a"]}):
         with refused(*wrong):
             to_style(wrong)
-
-
-def test_system_turn() -> None:
-    assert system_turn("be brief") == TALK[:1]
-    assert system_turn(None) == []
 
 
 def test_prompt_opens_the_answer() -> None:

@@ -64,12 +64,11 @@ def test_only_the_first_reasons_are_given(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no records"):
-        summarize(write(tmp_path), TOKENIZER)
-    file = tmp_path / "data.jsonl"
-    file.write_text('{"a": 1}\n{"a"')
-    with pytest.raises(InputError, match="data.jsonl:2: not JSON"):
-        summarize(file, TOKENIZER)
+    for text in ("", '{"a": 1}\n{"a"'):
+        file = tmp_path / "data.jsonl"
+        file.write_text(text)
+        with refused():
+            summarize(file, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +104,3 @@ def test_documents_whole_and_cut() -> None:
         documents_of(ids(1, 1), TOKENIZER)
     with pytest.raises(InputError, match="no answer"):
         documents_of({"prompt_ids": [], "answer_ids": []}, TOKENIZER)
-
-
-def test_answers_of_another_target() -> None:
-    with refused("answer_ids"):
-        documents_of({"prompt_ids": [1, 2], "answer_ids": [70_000]}, TOKENIZER)

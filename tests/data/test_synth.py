@@ -12,7 +12,6 @@ from tiny import make_target, make_tokenizer
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_examples
-from peagle.data.regenerate import regenerate
 from peagle.data.starters import STARTERS
 from peagle.data.synth import (
     MAX_REFUSED,
@@ -24,7 +23,6 @@ from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 USER = SamplingParams(temperature=1.2, max_tokens=48)
@@ -294,10 +292,3 @@ def test_another_file_is_left_as_it_was(llm: LLM, tmp_path: Path, foreign: str) 
     with refused("output"):
         synthesize(llm, output, CONFIG)
     assert output.read_text() == foreign
-
-
-def test_a_folder_is_not_a_file(llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="output .*: Is a directory"):
-        synthesize(llm, tmp_path, CONFIG)
-    with pytest.raises(InputError, match="output .*: Is a directory"):
-        regenerate(llm, [], tmp_path, USER)

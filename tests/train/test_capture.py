@@ -113,6 +113,7 @@ def test_a_stopped_capture_goes_on(
         Captured(tmp_path / "halves")
     plan = plan_capture(target, data, settings(tmp_path / "halves"))
     assert plan.done == set(range(whole))
+    (tmp_path / "halves" / f".shard-{whole:05d}.safetensors").write_bytes(b"half")
     captured(target, data, tmp_path / "halves")
     assert contents(tmp_path / "halves") == contents(tmp_path / "straight")
 
@@ -202,6 +203,10 @@ def test_a_folder_of_another_capture_is_refused(
     with refused("output") as error:
         plan_capture(target, data[:-1], settings(tmp_path))
     assert "other documents" in error.value.why
+    (tmp_path / "capture.json").touch()
+    with refused() as error:
+        plan_capture(target, data, settings(tmp_path))
+    assert "capture again" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("layers", [None, (2, 1), (1, 1)])
