@@ -14,7 +14,8 @@ from peagle.model.template import NO_ARGS, apply_template
 from peagle.model.thoughts import THINKING, find_thoughts
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-SYSTEM_ROLES, ASKING = ("system", "developer"), ("user", "tool")
+SYSTEM_ROLES = ("system", "developer")
+ASKING = ("user", "tool")
 ROLES = (*ASKING, "assistant", *SYSTEM_ROLES)
 KEPT = ("tool_call_id", "name")  # templates read these too
 CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
@@ -66,8 +67,9 @@ def render(
     lost = _left_out(tokenizer, template, turns, answer, how)
     if lost is not None:
         why = "the chat template leaves out this turn, or a call in it"
-        field, role = f"messages[{lost}]", messages[lost]["role"]
-        raise InputError(why, field=field, value=role, fix="put it into another turn")
+        role = messages[lost]["role"]
+        fix = "put it into another turn"
+        raise InputError(why, field=f"messages[{lost}]", value=role, fix=fix)
     return text
 
 
@@ -81,7 +83,8 @@ def _left_out(
 ) -> int | None:
     """The first turn that the template leaves out, as a whole or a call in it, tried with invented
     words. None where there is no such turn, or the template refuses the words."""
-    messages, words = list[Message](), list[list[str]]()
+    messages: list[Message] = []
+    words: list[list[str]] = []
     for number, (role, count) in enumerate(turns):
         word = f"word{number:05}"
         names = [f"{word}c{call}" for call in range(count)]
@@ -226,7 +229,8 @@ def _function(name: str, arguments: object) -> dict[str, Any]:
 
 def to_style(record: dict[str, Any]) -> Style:
     """Read `tools` and `template_args` of a record. Raises InputError for values of other types."""
-    tools, args = record.get("tools"), record.get("template_args") or {}
+    tools = record.get("tools")
+    args = record.get("template_args") or {}
     if isinstance(tools, str):
         tools = _from_json(tools, "tools")
     if not isinstance(tools, list | None):

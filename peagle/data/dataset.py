@@ -163,7 +163,8 @@ def _asks(messages: list[Message]) -> list[list[Message]]:
     asks: list[list[Message]] = []
     current: list[Message] = []
     for message in messages:
-        role, calls = message["role"], message.get("tool_calls")
+        role = message["role"]
+        calls = message.get("tool_calls")
         ready = bool(current) and current[-1]["role"] in ASKING
         if ready and (role == "user" or (role == "assistant" and not calls)):
             asks.append(current)
@@ -197,22 +198,14 @@ def documents_of(
 
     Raises InputError when there is none.
     """
-    found = trainable(to_examples(record, tokenizer), max_length)
-    if not found:
-        limit = f" within `max_length` {max_length}" if max_length else ""
-        raise NoAnswer(f"no answer to train on{limit}")
-    return found
-
-
-def trainable(
-    documents: list[Example], max_length: int | None = None
-) -> list[tuple[Example, Example]]:
-    """Find the documents with an answer left to train on: whole, and cut to `max_length` tokens."""
     found = []
-    for whole in documents:
+    for whole in to_examples(record, tokenizer):
         used = Example(whole.ids[:max_length], whole.supervised[:max_length])
         if any(used.supervised[2:]):  # x[2] is the first token that a drafter could predict
             found.append((whole, used))
+    if not found:
+        limit = f" within `max_length` {max_length}" if max_length else ""
+        raise NoAnswer(f"no answer to train on{limit}")
     return found
 
 

@@ -22,8 +22,8 @@ def open_to_append(output: Path) -> BinaryIO:
         file = output.open("a+b")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        why, fix = "another process is writing it", "name another file"
-        raise InputError(why, field="output", value=output, fix=fix) from error
+        why = "another process is writing it"
+        raise InputError(why, field="output", value=output, fix="name another file") from error
     except OSError as error:
         raise unusable(error, output) from error
     return file
@@ -47,9 +47,10 @@ def read_back(
         try:
             found.append((parse(json.loads(line)), size))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            line_name = Path(f"{file.name}:{number}")
-            why, fix = f"not written by `peagle data {command}`", "name another file"
-            raise InputError(why, field="output", value=line_name, fix=fix) from error
+            why = f"not written by `peagle data {command}`"
+            at = Path(f"{file.name}:{number}")
+            fix = "name another file"
+            raise InputError(why, field="output", value=at, fix=fix) from error
         size += len(line)
     file.truncate(size)
     return found

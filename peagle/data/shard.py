@@ -67,12 +67,16 @@ def write_shard(
     outputs: Iterable[TargetOutput],
 ) -> None:
     """Write documents to a file, whole or not at all. Raises OSError when the disk refuses."""
-    rows = [TargetOutput(*(each.to("cpu", DTYPE) for each in output)) for output in outputs]
+    features: list[Tensor] = []
+    hidden: list[Tensor] = []
+    for output in outputs:  # moved one by one: together they may not fit next to the target
+        features.append(output.features.to("cpu", DTYPE))
+        hidden.append(output.hidden.to("cpu", DTYPE))
     ids = [token for example in examples for token in example.ids]
     supervised = [flag for example in examples for flag in example.supervised]
     tensors = {
-        "features": torch.cat([output.features for output in rows]),
-        "hidden": torch.cat([output.hidden for output in rows]),
+        "features": torch.cat(features),
+        "hidden": torch.cat(hidden),
         "ids": torch.tensor(ids, dtype=torch.int32),
         "supervised": torch.tensor(supervised),
         "lengths": torch.tensor([len(example.ids) for example in examples], dtype=torch.int32),
@@ -90,10 +94,6 @@ def write_shard(
 class Shard:
     """A shard's file, mapped into memory: only the requested rows are read."""
 
-    origin: Origin
-    first: int  # number of its first document in the capture
-    end: int  # number after its last one
-
     def __init__(self, path: Path) -> None:
         """Raises InputError when the file or its header cannot be read."""
         self.path = path
@@ -107,7 +107,9 @@ class Shard:
         facts = json.loads(text)
         origin = facts["origin"]
         self.origin = Origin(**{**origin, "feature_layers": tuple(origin["feature_layers"])})
-        self.first, self.end, self.sha256 = facts["first"], facts["end"], facts["sha256"]
+        self.first: int = facts["first"]  # number of its first document in the capture
+        self.end: int = facts["end"]  # number after its last one
+        self.sha256 = facts["sha256"]
         self._verified = False
 
     @cached_property

@@ -160,11 +160,12 @@ class _Synthesis:
     def run(self, output: Path, on_record: Callable[[int, int], None]) -> SynthReport:
         total = self.config.count
         with open_to_append(output) as file:
-            drafts = [draft for draft, _ in read_back(file, "synth", _from_line)]
-            for draft in drafts:
+            next_draw = 0
+            for draft, _ in read_back(file, "synth", _from_line):
                 self._keep(draft)
+                next_draw = draft.number + 1
             before = self.kinds.total()
-            draws = _draws(self.config, drafts[-1].number + 1 if drafts else 0)
+            draws = _draws(self.config, next_draw)
             wanted = (draft for draft in draws if self.missing[draft.kind])
             on_record(total - self.missing.total(), total)
             while self.missing:

@@ -89,7 +89,7 @@ def plan_capture(
     sizes = [len(example.ids) * each + 4 for example in examples]
     shards = _shards(sizes, config.shard_bytes)
     done = _done(config.output, origin, shards)
-    shard_sizes = [MAX_HEADER + sum(sizes[i] for i in shard) for shard in shards]
+    shard_sizes = [MAX_HEADER + sum(sizes[shard.start : shard.stop]) for shard in shards]
     left = sum(size for number, size in enumerate(shard_sizes) if number not in done)
     tokens = sum(len(example.ids) for example in examples)
     plan = Plan(origin, shards, done, tokens, sum(shard_sizes), left)
