@@ -203,7 +203,7 @@ def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
     running.api.llm.tokenizer.chat_template = CHATML.replace("{% for m in messages %}", loop)
     client: Any = running.client()
     result = {"role": "tool", "content": "mat", "tool_call_id": "c1"}
-    with pytest.raises(openai.BadRequestError, match="role 'tool'") as told:
+    with pytest.raises(openai.BadRequestError) as told:
         client.chat.completions.create(model=MODEL, messages=[*ASKED, result], max_tokens=2)
     assert told.value.param == "messages[2]"
     counts = []
