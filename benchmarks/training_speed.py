@@ -24,7 +24,7 @@ import torch
 from common import RESULTS, TARGET, environment, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
-from peagle.data.captured import Captured
+from peagle.data.captured import Captures
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
 from peagle.model.device import keep_freed_memory
@@ -104,15 +104,15 @@ def peak(device: torch.device) -> float:
     return 2 * 4096**3 / median(taken[1:])
 
 
-def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captured:
+def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captures:
     """States of the target for documents of at most `length` tokens, captured into `folder`."""
     config = CaptureConfig(folder, max_length=length)
     plan = plan_capture(target, examples, config)
     capture(in_process(target, plan.origin.feature_layers), examples, folder, plan)
-    return Captured(folder)
+    return Captures([folder])
 
 
-def make(target: Target, examples: list[Example], states: Captured, row: dict[str, Any]) -> Row:
+def make(target: Target, examples: list[Example], states: Captures, row: dict[str, Any]) -> Row:
     """A training that is ready to run; it is never saved."""
     changes = dict(row)
     method, stored = changes.pop("method", "p-eagle"), changes.pop("captured", False)

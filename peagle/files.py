@@ -50,14 +50,23 @@ def check_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=there).close()
 
 
-def replace_file(file: Path, content: str) -> None:
-    """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield a path to write to; its file takes the place of `file` when the block ends, on the disk
+    by then: all of it or none. Raises OSError."""
     made = file.with_name(f".{file.name}")
     try:
-        with made.open("w") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
+        yield made
+        with made.open("rb+") as written:
+            os.fsync(written.fileno())
         os.replace(made, file)
+    except SafetensorError as error:  # the writer's word for a full disk
+        raise OSError(str(error)) from error
     finally:
         made.unlink(missing_ok=True)
+
+
+def replace_file(file: Path, content: str) -> None:
+    """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
+    with replacing(file) as made:
+        made.write_text(content)

@@ -76,7 +76,7 @@ def test_what_is_there_is_said(target: Path, answers: Path, folder: Path, tmp_pa
     shutil.copytree(folder, copy)
     (copy / "shard-00000.safetensors").unlink()
     said = invoke(*capture(target, answers, copy)).stderr
-    assert "17 documents are there: 0.0 MB to write" in said
+    assert "17 documents are there: 0.1 MB to write" in said
 
 
 def test_the_layers_of_the_capture_are_the_heads(
@@ -88,7 +88,7 @@ def test_the_layers_of_the_capture_are_the_heads(
     assert len(metrics(tmp_path / "out")) == 3
     command = ("train", target, "--data", made, "--output", tmp_path / "other", *STEPS)
     line = refused(*command, "--feature-layers", "1,3,5")
-    assert f"{made}: captured with feature layers 1,2, the head has 1,3,5" in line
+    assert f"{made}: captured with feature layers (1, 2), now (1, 3, 5)" in line
 
 
 def test_another_target_is_refused(
@@ -108,8 +108,8 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--shard-mb", 0), "shard size 0: must be above 0 bytes"),
-        (("--feature-layers", "3,1"), "feature layers [3, 1]: must be strictly ascending"),
+        (("--shard-mb", 0), "shard_bytes 0: must be above 0"),
+        (("--feature-layers", "3,1"), "--feature-layers '3,1': must be strictly ascending"),
         (("--feature-layers", "1,9"), "feature layers [1, 9]: "),
         (("--engine", "sglang"), "--engine 'sglang': choose transformers or vllm"),
         (("--tensor-parallel-size", 2), "--tensor-parallel-size 2: goes with --engine vllm"),

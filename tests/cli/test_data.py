@@ -130,7 +130,7 @@ def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--mix", "poem=1"), "--mix poem=1: give chat, code, math"),
+        (("--mix", "poem=1"), "is no share; give chat, code, math"),
         (("--mix", "chat=much"), "--mix chat=much: expected a number"),
         (("--mix", "chat=true"), "--mix chat=True: expected a number"),
         (("--mix", "chat"), "--mix 'chat': expected name=value"),
@@ -138,7 +138,7 @@ def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("--mix", "chat=0"), "no kind has a share above 0"),
         (("--mix", ""), "--mix '': expected name=value"),
         (("--count", 0), "--count 0: must be at least 1"),
-        (("--temperature", 0), "--temperature 0: user turns must be sampled"),
+        (("--temperature", 0), "--temperature 0: must be above 0"),
         (("--prompt-tokens", 0), "--prompt-tokens 0: must be at least 1"),
         (("--max-tokens", 0), "--max-tokens 0: must be at least 1"),
         (("--chat-template-arg", "think"), "--chat-template-arg 'think': expected name=value"),
@@ -164,7 +164,7 @@ def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], sai
             "--chat-template with --url: the endpoint has",
         ),
         (("--url", "http://h/v1", "--api-key-env", "NOT_SET"), "--api-key-env NOT_SET: the var"),
-        (("--url", "h:8000"), "--url h:8000: no answer ("),
+        (("--url", "h:8000"), "--url: h:8000: no answer ("),
     ],
 )
 def test_regenerate_options(

@@ -294,7 +294,7 @@ def test_records_that_cannot_be_used(
         told = invoke(*command, "--output", tmp_path / command[1]).stderr
         assert "1 × record" in told and "'critic'" in told
         line = refused(*command, "--output", tmp_path / "strict", "--strict")
-        assert f"record {2 * len(good) + 1}: turn with role 'critic'" in line
+        assert f"record {2 * len(good) + 1}: messages[0] 'critic': has an unknown role" in line
     line = refused(*regenerate, "--output", tmp_path / "made.jsonl")
     assert f"{file}: " in line
 

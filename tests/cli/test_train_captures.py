@@ -70,9 +70,9 @@ def test_folders_that_do_not_go_together(
         return refused("train", target, "--data", data, "--output", tmp_path / "out", *SMALL)
 
     other = line(f"{parts[0]},{parts[2]}")
-    assert f"{parts[2]}: captured with feature layers 1,2, the head has" in other
+    assert f"{parts[2]}: captured with feature layers (1, 2), now" in other
     assert "is named twice" in line(f"{parts[0]},{parts[0]}")
-    assert f"{tmp_path / 'none'}: a folder without capture.json" in line(
+    assert f"{tmp_path / 'none'}: a folder without captured shards" in line(
         f"{parts[0]},{tmp_path / 'none'}"
     )
     assert not (tmp_path / "out").exists()
