@@ -49,19 +49,19 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         layers = self.feature_layers
         if not layers or any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
-            raise InputError(
-                f"feature layers {list(layers)} must be strictly ascending; "
-                "name them with `feature_layers` (a target of fewer than 7 layers has no defaults)"
-            )
+            fix = "name them in ascending order (a target of fewer than 7 layers has no defaults)"
+            why = "must be strictly ascending"
+            raise InputError(why, field="feature_layers", value=list(layers), fix=fix)
         if self.norm_before_fc and self.fc_norm:
-            raise InputError("norm_before_fc and fc_norm exclude each other: set one of them")
+            raise InputError("excludes `fc_norm`", field="norm_before_fc", fix="set one of them")
+        why = ""
         if self.embedding == "mask-row" and self.mask_token_id is None:
-            raise InputError("embedding 'mask-row' needs a mask token: choose 'full' or 'shared'")
-        if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:
-            raise InputError(
-                f"head of hidden size {self.transformer.hidden_size} cannot share the embedding of "
-                f"a target of hidden size {self.target_hidden_size}: give it embedding 'full'"
-            )
+            why = "needs a mask token"
+        sizes = self.target_hidden_size, self.transformer.hidden_size
+        if self.embedding != "full" and sizes[0] != sizes[1]:
+            why = f"the target's has hidden size {sizes[0]}, the head {sizes[1]}"
+        if why:
+            raise InputError(why, field="embedding", value=self.embedding, fix="choose 'full'")
 
     @property
     def feature_width(self) -> int:

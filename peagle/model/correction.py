@@ -34,7 +34,8 @@ class CorrectionConfig:
         for name in ("rank", "candidates"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise InputError(f"correction's {name} {value!r}: must be at least 1")
+                why = "must be a whole number of at least 1"
+                raise InputError(why, field=f"correction.{name}", value=value)
 
 
 class Candidates(NamedTuple):
@@ -60,10 +61,11 @@ class Correction(nn.Module):
         best, ids = logits.topk(self.candidates)
         return Candidates(ids, best.float() if best.dtype.itemsize < 4 else best)
 
-    def forward(self, normed: Tensor, candidates: Candidates, said: Tensor) -> Tensor:
+    def forward(self, normed: Tensor, candidates: Candidates, projected: Tensor) -> Tensor:
         """Corrected logits (R, P, C) of the candidates of places (R, D) after each of P tokens, but
-        for a constant of each place and token. `said`: T E of these tokens, (R, P, r)."""
-        after = F.silu(self.state(normed))[:, None] * said
+        for a constant of each place and token. `projected`: T E of
+        these tokens, (R, P, r)."""
+        after = F.silu(self.state(normed))[:, None] * projected
         return candidates.logits[:, None] + after @ self.token(candidates.ids).mT
 
     def apply_to(self, logits: Tensor, normed: Tensor, before: Tensor) -> Tensor:

@@ -146,7 +146,8 @@ def last_norm(target: Target) -> nn.Module:
     norm, given, made = ran[-1]
     if given is not left[0] or not torch.equal(made[0, :1], hidden):
         kind = type(target.decoder).__name__
-        raise InputError(f"target {target.name} ({kind}): no single norm after its last layer")
+        why = f"{kind} has no single norm after its last layer"
+        raise InputError(why, field="target", value=target.name)
     return norm
 
 

@@ -110,7 +110,7 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
     [
         (("--shard-mb", 0), "shard size 0: must be above 0 bytes"),
         (("--feature-layers", "3,1"), "feature layers [3, 1]: must be strictly ascending"),
-        (("--feature-layers", "1,9"), "feature layers [1, 9]: "),
+        (("--feature-layers", "1,9"), "feature-layers [1, 9]: "),
         (("--engine", "sglang"), "--engine 'sglang': choose transformers or vllm"),
         (("--tensor-parallel-size", 2), "--tensor-parallel-size 2: goes with --engine vllm"),
         (
@@ -119,7 +119,7 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
         ),
         ((*VLLM, sys.executable), "vLLM is not installed there"),
         (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
-        (("--output", __file__), f"--output {__file__}: Not a directory: name another path"),
+        (("--output", __file__), f"--output {__file__}: Not a directory; name another path"),
     ],
 )
 def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, said) -> None:

@@ -245,7 +245,7 @@ def test_a_turn_that_ends_with_ordinary_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "no chat template: name a Jinja file"),
+        (None, "no chat template; name a Jinja file"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "cannot be cut"),
         ("<s>{% for m in messages %}{{ m.role }}{% endfor %}</s>", "cannot be cut"),
         (CHATML + "{{ messages[0].content }}<|im_end|>", "cannot be cut"),

@@ -103,7 +103,7 @@ def _without_a_tensor(head: Path) -> None:
         (_other_head, "correction: it was trained with another head: digest .*remove correction/"),
         (lambda head, _: _change(head, rank=9), r"correction.state.weight.* has shape \[8, 32\]"),
         (lambda head, _: _change(head, rank=None), "correction/config.json: missing 'rank'"),
-        (lambda head, _: _change(head, candidates=0), "correction's candidates 0: must be at"),
+        (lambda head, _: _change(head, candidates=0), "correction.candidates 0: must be a"),
         (lambda head, _: _cut(head), "correction/model.safetensors: corrupt safetensors file"),
         (lambda head, _: _without_a_tensor(head), "missing tensor 'correction.token.weight'"),
         (

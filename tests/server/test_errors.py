@@ -101,7 +101,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"chat_template_kwargs": {"tokenize": True}},
         "chat_template_kwargs",
-        "chat_template_kwargs tokenize: the chat template reads no such name",
+        "chat_template_kwargs 'tokenize': the chat template reads no such name",
     ),
     ({"messages": [{"role": "user", "content": "a " * 300}]}, "messages", "takes 256"),
     ({"message": [USER]}, "message", "message: no such field, did you mean messages?"),
