@@ -55,10 +55,9 @@ def tokens_in_passing(target: Target, documents: list[list[int]]) -> int:
     longer than the target's context, beyond which vLLM does not run it."""
     longest = max(map(len, documents))
     if longest > target.max_context:
-        raise InputError(
-            f"a document has {longest} tokens, vLLM runs {target.name} over at most "
-            f"{target.max_context}: set `max_length` to {target.max_context}"
-        )
+        context = target.max_context
+        why = f"a document has {longest} tokens, {target.name} a context of {context}"
+        raise InputError(why, fix=f"set `max_length` to {context}")
     return min(sum(map(len, documents)), 2 * max(longest, WINDOW))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from peagle.catalog import find_head, known_entry, speculative_config
-from peagle.errors import InputError, first_line
+from peagle.errors import InputError
 from peagle.files import writing
 from peagle.methods.checkpoint import HeadFiles, read_config, read_json
 from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
@@ -18,7 +18,7 @@ from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
 from peagle.methods.save import save_drafter
 from peagle.model.config import DrafterConfig
-from peagle.model.loader import UNREADABLE, load_target, locate
+from peagle.model.loader import load_target, locate, reading
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
 
@@ -49,10 +49,8 @@ class Head:
 def target_config(target: str) -> PretrainedConfig:
     """Return the configuration of a target's decoder, without its weights."""
     path, revision = locate(target)
-    try:
+    with reading(target):
         return AutoConfig.from_pretrained(path, revision=revision).get_text_config()
-    except UNREADABLE as error:
-        raise InputError(f"target {target}: {first_line(error)}") from error
 
 
 def choose(target: str, head: str | None, method: str | None, k: int | None) -> Head | None:
@@ -61,7 +59,8 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
     Raises InputError for a head of another method, or of another target as far as sizes tell.
     """
     if method == "lookup":
-        raise InputError("method 'lookup': only our own engine has it, choose a head for vLLM")
+        why = "only the native engine has it"
+        raise InputError(why, field="method", value=method, fix="choose a method of heads for vLLM")
     name = find_head(target, head, method)
     if name is None:
         return None
@@ -71,7 +70,8 @@ def choose(target: str, head: str | None, method: str | None, k: int | None) -> 
         how = "as what enters a layer: `peagle doctor` tries it, and says what to write"
         log.warning("head %s: vLLM reads layer ids that are in eagle_config only %s", name, how)
     if method is not None and config.method != method:
-        raise InputError(f"head {name} is a {config.method} head, not {method}")
+        why = f"is a {config.method} head, not {method}"
+        raise InputError(why, field="head", value=Path(name))
     _check_sizes(name, config, sizes)
     entry = None if head else known_entry(target)
     known = entry.heads.get(config.method) if entry else None
@@ -84,14 +84,15 @@ def _check_sizes(name: str, head: DrafterConfig, target: PretrainedConfig) -> No
         ("target hidden size", head.target_hidden_size, target.hidden_size),
         ("vocabulary", head.transformer.vocab_size, target.vocab_size),
     )
+    why = ""
     for what, trained, found in facts:
         if trained != found:
-            why = f"its {what} is {trained}, that of the target is {found}"
-            raise InputError(f"head {name} was trained for another target: {why}")
-    count = target.num_hidden_layers  # as an id: what leaves the last layer
+            why = f"trained for another target: its {what} is {trained}, that of this one {found}"
+    count = target.num_hidden_layers  # as an id: the output of the last layer
     if max(head.feature_layers) > count:
         why = f"it reads layer {max(head.feature_layers)}, the target has layers 0 to {count - 1}"
-        raise InputError(f"head {name}: {why}")
+    if why:
+        raise InputError(why, field="head", value=Path(name))
 
 
 def is_readable(folder: Path) -> bool:

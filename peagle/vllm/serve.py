@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
@@ -37,7 +37,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `peagle serve` was told, as far as vLLM can do it."""
+    """The settings of `peagle serve` that vLLM has, too."""
 
     target: str
     head: str | None
@@ -48,7 +48,7 @@ class ServeSettings:
     api_key: str | None
     allow_no_key: bool
     max_batch: int | None
-    model: str  # what clients call it
+    model: str  # its name in requests
     chat_template: str | None
     dtype: str
     force: bool
@@ -70,23 +70,20 @@ def prepare(settings: ServeSettings) -> Launch:
     A head that vLLM cannot read is exported first. Raises InputError for what is wrong.
     """
     python = settings.python or Path(sys.executable)
-    installed = look(python)
-    entry = known_entry(settings.target)
+    installed, entry = look(python), known_entry(settings.target)
     head = _find_head(settings)
-    drafting, needed = "no head", list[str]()
+    options, drafting = _options(settings, entry), "no head"
     if head is not None:
         drafting, needed = plan(installed, head, target_config(settings.target))
+        options += [*needed, "--speculative-config", json.dumps(head.speculative())]
     elif _flags_draft(settings):
         drafting = "as its flags say"
     given = {**(entry.vllm_env if entry else {}), **os.environ}
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
     environ = server_environment(installed, head, given)
-    options = [*_options(settings), *_catalog_options(entry), *needed, *settings.flags]
-    if head is not None:
-        options += ["--speculative-config", json.dumps(head.speculative())]
     path, _ = locate(settings.target)
-    command = [str(python), *PROGRAMS[installed.package], path, *options]
+    command = [str(python), *PROGRAMS[installed.package], path, *options, *settings.flags]
     where = f"{settings.host}:{settings.port}"
     what = f"{installed.package} {installed.version} at {where}, {settings.model}"
     return Launch(command, environ, f"{what}: {drafting}")
@@ -97,18 +94,20 @@ def _flags_draft(settings: ServeSettings) -> bool:
 
 
 def _find_head(settings: ServeSettings) -> Head | None:
-    if not _flags_draft(settings):
-        head = choose(settings.target, settings.head, settings.method, settings.k)
-        template, force = settings.chat_template, settings.force
-        return head and as_vllm_reads_it(head, settings.target, template, force=force)
-    if settings.head or settings.method or settings.k:
-        raise InputError("--speculative-config: give it, or `head`, `method` and `k`")
-    return None
+    if _flags_draft(settings):
+        if settings.head or settings.method or settings.k:
+            fix = "leave out `head`, `method` and `k`, or that flag"
+            raise InputError("a flag of vLLM's says how to draft", field="vllm_flags", fix=fix)
+        return None
+    head = choose(settings.target, settings.head, settings.method, settings.k)
+    template, force = settings.chat_template, settings.force
+    return head and as_vllm_reads_it(head, settings.target, template, force=force)
 
 
-def _options(settings: ServeSettings) -> list[str]:
-    """vLLM's options for the settings. Of an option given twice, vLLM takes the last."""
-    options = {
+def _options(settings: ServeSettings, entry: Entry | None) -> list[str]:
+    """vLLM's options for the settings, then the catalog's. Of an option given twice, vLLM takes the
+    last."""
+    options: dict[str, Any] = {
         "host": settings.host,
         "port": str(settings.port),
         "served-model-name": settings.model,
@@ -117,6 +116,10 @@ def _options(settings: ServeSettings) -> list[str]:
         "max-num-seqs": settings.max_batch,
         "chat-template": _template(settings),
     }
+    if entry is not None:
+        options |= entry.vllm_flags
+    if entry is not None and entry.gpus > 1:
+        options["tensor-parallel-size"] = entry.gpus
     return flag_options({name: value for name, value in options.items() if value is not None})
 
 
@@ -131,13 +134,6 @@ def _template(settings: ServeSettings) -> str | None:
     return str(Path(settings.chat_template).resolve())
 
 
-def _catalog_options(entry: Entry | None) -> list[str]:
-    if entry is None:
-        return []
-    gpus = {"tensor-parallel-size": entry.gpus} if entry.gpus > 1 else {}
-    return flag_options({**entry.vllm_flags, **gpus})
-
-
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:
     """Describe what this vLLM will do with the head, and return the flags that takes.
 
@@ -146,10 +142,9 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     layers = head.config.transformer.num_hidden_layers
     facts = [f"{head.config.method} ({layers} layers, K = {head.k})"]
     if method_of(head.config).parallel and installed.before(16):
-        raise InputError(
-            f"engine vllm: vLLM {installed.version} does not draft in parallel: install 0.16.0 or "
-            "newer, or use a head that drafts one token per forward"
-        )
+        why = f"vLLM {installed.version} does not draft in parallel"
+        fix = "install 0.16.0 or newer, or use a head that drafts one token per forward"
+        raise InputError(why, field="engine", value="vllm", fix=fix)
     if head.needs_v1:
         facts.append("by its V1 model runner")
     if installed.cpu and installed.before(33):
@@ -173,7 +168,7 @@ def server_environment(
         wanted[RUNNER] = "0"
         if given.get(RUNNER, "0") != "0":
             why = "only vLLM's V1 model runner serves this head"
-            raise InputError(f"{RUNNER}={given[RUNNER]}: {why}, unset it")
+            raise InputError(why, field=RUNNER, value=given[RUNNER], fix="unset it")
     if not installed.cpu:
         return environment(wanted, given)
     wanted["VLLM_CPU_KVCACHE_SPACE"] = "4"  # GiB; by itself it takes most of the memory
@@ -185,16 +180,18 @@ def server_environment(
 
 def _preload(installed: Installed, given: Mapping[str, str]) -> str:
     """The libraries that its log asks for on a CPU, where they are installed, before the given."""
-    before = given.get("LD_PRELOAD", "")
-    tcmalloc = find_library("tcmalloc_minimal") or find_library("tcmalloc")
+    libraries = [given.get("LD_PRELOAD", "")]
     openmp = installed.prefix / "lib" / "libiomp5.so"
-    wanted = {"tcmalloc": tcmalloc, "iomp": str(openmp) if openmp.is_file() else None}
-    found = [library for name, library in wanted.items() if library and name not in before]
-    return ":".join([*found, before]).strip(":")
+    if openmp.is_file() and "iomp" not in libraries[0]:
+        libraries.insert(0, str(openmp))
+    tcmalloc = find_library("tcmalloc_minimal") or find_library("tcmalloc")
+    if tcmalloc and "tcmalloc" not in libraries[-1]:
+        libraries.insert(0, tcmalloc)
+    return ":".join(libraries).strip(":")
 
 
 class Kind(NamedTuple):
-    """What a layer's KV cache is like."""
+    """The form of a layer's KV cache."""
 
     attention: str  # as `layer_types` of a configuration has it
     heads: int
@@ -204,11 +201,10 @@ class Kind(NamedTuple):
 def kinds(target: PretrainedConfig) -> list[Kind]:
     """Return the kinds of the layers that have a KV cache of their own (the last layers of Gemma-4
     may share one)."""
-    count = target.num_hidden_layers
-    types = getattr(target, "layer_types", None) or [FULL] * count
-    layers = getattr(target, "per_layer_config", None) or [target] * count
-    own = count - (getattr(target, "num_kv_shared_layers", None) or 0)
-    return [kind_of(layers[i], types[i]) for i in range(own)]
+    own = target.num_hidden_layers - (getattr(target, "num_kv_shared_layers", None) or 0)
+    types = getattr(target, "layer_types", None) or [FULL] * own
+    layers = getattr(target, "per_layer_config", None) or [target] * own
+    return list(map(kind_of, layers[:own], types))
 
 
 def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
@@ -222,13 +218,12 @@ def one_group(target: Sequence[Kind], own: Kind, draft: int, slack: float) -> bo
     """Whether vLLM keeps the KV cache of a head's `draft` layers, each `own`, in one group, which
     it asserts after it has loaded everything.
 
-    vLLM cuts the layers of each kind into groups of as many as the rarest kind has, or of as many
-    as the commonest has where that is less than `slack` times as many (1.25 in 0.16, 1.5 in 0.32).
-    Caches that
-    all hold every position are one group whatever their sizes.
+    vLLM cuts the layers of each kind into groups. A group is as large as the smallest kind, or as
+    the largest kind where that is less than `slack` times larger (1.25 in 0.16, 1.5 in 0.32).
+    Caches that all hold every position are one group whatever their sizes.
     """
     counts = Counter([*target, *[own] * draft])
     if draft == 1 or all(kind.attention == FULL for kind in counts):
         return True
-    least, most = min(counts.values()), max(counts.values())
-    return counts[own] <= (most if most < least * slack else least)
+    smallest, largest = min(counts.values()), max(counts.values())
+    return counts[own] <= (largest if largest < smallest * slack else smallest)

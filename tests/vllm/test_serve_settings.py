@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import refusals
 import torch
 from tiny import METHODS, make_drafter, make_target, save_target
 from transformers import LlamaConfig
 
 from peagle.catalog import Entry
 from peagle.cli.main import main
-from peagle.errors import InputError
 from peagle.methods.checkpoint import read_config
 from peagle.methods.save import save_drafter
 from peagle.server.run import bind
@@ -217,7 +217,7 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key"),
             ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),
             ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
-            ((*engine, "--k", 2, "--", "--spec-method", "x"), "--speculative-config: give it, or"),
+            ((*engine, "--k", 2, "--", "--spec-method", "x"), "a flag of vLLM's says how to draft"),
             ((*engine, "--method", "p-eagle"), "no p-eagle head is known for"),
             ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "is a eagle3 head"),
             ((*engine, "--head", heads["eagle3"], "--k", 0), "--k 0: must be at least 1"),
@@ -230,7 +230,7 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
 def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_path: Path) -> None:
     """By its sizes, before anything is loaded."""
     for name, made, said in (
-        ("wide", make_target(vocab=256), "its vocabulary is 128, that of the target is 256"),
+        ("wide", make_target(vocab=256), "its vocabulary is 128, that of this one 256"),
         ("short", make_target(layers=2), "it reads layer 3, the target has layers 0 to 1"),
     ):
         made.model.save_pretrained(tmp_path / name)
@@ -241,7 +241,7 @@ def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_
 def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:
     old = GPU._replace(version="0.12.0")
     head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
-    with pytest.raises(InputError, match=r"vLLM 0.12.0 does not draft in parallel: install 0.16.0"):
+    with refusals.refused("engine"):
         plan(old, head, LlamaConfig())
     other = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
     assert plan(old, other, LlamaConfig()) == ("eagle3 (2 layers, K = 3)", [])
@@ -276,7 +276,7 @@ def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(raw))
     head = Head(tmp_path, read_config(tmp_path), 3)
     assert head.needs_v1 and server_environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: only vLLM's V1"):
+    with refusals.refused("VLLM_USE_V2_MODEL_RUNNER"):
         server_environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
     assert not Head(heads["eagle3"], read_config(heads["eagle3"]), 3).needs_v1
 

@@ -211,5 +211,5 @@ def test_files_in_passing_need_room(
 
 def test_documents_beyond_the_context_are_refused(target: Target, data: list[Example]) -> None:
     long = Example([7] * (CONTEXT + 1), [True] * (CONTEXT + 1))
-    with pytest.raises(InputError, match="a document has 65 tokens.*set `max_length` to 64"):
+    with pytest.raises(InputError, match="65 tokens.*set `max_length` to 64"):
         tokens_in_passing(target, ids_of([*data, long]))
