@@ -13,7 +13,8 @@ EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from operator import call
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,8 @@ class Drafter(nn.Module):
 
     d2t: Tensor
     shared_embedding: Tensor | None
+    fc_norm: nn.ModuleList | None
+    correction: Correction | None
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -59,23 +62,19 @@ class Drafter(nn.Module):
         sizes = config.transformer
         norm = partial(nn.RMSNorm, eps=sizes.rms_norm_eps)
         self.input_norm = norm(config.feature_width) if config.norm_before_fc else None
-        self.fc_norm = (
-            nn.ModuleList(norm(config.target_hidden_size) for _ in config.feature_layers)
-            if config.fc_norm
-            else None
-        )
+        self.fc_norm = self.correction = None
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                norm(config.target_hidden_size) for _ in config.feature_layers
+            )
         self.fc = nn.Linear(config.feature_width, sizes.hidden_size, bias=False)
-        first = FirstLayer(sizes, config.norm_before_residual)
-        self.layers = nn.ModuleList(
-            [first, *(Layer(sizes) for _ in range(sizes.num_hidden_layers - 1))]
-        )
+        others = [Layer(sizes) for _ in range(sizes.num_hidden_layers - 1)]
+        self.layers = nn.ModuleList([FirstLayer(sizes, config.norm_before_residual), *others])
         self.norm = norm(sizes.hidden_size)
         self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
-        self.correction = (
-            Correction(config.correction, sizes.hidden_size, config.draft_vocab_size)
-            if config.correction is not None
-            else None
-        )
+        if config.correction is not None:
+            vocabulary = config.draft_vocab_size
+            self.correction = Correction(config.correction, sizes.hidden_size, vocabulary)
         self.rotary = Rotary(sizes)
         self.rotary.rope_type = "default"  # frequencies stay, as a target's: see `Target`
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
@@ -132,13 +131,11 @@ class Drafter(nn.Module):
         positions: Tensor,  # (T,) int64 RoPE positions
         attend: Attend,
     ) -> DrafterOutput:
-        assert ids.shape == positions.shape == features.shape[:1], (
-            "one id, feature, position a slot"
-        )
+        assert ids.shape == positions.shape == features.shape[:1], "not one of each for a slot"
         tables = self.rotary(features, positions[None])
         rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
         first, *others = self.layers
-        run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
+        run = partial(checkpoint, use_reentrant=False) if self.recompute else call
         x = run(cast(FirstLayer, first).fuse, self.embed(ids), features, rotate, attend)
         for index, layer in enumerate(others, start=1):
             x = run(layer, x, rotate, attend, index)
@@ -161,7 +158,3 @@ class Drafter(nn.Module):
     def target_ids(self) -> Tensor:
         """(V,) target token id of every draft id."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-
-def _call(function: Callable[..., Tensor], *operands: Any) -> Tensor:
-    return function(*operands)

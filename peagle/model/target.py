@@ -6,7 +6,7 @@ Shapes: T rows (of one or more requests), E target hidden, F feature layers, R r
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -213,8 +213,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 def _head_only(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
     """A view of `model` without its decoder (or the multimodal model around it): it shares every
     weight and keeps forward's code."""
-    head = model.__class__.__new__(model.__class__)
-    head.__dict__.update(model.__dict__)
+    head = copy(model)
     head._modules = {
         name: _Passthrough() if child and decoder in child.modules() else child
         for name, child in model._modules.items()
