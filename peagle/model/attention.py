@@ -48,7 +48,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     if spec.softcap is not None:
         out = _capped(q, k, v, mask, spec)
     elif spec.sinks is not None:
-        out = _with_sinks(q, k, v, mask, spec)
+        out = _add_sink(q, k, v, mask, spec)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
     return out.permute(2, 0, 1, 3).flatten(1, 2)
@@ -62,9 +62,7 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attentio
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _with_sinks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
-) -> Tensor:
+def _add_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """A sink is a zero key with a zero value whose additive mask is the sink's logit."""
     assert spec.sinks is not None
     kv_heads, groups, tokens, _ = q.shape
@@ -79,7 +77,7 @@ def _with_sinks(
 
 
 def causal_mask(start: int, tokens: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Bool (tokens, start + tokens): query i stands at start + i. None when all is visible."""
+    """Bool (tokens, start + tokens): query i is at position start + i. None when all is visible."""
     if tokens == 1 and (window is None or start < window):
         return None
     queries = torch.arange(start, start + tokens, device=device)[:, None]

@@ -57,9 +57,9 @@ class DrafterConfig:
         why = ""
         if self.embedding == "mask-row" and self.mask_token_id is None:
             why = "needs a mask token"
-        sizes = self.target_hidden_size, self.transformer.hidden_size
-        if self.embedding != "full" and sizes[0] != sizes[1]:
-            why = f"the target's has hidden size {sizes[0]}, the head {sizes[1]}"
+        hidden, of_target = self.transformer.hidden_size, self.target_hidden_size
+        if self.embedding != "full" and hidden != of_target:
+            why = f"the target's has hidden size {of_target}, the head {hidden}"
         if why:
             raise InputError(why, field="embedding", value=self.embedding, fix="choose 'full'")
 

@@ -64,17 +64,16 @@ class Drafter(nn.Module):
         self.input_norm = norm(config.feature_width) if config.norm_before_fc else None
         self.fc_norm = self.correction = None
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(
-                norm(config.target_hidden_size) for _ in config.feature_layers
-            )
+            norms = [norm(config.target_hidden_size) for _ in config.feature_layers]
+            self.fc_norm = nn.ModuleList(norms)
         self.fc = nn.Linear(config.feature_width, sizes.hidden_size, bias=False)
         others = [Layer(sizes) for _ in range(sizes.num_hidden_layers - 1)]
         self.layers = nn.ModuleList([FirstLayer(sizes, config.norm_before_residual), *others])
         self.norm = norm(sizes.hidden_size)
-        self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
+        head = sizes.hidden_size, config.draft_vocab_size
+        self.lm_head = nn.Linear(*head, bias=False)
         if config.correction is not None:
-            vocabulary = config.draft_vocab_size
-            self.correction = Correction(config.correction, sizes.hidden_size, vocabulary)
+            self.correction = Correction(config.correction, *head)
         self.rotary = Rotary(sizes)
         self.rotary.rope_type = "default"  # frequencies stay, as a target's: see `Target`
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
@@ -108,7 +107,7 @@ class Drafter(nn.Module):
             features = self.input_norm(features)
         if self.fc_norm is not None:
             chunks = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([n(c) for n, c in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+            features = torch.cat(list(map(call, self.fc_norm, chunks)), dim=-1)
         return self.fc(features)
 
     @property

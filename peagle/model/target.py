@@ -76,11 +76,11 @@ class Target:
     ) -> None:
         """`model` must be a causal LM in eval mode. Raises InputError for models whose token mixers
         do not all go through the attention interface."""
-        _refuse_foreign_mixers(model, name)
+        self.config = model.config.get_text_config()
+        _refuse_foreign_mixers(model, self.config, name)
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
         model.set_attn_implementation(ATTENTION)
         self.name, self.tokenizer = name, tokenizer
-        self.config = model.config.get_text_config()
         self.device, self.dtype = model.device, model.dtype
         self.model = model.requires_grad_(False).eval()
         self.decoder = model.get_decoder()
@@ -190,8 +190,7 @@ def _fix_rope(decoder: Any) -> None:
             module.rope_type = dict.fromkeys(kind, "default") if each else "default"
 
 
-def _refuse_foreign_mixers(model: PreTrainedModel, name: str) -> None:
-    config = model.config.get_text_config()
+def _refuse_foreign_mixers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
     foreign = set(getattr(config, "layer_types", None) or ()) - KNOWN_MIXERS
     if foreign or not model._supports_attention_backend:
         why = f"{', '.join(sorted(foreign))} layers" if foreign else "its own attention"
