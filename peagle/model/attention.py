@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class AttentionSpec(NamedTuple):
-    """How one layer attends, whatever the mask."""
+    """Parameters of one layer's attention; the mask is apart."""
 
     scale: float
     window: int | None = None  # a query sees this many positions, itself included
@@ -20,7 +20,7 @@ class AttentionSpec(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """Of a layer's keys and values for one token: (heads, key_size) and (heads, value_size)."""
+    """Shape of a layer's keys (heads, key_size) and values (heads, value_size) for one token."""
 
     heads: int
     key_size: int
@@ -37,7 +37,7 @@ class Attend(Protocol):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """Attention of q (T, N, H) over k, v (S, M, H) under a bool mask (T, S), None = all visible.
-    Values may have a head size of their own (DeepSeek), then so has the output.
+    Values, and then the output, may have another head size than keys (DeepSeek).
 
     Query heads are grouped by the key/value head they share, so keys are never copied per head.
     """

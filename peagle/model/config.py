@@ -1,4 +1,4 @@
-"""What a drafter is: sizes, flags, and what it was trained against."""
+"""Configuration of a drafter: sizes, flags, and the target it was trained against."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +14,7 @@ TRANSFORMERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a head was trained against; checked when it is loaded beside a target."""
+    """The target and the data that a head was trained on; checked when the head is loaded."""
 
     target: str = ""  # name the user gave
     config_hash: str = ""  # of the target's architecture (model/target.py)

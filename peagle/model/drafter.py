@@ -117,7 +117,7 @@ class Drafter(nn.Module):
         return self.mask_hidden[None]
 
     def placeholders(self, depths: Tensor) -> Tensor:
-        """What fills MTP slots of depths (R,) ≥ 1: projected `mask_features`, (R, D)."""
+        """Features of MTP slots of depths (R,) ≥ 1: projected `mask_features`, (R, D)."""
         projected = self.project(self.mask_features)
         if len(projected) == 1:
             return projected.expand(len(depths), -1)
@@ -148,7 +148,7 @@ class Drafter(nn.Module):
 
     @property
     def kv_shapes(self) -> list[HeadShape]:
-        """What each layer keeps of a token."""
+        """Shapes of each layer's keys and values."""
         sizes = self.config.transformer
         size = head_size(sizes)
         return [HeadShape(sizes.num_key_value_heads, size, size)] * len(self.layers)

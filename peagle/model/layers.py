@@ -15,15 +15,15 @@ from peagle.model.attention import Attend, AttentionSpec
 
 
 class Rotation(NamedTuple):
-    """cos and sin of RoPE, each (T, 1, H), the first half of sin negated: then the halves of what
-    is turned only change places."""
+    """cos and sin of RoPE, each (T, 1, H), the first half of sin negated: then a rotation only
+    swaps halves."""
 
     cos: Tensor
     sin: Tensor
 
     @classmethod
     def of(cls, cos: Tensor, sin: Tensor) -> "Rotation":
-        """Of the tables (1, T, H) that transformers makes."""
+        """From the tables (1, T, H) that transformers makes."""
         low, high = sin[0].chunk(2, dim=-1)
         return cls(cos[0, :, None], torch.cat([-low, high], dim=-1)[:, None])
 

@@ -102,21 +102,23 @@ def resolve_device(name: str) -> str:
         raise InputError("unknown device", field="device", value=name, fix=ways)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number or 0) >= count:
-        why = f"this torch sees {count or 'no'} CUDA device{'s'[: count > 1]}"
-        raise InputError(why, field="device", value=name, fix="choose one of these, or cpu")
+        why = "this torch sees no CUDA device"
+        if count:
+            why = f"the devices are cuda:0 to cuda:{count - 1}"
+        raise InputError(why, field="device", value=name, fix="choose another, or cpu")
     return name
 
 
 def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache."""
     entries = load_catalog()
-    place = name
+    source = name
     if name in entries:
         target = entries[name].target
         if isinstance(target, PackagedGGUF):
             return str(_packaged_gguf(target)), None
-        place = target
-    path = Path(place).expanduser()
+        source = target
+    path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
@@ -125,8 +127,8 @@ def locate(name: str) -> tuple[str, str | None]:
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
         return str(path), None
-    hub_id, _, revision = place.partition("@")
-    if place.startswith((".", "/", "~")) or hub_id.count("/") != 1:
+    hub_id, _, revision = source.partition("@")
+    if source.startswith((".", "/", "~")) or hub_id.count("/") != 1:
         near = did_you_mean(name, entries)
         fix = f"{near} Or {KNOWN}" if near else f"{KNOWN} or a catalog name ({', '.join(entries)})"
         raise InputError("unknown model", field="target", value=name, fix=fix)

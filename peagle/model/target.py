@@ -22,7 +22,7 @@ KNOWN_MIXERS = {"full_attention", "sliding_attention"}
 
 
 class TargetOutput(NamedTuple):
-    """What a target makes of T rows."""
+    """A target's outputs for T rows."""
 
     hidden: Tensor  # (T, E), for `Target.logits`
     features: Tensor  # (T, F·E), for the drafter
@@ -62,7 +62,7 @@ class _States(tuple[Tensor]):
 
 
 class _Passthrough(nn.Module):
-    """Stands in for the decoder, so that the model's own head (caps, scales) runs on states."""
+    """Replaces the decoder, so that the model's own head (caps, scales) runs on states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
         return _States([inputs_embeds])

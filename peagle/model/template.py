@@ -1,4 +1,4 @@
-"""Which chat template a target's conversations are written with, and what is passed to it."""
+"""The chat template of a target's conversations, and its arguments."""
 
 import inspect
 from collections.abc import Mapping

@@ -44,7 +44,7 @@ CPU_CONNECTOR = {"kv_connector": "CpuConnector", "kv_connector_module_path": "cp
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """How vLLM is run."""
+    """Settings of the vLLM process."""
 
     python: Path  # an interpreter that has it
     tensor_parallel: int = 1  # GPUs the target is split over

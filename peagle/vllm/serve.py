@@ -1,4 +1,4 @@
-"""vLLM as the server: its command line and its environment, and what it will do with a head.
+"""vLLM as the server: its command line, its environment, and its treatment of a head.
 
 It runs in its own interpreter, in the place of this process: signals reach it, and its exit code
 is that of peagle.

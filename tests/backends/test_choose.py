@@ -1,4 +1,4 @@
-"""Which backend runs what, and that the log says why when it is the slow one."""
+"""The choice of a backend; the log names the reason for the slow one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a drafter's configuration refuses, and the default feature layers."""
+"""Contradictions in a drafter's configuration, and the default feature layers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The correction adds what its formula says, to its candidates only."""
+"""The correction adds its formula's value, to its candidates only."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a Target refuses, and the fingerprints a head is checked against."""
+"""Models that a Target refuses, and the fingerprints a head is checked against."""
 
 from collections.abc import Callable
 
@@ -179,7 +179,7 @@ def test_context_and_embedding_of_every_family(family: str) -> None:
     assert target.embedding.shape == (67, 32) and target.max_context >= 64
 
 
-def test_a_decoder_that_does_more_behind_its_norm_has_no_last_norm() -> None:
+def test_a_decoder_that_does_more_after_its_norm_has_no_last_norm() -> None:
     target = tiny_llama()
     assert last_norm(target) is target.decoder.norm
 

@@ -96,7 +96,7 @@ def captured(target: Target, data: list[Example], folder: Path, **given: Any) ->
 
 
 def check_same(read: Captured, target: Target, data: list[Example], folder: Path) -> None:
-    """As transformers makes it: the same but for a unit of bf16's last place."""
+    """Transformers' states: the same but for a unit of bf16's last digit."""
     capture(in_process(target, LAYERS), data, folder, plan_capture(target, data, settings(folder)))
     wanted = Captured(folder)
     assert read.origin == wanted.origin

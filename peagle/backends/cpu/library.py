@@ -114,7 +114,7 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """The description of the processor, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

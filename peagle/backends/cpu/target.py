@@ -68,7 +68,7 @@ def is_native(target: Target) -> bool:
 
 
 def _is_plain(part: nn.Module, dtype: torch.dtype) -> bool:
-    """What a subclass of nn.Linear does is not known."""
+    """The code of a subclass of nn.Linear is not known, so it is not plain."""
     if isinstance(part, CpuLinear):
         return part.weights.dtype == dtype
     return type(part) is nn.Linear and part.weight.dtype == dtype
