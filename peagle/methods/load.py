@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from os.path import expanduser
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -59,7 +60,7 @@ def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
 
 def head_folder(name: str | Path) -> Path:
     """Folder of a head given as folder or hub id[@revision] (downloaded into the hub's cache)."""
-    folder = Path(name).expanduser()
+    folder = Path(expanduser(name))
     if folder.is_dir():
         below = folder / "head"  # of a training run
         if not (folder / "config.json").is_file():

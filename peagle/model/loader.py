@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def locate(name: str) -> tuple[str, str | None]:
         if isinstance(target, PackagedGGUF):
             return str(_packaged_gguf(target)), None
         source = target
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)

@@ -97,19 +97,25 @@ def test_revision_of_a_hub_id(name: str, found: tuple[str, str | None]) -> None:
     assert locate(name) == found
 
 
-@pytest.mark.parametrize("name", ["llama", "a/b/c", "./nowhere", "/nowhere/model", "~nobody/x"])
-def test_unknown_names(name: str) -> None:
-    not_loaded(name, "unknown model; give a folder, a .gguf file, a hub id.*catalog name.*smollm2")
+UNKNOWN = ("llama", "a/b/c", "./x", "/no/x", "~no-such-user/x", "qwen2.5-codr", "gemma-3-270m")
+WAYS = "give a folder, a .gguf file, a hub id"
 
 
-def test_an_unknown_name_that_is_near_to_a_known_one() -> None:
-    near = r"did you mean smollm2-135m\? Or give a folder, a .gguf file, a hub id"
-    not_loaded("smolm2-135", f"unknown model; {near}")
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-codr", "mine", "gemma-3-270m"])
-def test_no_other_model_is_suggested(name: str) -> None:
-    not_loaded(name, "unknown model; give a folder, a .gguf file, a hub id")
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        *(
+            (name, f"^{WAYS}.*catalog name.*smollm2")
+            for name in ("llama", "a/b/c", "./x", "~no-such-user/x")
+        ),
+        *((name, f"^{WAYS}") for name in ("qwen2.5-codr", "mine", "gemma-3-270m")),
+        ("smolm2-135", rf"^did you mean smollm2-135m\? Or {WAYS}"),
+    ],
+)
+def test_unknown_names(name: str, fix: str) -> None:
+    with refused("target") as error:
+        locate(name)
+    assert error.value.why == "unknown model" and re.search(fix, str(error.value.fix))
 
 
 def test_folder_without_config(tmp_path: Path) -> None:
