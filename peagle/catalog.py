@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -101,7 +102,7 @@ def load_catalog(extra: Path | None = None) -> Mapping[str, Entry]:
     $PEAGLE_CATALOG names. Raises InputError that names file, entry, field and value."""
     named = os.environ.get("PEAGLE_CATALOG")
     if extra is None and named:
-        extra = Path(named).expanduser()
+        extra = Path(expanduser(named))
     entries = _read(PACKAGED)
     if extra is not None:
         entries |= _read(extra)

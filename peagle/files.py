@@ -16,13 +16,13 @@ def unusable(error: Exception, path: Path | None = None, field: str = "output") 
     """The error of a file or folder that cannot be read or written: its path, why, and the fix.
     `path` is the one that the user named; an error of a file elsewhere has its own."""
     own = getattr(error, "filename", None)
-    text = getattr(error, "strerror", None) or first_line(error)
+    why = getattr(error, "strerror", None) or first_line(error)
+    room = "make room, or " if "No space left" in why else ""
     if path and (own is None or Path(str(own)).absolute().is_relative_to(path.absolute().parent)):
-        text = f"{field} {path}: {text}"
-    elif own:
-        text = f"{own}: {text}"
-    room = "make room, or " if "No space left" in text else ""
-    return InputError(f"{text}: {room}{cache_fix(text) or 'name another path'}")
+        own = path
+    fix = room + (cache_fix(f"{own} {why}") or "name another path")
+    where = None if own is None else Path(str(own))
+    return InputError(why, field=field if own is path else None, value=where, fix=fix)
 
 
 def cache_fix(text: str) -> str:
@@ -39,7 +39,7 @@ def writing(path: Path, field: str = "output") -> Iterator[None]:
     """Raises InputError, which names `path`, where something cannot be written there."""
     try:
         yield
-    except (OSError, SafetensorError) as error:  # the latter: the writer's word for a full disk
+    except (OSError, SafetensorError) as error:  # the latter: for a full disk
         raise unusable(error, path, field) from error
 
 

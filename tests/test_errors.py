@@ -31,6 +31,7 @@ def test_a_field_has_another_name_elsewhere() -> None:
 
 def test_a_long_value_is_shortened() -> None:
     assert len(str(InputError("is wrong", field="x", value="y" * 999))) < 90
+    assert "y" * 99 in str(InputError("is wrong", field="x", value=Path("y" * 99))), "but a path"
 
 
 def test_a_path_is_not_shortened() -> None:

@@ -3,7 +3,8 @@
 Shapes: T rows, N query heads, M key/value heads, H head size, S keys.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
 from peagle.backends.tiles import TiledTarget, tiled_attention, tiled_mask
 from peagle.model.attention import AttentionSpec, attention, causal_mask
-from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.target import Target, TargetOutput
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target
 
 
 class View(NamedTuple):
@@ -28,7 +30,7 @@ class View(NamedTuple):
 class TorchAttend:
     """An `Attend` for one batch over a cache. `exact`: no row depends on the rows beside it."""
 
-    def __init__(self, batch: Batch, cache: KVCache, *, exact: bool) -> None:
+    def __init__(self, batch: Batch, cache: KVCache, *, exact: bool = False) -> None:
         device = cache.device
         self.cache, self.exact = cache, exact
         self.slot_mapping = batch.slot_mapping.to(device)
@@ -60,51 +62,17 @@ class TorchAttend:
 def views(batch: Batch) -> Iterator[View]:
     """A view for each request without a tree, and one for each row of a tree."""
     first = 0
-    lengths = zip(
-        batch.block_tables, batch.query_lens.tolist(), batch.seq_lens.tolist(), strict=True
-    )
-    for table, count, reached in lengths:
-        slots = (table[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
-        if batch.tails is None or not (batch.tails[first : first + count] >= 0).any():
-            yield View(slice(first, first + count), slots[:reached])
-        else:
-            for row in range(first, first + count):
-                tail = batch.tails[row]
-                tail = tail[tail >= 0]
-                seen = int(batch.positions[row]) + 1 - len(tail)
-                yield View(slice(row, row + 1), torch.cat([slots[:seen], tail]))
+    for number, count in enumerate(batch.query_lens.tolist()):
+        slots = (batch.block_tables[number][:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+        rows = slice(first, first + count)
         first += count
-
-
-class TorchTarget:
-    """A target run by its own code."""
-
-    def __init__(self, target: Target, *, exact: bool) -> None:
-        self.model, self.exact = target, exact
-
-    @torch.no_grad()
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
-        attend = TorchAttend(batch, cache, exact=self.exact)
-        device = self.model.device
-        return self.model.forward(batch.ids.to(device), batch.positions.to(device), attend, taps)
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden)
-
-
-class TorchDrafter:
-    """A drafter run by its own code."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-
-    @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        attend = TorchAttend(batch, cache, exact=False)  # no output depends on a draft's bits
-        ids, positions = batch.ids.to(features.device), batch.positions.to(features.device)
-        out: DrafterOutput = self.drafter(ids, features, positions, attend)
-        return out
+        if batch.tails is None or not (batch.tails[rows] >= 0).any():
+            yield View(rows, slots[: batch.seq_lens[number]])
+            continue
+        for row in range(rows.start, rows.stop):
+            tail = batch.tails[row][batch.tails[row] >= 0]
+            seen = int(batch.positions[row]) + 1 - len(tail)
+            yield View(slice(row, row + 1), torch.cat([slots[:seen], tail]))
 
 
 class TorchBackend:
@@ -117,8 +85,8 @@ class TorchBackend:
 
     def target(self, target: Target, *, own: bool = False) -> TargetModel:  # noqa: ARG002
         if self.exact:
-            return TiledTarget(TorchTarget(target.exact(), exact=True))
-        return TorchTarget(target, exact=False)
+            return TiledTarget(OwnCodeTarget(target.exact(), partial(TorchAttend, exact=True)))
+        return OwnCodeTarget(target, TorchAttend)
 
-    def drafter(self, drafter: Drafter) -> TorchDrafter:
-        return TorchDrafter(drafter)
+    def drafter(self, drafter: Drafter) -> OwnCodeDrafter:
+        return OwnCodeDrafter(drafter, TorchAttend)  # no output depends on a draft's bits

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     A record has `turns` (a list, or one text), `messages` or `conversations`, or a `question`.
     Raises InputError for what cannot be read, is empty, or holds SPEED-Bench's placeholders.
     """
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if name == "humaneval":
         conversations = [[question] for question in human_eval()]
     elif path.is_file():

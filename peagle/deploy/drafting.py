@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
+from os.path import expanduser
 from pathlib import Path
 
 from peagle.catalog import METHODS, Entry, PackagedGGUF, how_to_get, load_catalog
@@ -51,7 +52,7 @@ def choose(name: str, entry: Entry, asked: Drafting, *, remote: bool) -> Draftin
 
 def _named(head: str, asked: Drafting, entry: Entry, remote: bool) -> Drafting:
     """The head of a folder or hub id. On this machine the engine reads the method and K from it."""
-    folder = Path(head).expanduser()
+    folder = Path(expanduser(head))
     if folder.is_dir():
         if remote:
             how = "upload it with `hf upload` and give its hub id"

@@ -54,7 +54,9 @@ def load_quantized(name: str, kind: str, **load: Any) -> Target:
     """A target whose layers hold weights of few bits, on a CPU. Raises InputError as `load_target`
     does, and for an unknown kind or another device."""
     check_quantize(kind, resolve_device(load.get("device", "auto")))
+    target = load_target(name, **load)
     try:
-        return quantize(load_target(name, **load), kind)
+        quantize(target, kind)
     except NoCompiler as error:
-        raise InputError(f"quantize {kind!r}: needs native code: {error}") from error
+        raise InputError(f"needs native code: {error}", field="quantize", value=kind) from error
+    return target

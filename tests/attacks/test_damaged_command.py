@@ -122,7 +122,7 @@ def test_data(copy: Path, refused: Peagle, content: bytes) -> None:
 def test_output_that_is_a_file(copy: Path, refused: Peagle, below: str) -> None:
     line = refused(copy, *command(copy, output=f"answers.jsonl{below}"))
     where = copy / f"answers.jsonl{below}"
-    assert line == f"--output {where}: Not a directory: name another path"
+    assert line == f"--output {where}: Not a directory; name another path"
 
 
 def test_a_capture_with_a_manifest(copy: Path, refused: Peagle) -> None:

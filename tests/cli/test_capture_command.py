@@ -119,7 +119,7 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
         ),
         ((*VLLM, sys.executable), "vLLM is not installed there"),
         (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
-        (("--output", __file__), f"--output {__file__}: Not a directory: name another path"),
+        (("--output", __file__), f"--output {__file__}: Not a directory; name another path"),
     ],
 )
 def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, said) -> None:

@@ -112,7 +112,7 @@ def test_a_target_without_one_is_refused(
         ("eval", bare, *dataset),
     ):
         line = refused(*command)
-        assert "has no chat template: name a Jinja file with --chat-template, or plain" in line, (
+        assert "has no chat template; name a Jinja file with --chat-template, or plain" in line, (
             command
         )
         assert ("; --raw continues the text" in line) == (command[0] == "generate")

@@ -156,7 +156,7 @@ def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], sai
     [
         (("--engine", "tgi"), "--engine 'tgi': choose native or vllm"),
         (("--chat-template", "none.jinja"), "--chat-template none.jinja: "),
-        (("--chat-template-arg", "think=true"), "--chat-template-arg think: the chat template"),
+        (("--chat-template-arg", "think=true"), "--chat-template-arg 'think': the chat template"),
         (("--url", "http://h/v1", "--head", "x"), "--head with --url"),
         (("--url", "http://h/v1", "--engine", "vllm"), "--engine with --url"),
         (
@@ -189,7 +189,7 @@ def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
     assert "no such file" in refused("data", "show", tmp_path / "none.jsonl", *whose)
     assert "--record 3" in refused("data", "show", file, *whose, "--record", 3)
     assert "no assistant turn" in refused("data", "show", file, *whose, "--record", 2)
-    assert "unknown model 'x'" in refused("data", "show", file, "--target", "x")
+    assert "'x': unknown model" in refused("data", "show", file, "--target", "x")
     file.write_text("{}\n{broken\n")
     assert f"{file}:2: not JSON" in refused("data", "show", file, *whose)
 

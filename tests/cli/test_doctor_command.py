@@ -33,7 +33,7 @@ def test_a_damaged_head_is_named_and_exits_1(
     (head / "config.json").write_text(json.dumps(raw))
     done = CliRunner().invoke(app, ["doctor", str(head), str(target)])
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[-1].startswith("mask token: mask token id 40 is an ordinary")
+    assert done.stdout.splitlines()[-1].startswith("mask token: mask_token_id 40: is an ordinary")
     done = CliRunner().invoke(app, ["doctor", str(head), str(target), "--json"])
     assert done.exit_code == 1
     report = json.loads(done.stdout)

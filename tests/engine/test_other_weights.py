@@ -23,7 +23,8 @@ def quantized(kind: str, dtype: torch.dtype) -> Target:
     target = wide_target(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error", InputWarning)  # every matrix has a shape for it
-        return quantize(target, kind)
+        quantize(target, kind)
+    return target
 
 
 def greedy(llm: LLM, length: int = LENGTH) -> list[list[int]]:

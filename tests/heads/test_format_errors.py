@@ -91,7 +91,7 @@ def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
     raw = json.loads((head / "config.json").read_text())
     raw |= {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": None}
     (head / "config.json").write_text(json.dumps(raw))
-    refused(head, target, r"feature layers \[2, 2, 1\] must be strictly ascending")
+    refused(head, target, r"feature_layers \[2, 2, 1\]: must be strictly ascending")
 
 
 def test_what_a_check_finds_is_refused(target: Target, head: Path) -> None:

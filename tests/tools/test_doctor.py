@@ -16,7 +16,8 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.torch import TorchBackend, TorchDrafter, TorchTarget
+from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
+from peagle.backends.torch import TorchBackend
 from peagle.engine.request import Stats
 from peagle.errors import InputError
 from peagle.heads.checks import CHECKS
@@ -335,25 +336,25 @@ def test_features_of_another_layer_are_named(
 ) -> None:
     target = make_target(layers=8)
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
-    forward = TorchTarget.forward
+    forward = OwnCodeTarget.forward
 
-    def early(model: TorchTarget, batch: Batch, cache: KVCache, taps: Sequence[int]) -> object:
+    def early(model: OwnCodeTarget, batch: Batch, cache: KVCache, taps: Sequence[int]) -> object:
         return forward(model, batch, cache, [max(0, layer - 1) for layer in taps])
 
     monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
-    monkeypatch.setattr(TorchTarget, "forward", early)
+    monkeypatch.setattr(OwnCodeTarget, "forward", early)
     assert_named(tmp_path / "head", target, "features", "not hidden_states[")
 
 
 def draft_at(places: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the engine's drafter run at other positions."""
-    forward = TorchDrafter.forward
+    forward = OwnCodeDrafter.forward
 
-    def astray(model: TorchDrafter, batch: Batch, *others: Any) -> object:
+    def astray(model: OwnCodeDrafter, batch: Batch, *others: Any) -> object:
         return forward(model, replace(batch, positions=places(batch.positions)), *others)
 
     monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
-    monkeypatch.setattr(TorchDrafter, "forward", astray)
+    monkeypatch.setattr(OwnCodeDrafter, "forward", astray)
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])

@@ -36,7 +36,7 @@ BATCH = 8
 
 
 class Outcome(NamedTuple):
-    """What an engine did."""
+    """Counts of one engine's run."""
 
     token_ids: list[list[int]]
     acceptance_length: float
@@ -119,7 +119,7 @@ def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> 
 
 
 def unlike(ours: Outcome, theirs: Outcome) -> list[str]:
-    """Where acceptance differs: length by over 1 %, a position by over one point."""
+    """Differences of acceptance: length by over 1 %, a position by over one point."""
     found = []
     if abs(ours.acceptance_length / theirs.acceptance_length - 1) > 0.01:
         found.append(f"length {ours.acceptance_length:.4f} {theirs.acceptance_length:.4f}")

@@ -225,7 +225,7 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--host", "0.0.0.0"), "--host '0.0.0.0': "),
             ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),
             ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
-            ((*engine, "--k", 2, "--", "--spec-method", "x"), "--speculative-config: give it, or"),
+            ((*engine, "--k", 2, "--", "--spec-method", "x"), "a flag of vLLM's says how to draft"),
             ((*engine, "--method", "p-eagle"), "no p-eagle head is known for"),
             ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "is a eagle3 head"),
             ((*engine, "--head", heads["eagle3"], "--k", 0), "--k 0: must be at least 1"),

@@ -3,10 +3,12 @@
 import logging
 
 from peagle.backends.base import TargetModel
+from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.library import load
-from peagle.backends.cpu.matrix import replace_linears
-from peagle.backends.cpu.target import GenericTarget, NativeTarget, is_native
+from peagle.backends.cpu.matrix import replace_head, replace_linears
+from peagle.backends.cpu.target import NativeTarget, is_native
+from peagle.backends.own_code import OwnCodeTarget
 from peagle.backends.tiles import TiledTarget
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -31,18 +33,24 @@ class CpuBackend:
         """A target that runs here. Its products are native ones over a copy of its weights; `own`:
         they take the place of its own."""
         if own:
-            replace_linears(target.model)
-            replace_linears(target.head)
+            _replace_products(target)
         if is_native(target):
             return NativeTarget(target)
         why = "its own code runs the layers, with native products and attention"
         log.info("%s (%s): %s", target.name, target.config.model_type, why)
-        if self.exact:
-            return TiledTarget(GenericTarget(target.exact()))
-        return GenericTarget(target.copy())
+        copy = target.exact() if self.exact else target.copy()
+        _replace_products(copy)
+        model = OwnCodeTarget(copy, CpuAttend)
+        return TiledTarget(model) if self.exact else model
 
     def drafter(self, drafter: Drafter) -> GenericDrafter:
         """A drafter that runs here."""
         if drafter.config.transformer.hidden_act == "silu":
             return NativeDrafter(drafter)
         return GenericDrafter(drafter)
+
+
+def _replace_products(target: Target) -> None:
+    """Make all products of a target native ones."""
+    replace_linears(target.model)
+    replace_head(target, target.model.get_output_embeddings())

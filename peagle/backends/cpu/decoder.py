@@ -11,52 +11,20 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch
-from peagle.backends.cpu.attention import FLOAT, NativeBatch
-from peagle.backends.cpu.library import COUNT, POINTER, load
-from peagle.backends.cpu.matrix import CpuLinear, Matrix
+from peagle.backends.cpu import structs
+from peagle.backends.cpu.attention import native_batch
+from peagle.backends.cpu.library import load
+from peagle.backends.cpu.matrix import CpuLinear
 from peagle.backends.kv_cache import KVCache
 from peagle.model.layers import FirstLayer
 
-ATTENTION_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
-NORMS = {  # by the names in native/layer.h; a layer may have fewer
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "hidden_norm": "hidden_norm.weight",
-}
-
-
-class _Layer(ctypes.Structure):
-    """Mirrors native/layer.h; norms that a layer does not have are None."""
-
-    _fields_ = [(name, Matrix) for name in (*ATTENTION_PRODUCTS, *MLP_PRODUCTS)]
-    _fields_ += [(name, POINTER) for name in NORMS]
-    _fields_ += [("normed_residual", COUNT)]
-
-
-class _Model(ctypes.Structure):
-    """Mirrors native/layer.h."""
-
-    _fields_ = [("layers", POINTER), ("norm", POINTER), ("count", COUNT), ("width", COUNT)]
-    _fields_ += [("head", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
-
-
-class _Forward(ctypes.Structure):
-    """Mirrors native/layer.h."""
-
-    _fields_ = [("batch", POINTER), ("caches", POINTER), ("x", POINTER), ("embedding", POINTER)]
-    _fields_ += [("cos", POINTER), ("sin", POINTER), ("taps", POINTER), ("tap_count", COUNT)]
-    _fields_ += [("features", POINTER), ("out", POINTER), ("normed", POINTER), ("threads", COUNT)]
-
 
 class Decoded(NamedTuple):
-    """What a decoder makes of T rows."""
+    """A decoder's outputs for T rows."""
 
-    out: Tensor  # (T, D) what leaves the last layer
+    out: Tensor  # (T, D) leaves the last layer
     normed: Tensor  # (T, D)
-    features: Tensor  # (T, F·D) what enters the layers that were asked for
+    features: Tensor  # (T, F·D) enters the layers `taps`
 
 
 class Decoder:
@@ -68,19 +36,21 @@ class Decoder:
         """`layers` of transformers or of a head; `norm` is the one after them."""
         self.width: int = norm.weight.shape[0]
         self._alive: list[Any] = [norm.weight]
-        self._layers = (_Layer * len(layers))()
-        for made, layer in zip(self._layers, layers, strict=True):
-            linears = {name: CpuLinear.of(part) for name, part in products_of(layer).items()}
-            norms = _norms(layer)
-            self._alive += [linears, norms]
-            for name, linear in linears.items():
-                setattr(made, name, linear.matrix)
-            for name, weight in norms.items():
-                setattr(made, name, weight.data_ptr())
-            made.normed_residual = isinstance(layer, FirstLayer) and layer.norm_before_residual
+        self._layers = (structs.Layer * len(layers))()
+        for layer_struct, layer in zip(self._layers, layers, strict=True):
+            weights = dict(layer.named_parameters())
+            for path in structs.PRODUCTS:
+                linear = CpuLinear.of(layer.get_submodule(path))
+                setattr(layer_struct, path, linear.matrix)
+                self._alive.append(linear)
+            for path in weights.keys() & set(structs.NORMS):
+                setattr(layer_struct, path, weights[path].data_ptr())
+                self._alive.append(weights[path])
+            normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
+            layer_struct.normed_residual = normed
         first = ctypes.addressof(self._layers)
         last = norm.weight.data_ptr()
-        self._model = _Model(first, last, len(layers), self.width, head_size, eps, scale)
+        self._model = structs.Model(first, last, len(layers), self.width, head_size, eps, scale)
 
     def run(  # noqa: PLR0913 (what layers are run on)
         self,
@@ -92,42 +62,22 @@ class Decoder:
         embedding: Tensor | None = None,  # (T, D), for the first layer of a head
         taps: Sequence[int] = (),
     ) -> Decoded:
-        x = x.contiguous()
-        given = NativeBatch(batch)
+        given = native_batch(batch)
         kept = [part.data_ptr() for pair in cache.layers for part in pair]
-        caches = (POINTER * len(kept))(*kept)
-        numbers = (COUNT * len(taps))(*taps)
-        cos, sin = (table.to(x.dtype).contiguous() for table in tables)
+        caches = (structs.POINTER * len(kept))(*kept)
+        numbers = (structs.COUNT * len(taps))(*taps)
         features = x.new_empty(len(x), len(taps) * self.width)
-        found = Decoded(torch.empty_like(x), torch.empty_like(x), features)
-        forward = _Forward(
-            batch=ctypes.addressof(given.struct),
-            caches=ctypes.addressof(caches),
-            x=x.data_ptr(),
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            taps=ctypes.addressof(numbers),
-            tap_count=len(taps),
-            features=features.data_ptr(),
-            out=found.out.data_ptr(),
-            normed=found.normed.data_ptr(),
-            threads=torch.get_num_threads(),
-        )
+        found = Decoded(x.new_empty(x.shape), x.new_empty(x.shape), features)
+        cos, sin = (table.to(x.dtype).contiguous() for table in tables)
+        tensors = {"x": x.contiguous(), "cos": cos, "sin": sin, **found._asdict()}
         if embedding is not None:
-            embedding = embedding.contiguous()
-            forward.embedding = embedding.data_ptr()
+            tensors["embedding"] = embedding.contiguous()
+        forward = structs.Forward(tap_count=len(taps), threads=torch.get_num_threads())
+        forward.batch = ctypes.addressof(given)
+        forward.caches = ctypes.addressof(caches)
+        forward.taps = ctypes.addressof(numbers)
+        for name, tensor in tensors.items():
+            setattr(forward, name, tensor.data_ptr())
         decode = load().function("decode", x.dtype)
         decode(ctypes.byref(self._model), ctypes.byref(forward))
         return found
-
-
-def products_of(layer: Any) -> dict[str, Any]:
-    """The layer's linear layers by name."""
-    found = {name: layer.self_attn.get_submodule(name) for name in ATTENTION_PRODUCTS}
-    return found | {name: layer.mlp.get_submodule(name) for name in MLP_PRODUCTS}
-
-
-def _norms(layer: Any) -> dict[str, Tensor]:
-    """The weights of the norms that the layer has, by name."""
-    own = dict(layer.named_parameters())
-    return {name: own[path] for name, path in NORMS.items() if path in own}

@@ -13,11 +13,12 @@ from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.decoder import Decoder
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.layers import head_size
 
 
-class GenericDrafter:
+class GenericDrafter(OwnCodeDrafter):
     """A drafter by its own code, but for its products and its attention.
 
     In bfloat16 the products have int8 weights: whatever is drafted, the target's output is the
@@ -27,17 +28,11 @@ class GenericDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         tensors = [*drafter.parameters(), *drafter.buffers()]
-        self.drafter = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
-        self.drafter._modules["fc"] = CpuLinear.of(drafter.fc)
+        copy = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
+        copy._modules["fc"] = CpuLinear.of(drafter.fc)
         bf16 = drafter.norm.weight.dtype == torch.bfloat16
-        replace_linears(self.drafter, CpuLinear.int8 if bf16 else CpuLinear.of)
-
-    @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        """As `DrafterModel.forward`."""
-        attend = CpuAttend(batch, cache)
-        out: DrafterOutput = self.drafter(batch.ids, features, batch.positions, attend)
-        return out
+        replace_linears(copy, CpuLinear.int8 if bf16 else CpuLinear.of)
+        super().__init__(copy, CpuAttend)
 
 
 class NativeDrafter(GenericDrafter):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from peagle.backends.cpu.structs import COUNT, POINTER, check_sizes
 from peagle.errors import first_line
 from peagle.paths import cache_dir
 
@@ -22,7 +23,7 @@ FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of flo
 # GCC leaves FMA out of short sums on some AMD CPUs; then a row's bits would depend on the others.
 FLAGS += ["--param=avoid-fma-max-bits=0"]
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+THREADS = ctypes.c_int
 ARGUMENTS: dict[str, list[Any]] = {
     "decode": [POINTER, POINTER],
     "linear": [POINTER, POINTER, POINTER, COUNT, THREADS],
@@ -40,18 +41,17 @@ class Library:
     """The functions of native/library.cpp, by name and dtype."""
 
     def __init__(self, path: Path) -> None:
-        loaded = ctypes.CDLL(str(path))
-        self.tiles = bool(loaded.has_tiles())  # whether this CPU has AMX
-        self._functions: dict[tuple[str, torch.dtype], ctypes._NamedFuncPointer] = {}
+        self._loaded = ctypes.CDLL(str(path))
+        check_sizes(self._loaded)
+        self.tiles = bool(self._loaded.has_tiles())  # whether this CPU has AMX
         for name, arguments in ARGUMENTS.items():
-            for dtype, suffix in DTYPES.items():
-                function = loaded[f"{name}_{suffix}"]
-                function.argtypes, function.restype = arguments, None
-                self._functions[name, dtype] = function
+            for dtype in DTYPES:
+                self.function(name, dtype).argtypes = arguments
+                self.function(name, dtype).restype = None
 
-    def function(self, name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
+    def function(self, name: str, dtype: torch.dtype) -> Any:
         """One of ARGUMENTS, for tensors of one of DTYPES."""
-        return self._functions[name, dtype]
+        return getattr(self._loaded, f"{name}_{DTYPES[dtype]}")
 
 
 @cache
@@ -114,7 +114,7 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """The description of the processor, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -5,25 +5,22 @@ Shapes: R rows, I inputs, O outputs, G groups of GROUP inputs.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from peagle.backends.cpu.library import COUNT, POINTER, load
+from peagle.backends.cpu.library import load
+from peagle.backends.cpu.structs import Matrix
 from peagle.model.int8 import round_int8
+from peagle.model.target import Target
 
 GROUP = 32  # inputs that share a scale and a zero
 PANEL = 16  # outputs that lie side by side
 BITS = {torch.float32: 32, torch.bfloat16: 16}
-
-
-class Matrix(ctypes.Structure):
-    """Mirrors native/matrix.h. Pointers only: `Weights` keeps what they point to."""
-
-    _fields_ = [("data", POINTER), ("scales", POINTER), ("bias", POINTER)]
-    _fields_ += [("bits", COUNT), ("tiled", COUNT), ("outputs", COUNT), ("inputs", COUNT)]
 
 
 class Weights(NamedTuple):
@@ -69,7 +66,7 @@ class Weights(NamedTuple):
         return cls(data, scales, 4, False, scale.dtype, *q.shape)
 
     def matrix(self, bias: Tensor | None) -> Matrix:
-        """As the library reads it, for as long as these weights and the bias are alive."""
+        """The structure that the library reads, valid while these weights and the bias live."""
         scales = None if self.scales is None else self.scales.data_ptr()
         added = None if bias is None else bias.data_ptr()
         sizes = (self.bits, int(self.tiled), self.outputs, self.inputs)
@@ -89,11 +86,6 @@ def _in_panels(weight: Tensor, step: int) -> Tensor:
     padded = F.pad(weight, (0, missing)) if missing else weight.contiguous()
     words = _whole_panels(padded.view(torch.int32))
     return words.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-
-
-def _from_panels(panels: Tensor, dtype: torch.dtype, outputs: int, inputs: int) -> Tensor:
-    """The weights (O, I) of `_in_panels`."""
-    return panels.transpose(1, 2).flatten(0, 1)[:outputs].contiguous().view(dtype)[:, :inputs]
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -117,22 +109,18 @@ def _tiles_of_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 class CpuLinear(nn.Module):
     """A linear layer by native products. For inference: no gradient reaches its weights.
 
-    Each row is computed as if it were alone.
+    Each row is computed as if it were alone. Copies share the weights, which never change.
     """
-
-    _data: Tensor
-    _scales: Tensor | None
 
     def __init__(self, weights: Weights, bias: Tensor | None) -> None:
         super().__init__()
         self.in_features, self.out_features = weights.inputs, weights.outputs
-        self._form = weights._replace(data=torch.empty(0), scales=None)
-        # As buffers they are shared by copies of this layer.
-        self.register_buffer("_data", weights.data, persistent=False)
-        self.register_buffer("_scales", weights.scales, persistent=False)
-        self.register_parameter("bias", None)
-        if bias is not None:
-            self.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        self.weights = weights
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.matrix = weights.matrix(self.bias)
+
+    def __deepcopy__(self, _memo: object) -> "CpuLinear":
+        return copy(self)
 
     @classmethod
     def of(cls, linear: "nn.Linear | CpuLinear") -> "CpuLinear":
@@ -148,25 +136,16 @@ class CpuLinear(nn.Module):
         return cls(Weights.int8(*round_int8(weight, weight.dtype)), linear.bias)
 
     @property
-    def weights(self) -> Weights:
-        """As they are laid out."""
-        return self._form._replace(data=self._data, scales=self._scales)
-
-    @property
-    def matrix(self) -> Matrix:
-        """What the library multiplies by, for as long as this layer is alive."""
-        return self.weights.matrix(self.bias)
-
-    @property
     def weight(self) -> Tensor:
         """(O, I) the plain weights; made anew at every call, but for those of tiles."""
         form = self.weights
-        if form.bits > 8:
-            sizes = (form.dtype, form.outputs, form.inputs)
-            return form.data if form.tiled else _from_panels(form.data, *sizes)
-        ones = torch.eye(self.in_features, dtype=form.dtype)
-        matrix = form.matrix(None)
-        return torch.cat([multiply(part, matrix) for part in ones.split(512)]).T
+        if form.bits <= 8:
+            matrix, ones = form.matrix(None), torch.eye(form.inputs, dtype=form.dtype)
+            return torch.cat([multiply(part, matrix) for part in ones.split(512)]).T
+        if form.tiled:
+            return form.data
+        rows = form.data.transpose(1, 2).flatten(0, 1)[: form.outputs]
+        return rows.contiguous().view(form.dtype)[:, : form.inputs]
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) → (…, O)
         return multiply(x, self.matrix)
@@ -190,10 +169,16 @@ def multiply(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def replace_linears(root: nn.Module, make: Callable[[nn.Linear], nn.Module] = CpuLinear.of) -> None:
-    """Put what `make` makes of them in the place of the linear layers below `root`, one after
-    another: the weights of one layer at a time exist twice."""
+    """Replace the linear layers below `root` by the results of `make`, one after another: the
+    weights of one layer at a time exist twice."""
     for parent in list(root.modules()):
         for name, child in parent.named_children():
-            # What a subclass does is not known.
+            # The code of a subclass is not known.
             if type(child) is nn.Linear and child.weight.dtype in BITS:
                 setattr(parent, name, make(child))
+
+
+def replace_head(target: Target, head: nn.Module) -> None:
+    """Make another module a target's output head: that of the model, and of its view `head`."""
+    target.model.set_output_embeddings(head)
+    cast(PreTrainedModel, target.head).set_output_embeddings(head)

@@ -12,7 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from peagle.backends.cpu.matrix import BITS, GROUP, CpuLinear, Weights, replace_linears
+from peagle.backends.cpu.matrix import (
+    BITS,
+    GROUP,
+    CpuLinear,
+    Weights,
+    replace_head,
+    replace_linears,
+)
 from peagle.errors import InputError, InputWarning
 from peagle.model.target import Target
 
@@ -22,16 +29,16 @@ KINDS = ("int8", "int4")
 def check_quantize(kind: str | None, device: str) -> None:
     """Raises InputError for an unknown kind, or another device than the CPU."""
     if kind is not None and kind not in KINDS:
-        raise InputError(f"quantize {kind!r}: choose {' or '.join(KINDS)}, or leave it out")
+        known = f"choose {' or '.join(KINDS)}"
+        raise InputError("not a kind of quantisation", field="quantize", value=kind, fix=known)
     if kind is not None and device != "cpu":
-        raise InputError(
-            f"quantize {kind!r}: only on the CPU, not on {device}; choose the device cpu"
-        )
+        why = f"only on the CPU, not on {device}"
+        raise InputError(why, field="quantize", value=kind, fix="choose `device` cpu")
 
 
-def quantize(target: Target, kind: str) -> Target:
+def quantize(target: Target, kind: str) -> None:
     """Replace the weights of the target's decoder layers by quantised ones, and those of its output
-    head by int8, for good. The given target must not be used any more.
+    head by int8. Only the owner of a target may do it, before anything runs it.
 
     Warns (InputWarning) of the matrices that stay: shapes without a product, and experts kept in
     one tensor. Raises InputError when none can be replaced, NoCompiler without native code.
@@ -40,8 +47,7 @@ def quantize(target: Target, kind: str) -> Target:
     _check_replaced(target, kind)
     head = target.model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in BITS:
-        target.model.set_output_embeddings(CpuLinear.int8(head))
-    return Target(target.model, target.tokenizer, target.name)
+        replace_head(target, CpuLinear.int8(head))
 
 
 def quantized(linear: nn.Linear, kind: str) -> nn.Module:
@@ -75,9 +81,7 @@ def _check_replaced(target: Target, kind: str) -> None:
         return
     listed = ", ".join(f"{name} {shape}" for name, shape in sorted(kept.items()))
     if not any(isinstance(module, CpuLinear) for module in target.layers.modules()):
-        raise InputError(
-            f"quantize {kind!r}: no matrix of {target.name} has a shape that it takes ({listed})"
-        )
-    warnings.warn(
-        f"quantize {kind!r}: stay in {target.dtype}: {listed}", InputWarning, stacklevel=3
-    )
+        why = f"no matrix of {target.name} has a shape that it takes ({listed})"
+        raise InputError(why, field="quantize", value=kind, fix="leave it out")
+    kept_in = f"quantize {kind!r}: stay in {target.dtype}: {listed}"
+    warnings.warn(kept_in, InputWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Targets on a CPU: the layers of Llama and Qwen3 in one native call, other decoders by their code.
+"""The layers of Llama and Qwen3 in one native call.
 
 Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary.
 """
@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaFor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM, Qwen3Model
 
 from peagle.backends.batch import Batch
-from peagle.backends.cpu.attention import CpuAttend
-from peagle.backends.cpu.decoder import Decoder, products_of
-from peagle.backends.cpu.matrix import CpuLinear, replace_linears
+from peagle.backends.cpu.decoder import Decoder
+from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.kv_cache import KVCache
 from peagle.model.layers import head_size
 from peagle.model.target import Target, TargetOutput
@@ -47,28 +47,7 @@ class NativeTarget:
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V)"""
-        logits: Tensor = self.head(hidden)
-        return logits
-
-
-class GenericTarget:
-    """Any other target: its own code, over native products and native attention."""
-
-    def __init__(self, target: Target) -> None:
-        """`target` is a copy: its linear layers are replaced."""
-        self.target = target
-        replace_linears(self.target.model)
-        replace_linears(self.target.head)
-
-    @torch.no_grad()
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
-        """As `TargetModel.forward`."""
-        return self.target.forward(batch.ids, batch.positions, CpuAttend(batch, cache), taps)
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) → (R, V)"""
-        return self.target.logits(hidden)
+        return cast(Tensor, self.head(hidden))
 
 
 def is_native(target: Target) -> bool:
@@ -84,12 +63,12 @@ def is_native(target: Target) -> bool:
         window = type(layer) is Qwen3DecoderLayer and layer.self_attn.sliding_window
         if type(layer) not in LAYERS or window:
             return False
-        products += products_of(layer).values()
+        products += [layer.get_submodule(path) for path in PRODUCTS]
     return all(_is_plain(part, target.dtype) for part in products)
 
 
 def _is_plain(part: nn.Module, dtype: torch.dtype) -> bool:
-    """What a subclass of nn.Linear does is not known."""
+    """The code of a subclass of nn.Linear is not known, so it is not plain."""
     if isinstance(part, CpuLinear):
         return part.weights.dtype == dtype
     return type(part) is nn.Linear and part.weight.dtype == dtype

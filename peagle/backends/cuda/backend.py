@@ -6,7 +6,6 @@ Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V v
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from peagle.backends.base import TargetModel
@@ -17,8 +16,6 @@ from peagle.backends.tiles import TiledTarget
 from peagle.model.attention import Attend
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.target import Target, TargetOutput
-
-DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})  # that the kernel is made for
 
 
 class CudaTarget:
@@ -33,7 +30,6 @@ class CudaTarget:
         model = partial(self.model.forward, taps=layers)
         return TargetOutput(*self.runner.run(model, batch, cache, taps=layers))
 
-    @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:  # (R, E) → (R, V)
         return self.model.logits(hidden)
 
@@ -56,7 +52,7 @@ class CudaDrafter:
 
 
 class CudaBackend:
-    """See `Backend`. Models must be of a dtype in DTYPES."""
+    """See `Backend`. Models must be of one of `choose.CUDA_DTYPES`."""
 
     name = "cuda"
 
@@ -64,7 +60,6 @@ class CudaBackend:
         self.exact = exact
 
     def target(self, target: Target, *, own: bool = False) -> TargetModel:  # noqa: ARG002
-        assert target.dtype in DTYPES, f"no kernel for {target.dtype}"
         if self.exact:
             return TiledTarget(CudaTarget(target.exact(), exact=True))
         return CudaTarget(target, exact=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peagle.backends.choose import choose_backend
-from peagle.backends.cpu import library
+from peagle.backends.cpu import library, structs
 from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.torch import TorchBackend
 
@@ -48,6 +48,13 @@ def test_the_library_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     library.load.cache_clear()
     library.load()
     assert made.suffix == ".so"
+
+
+def test_structures_of_other_sizes_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong numbers or a crash would follow."""
+    monkeypatch.setattr(structs, "Kept", structs.Spec)
+    with pytest.raises(AssertionError, match="Spec is not that of native/"):
+        library.load()
 
 
 def test_a_damaged_library_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

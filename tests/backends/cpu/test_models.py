@@ -21,8 +21,9 @@ from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.matrix import CpuLinear
 from peagle.backends.cpu.quantized import quantize
-from peagle.backends.cpu.target import GenericTarget, NativeTarget
+from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.own_code import OwnCodeTarget
 from peagle.backends.torch import TorchBackend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -90,7 +91,7 @@ def test_families(family: str) -> None:
     """Those with biases, windows, caps, sinks and experts, most of them by their own code."""
     target = Target(build(FAMILIES[family]()), None, family)
     model = CpuBackend().target(target)
-    assert isinstance(model, NativeTarget if family == "llama" else GenericTarget)
+    assert isinstance(model, NativeTarget if family == "llama" else OwnCodeTarget)
     close(run(model, target), run(TorchBackend().target(target), target), 1e-4)
 
 
@@ -123,7 +124,7 @@ def test_a_quantised_target_is_native(kind: str) -> None:
     bits makes a small difference large."""
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     target = Target(build(LlamaConfig(**PLAIN | sizes)), None, "tiny")
-    target = quantize(target, kind)
+    quantize(target, kind)
     model = CpuBackend().target(target)
     assert isinstance(model, NativeTarget)
     close(run(model, target), run(TorchBackend().target(target), target), 1e-2)
@@ -191,7 +192,7 @@ def test_a_target_is_not_changed_by_a_generic_one() -> None:
     target = Target(build(FAMILIES["gemma2"]()), None, "gemma2")
     before = dict(target.model.named_modules())
     model = CpuBackend().target(target)
-    assert isinstance(model, GenericTarget)
+    assert isinstance(model, OwnCodeTarget)
     assert dict(target.model.named_modules()) == before
     mine = {p.data_ptr() for p in target.model.parameters()}
     assert {p.data_ptr() for p in model.target.model.parameters()} <= mine

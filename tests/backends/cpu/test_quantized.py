@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
@@ -15,7 +16,7 @@ from families import FAMILIES, PLAIN, build, random_ids
 
 from peagle.backends.cpu.matrix import GROUP, CpuLinear
 from peagle.backends.cpu.quantized import KINDS, check_quantize, quantize, quantized
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputWarning
 from peagle.model.attention import CausalAttend
 from peagle.model.fingerprints import weights_hash
 from peagle.model.target import Target
@@ -56,7 +57,7 @@ def test_weights_are_at_most_half_a_step_away(kind: str, dtype: torch.dtype) -> 
 
 
 def test_values_on_a_grid_of_sixteen_are_kept() -> None:
-    """As a model that was distributed in 4 bits has them."""
+    """Models distributed in 4 bits have such values."""
     q = torch.randint(0, 16, (64, 2 * GROUP)).float()
     q[:, ::GROUP] = 0
     q[:, 1::GROUP] = 15
@@ -83,17 +84,18 @@ def test_embedding_and_fingerprint_stay(kind: str) -> None:
     before = target.logits(hidden)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = quantize(target, kind)
-    assert sum(isinstance(m, CpuLinear) for m in made.model.modules()) == 4 * 7 + 1
-    assert torch.equal(made.embedding, table) and weights_hash(made) == fingerprint
-    found = made.logits(hidden)
+        quantize(target, kind)
+    assert sum(isinstance(m, CpuLinear) for m in target.model.modules()) == 4 * 7 + 1
+    assert torch.equal(target.embedding, table) and weights_hash(target) == fingerprint
+    found = target.logits(hidden)
     assert not torch.equal(found, before), "the head that logits are taken with"
     assert (found - before).norm() < 0.02 * before.norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_shares_the_quantised_weights(kind: str) -> None:
-    made = quantize(Target(build(LlamaConfig(**WIDE)), None, "tiny"), kind)
+    made = Target(build(LlamaConfig(**WIDE)), None, "tiny")
+    quantize(made, kind)
     one = made.layers[0].mlp.up_proj
     other = made.copy().layers[0].mlp.up_proj
     assert other is not one
@@ -116,7 +118,7 @@ def test_experts_in_one_tensor_are_named() -> None:
 def test_nothing_to_quantize() -> None:
     sizes = {"hidden_size": 48, "intermediate_size": 80}
     target = Target(build(LlamaConfig(**PLAIN | sizes)), None, "odd")
-    with pytest.raises(InputError, match=r"int4.*no matrix of odd.*mlp.gate_proj"):
+    with refused("quantize"):
         quantize(target, "int4")
 
 
@@ -125,20 +127,14 @@ def test_families_run_quantized(family: str) -> None:
     target = Target(build(FAMILIES[family]()), None, family)
     ids, positions = random_ids(9), torch.arange(9)
     plain = target.logits(target.forward(ids, positions, CausalAttend()).hidden)
-    made = quantize(target, "int8")
-    found = made.logits(made.forward(ids, positions, CausalAttend()).hidden)
+    quantize(target, "int8")
+    found = target.logits(target.forward(ids, positions, CausalAttend()).hidden)
     assert not torch.equal(found, plain)
     assert (found - plain).norm() / plain.norm() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("kind", "device", "message"),
-    [
-        ("int3", "cpu", "quantize 'int3': choose int8 or int4"),
-        ("int4", "cuda", "only on the CPU, not on cuda; choose the device cpu"),
-    ],
-)
-def test_bad_choices(kind: str, device: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize(("kind", "device"), [("int3", "cpu"), ("int4", "cuda")])
+def test_bad_choices(kind: str, device: str) -> None:
+    with refused("quantize"):
         check_quantize(kind, device)
     check_quantize(None, device)

@@ -8,7 +8,7 @@
 
 namespace peagle {
 
-// peagle/backends/batch.py. peagle/backends/cpu/attention.py mirrors it.
+// As peagle/backends/batch.py has it.
 struct Batch {
   int64_t rows, requests, table;         // `table`: blocks of a row of block_tables
   const int64_t* slot_mapping;           // (rows,)

@@ -1,6 +1,4 @@
 // A whole decoder layer, and all layers of a model one after another.
-//
-// peagle/backends/cpu/decoder.py mirrors Layer, Model, Cache and Forward.
 
 #pragma once
 

@@ -42,6 +42,13 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
 FUNCTIONS(float, float32)
 FUNCTIONS(Bf16, bfloat16)
 
+// peagle/backends/cpu/structs.py mirrors these, and compares their sizes when it loads the library.
+extern "C" {
+int64_t struct_sizes[] = {sizeof(Matrix),        sizeof(Batch),        sizeof(Kept<float>),
+                          sizeof(Spec),          sizeof(Layer<float>), sizeof(Model<float>),
+                          sizeof(Forward<float>)};
+}
+
 // Whether this CPU multiplies by tiles: then matrices may be tiled.
 extern "C" int has_tiles() {
 #ifdef PEAGLE_TILES

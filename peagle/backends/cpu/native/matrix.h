@@ -1,4 +1,4 @@
-// The weights of a product, and what a product is. peagle/backends/cpu/matrix.py mirrors Matrix.
+// The weights of a product, and what a product is.
 
 #pragma once
 

@@ -72,6 +72,16 @@ struct Place {
   void next() { at += BYTES; }
 };
 
+// To the sums of each row, a vector of weights times the row's input: `read(i)` is weights i, and
+// `add(sum, weights, r)` the sum with row r's product.
+template <int ROWS, int VECTORS, typename Read, typename Add>
+inline void add_products(Wide (&sums)[ROWS][VECTORS], Read read, Add add) {
+  decltype(read(0)) weights[VECTORS];
+  for (int i = 0; i < VECTORS; ++i) weights[i] = read(i);
+  for (int r = 0; r < ROWS; ++r)
+    for (int i = 0; i < VECTORS; ++i) sums[r][i] = add(sums[r][i], weights[i], r);
+}
+
 // The ways to read weights: `add` adds a step of some panels, and goes on to the next. `Input` is
 // what a step multiplies of a row; the rows' inputs lie `stride` apart.
 
@@ -84,10 +94,9 @@ struct FloatSteps : Place<1, LINE> {
 
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
-    Wide weights[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<Wide>(i);
-    for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r] * weights[i];
+    add_products(
+        sums, [&](int i) { return this->template read<Wide>(i); },
+        [&](Wide sum, Wide weights, int r) { return sum + x[r] * weights; });
     next();
   }
 };
@@ -112,13 +121,12 @@ struct WidenedSteps : Place<2, LINE> {
  private:
   template <int ODD, int ROWS, int VECTORS>
   void add_half(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
-    Wide weights[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) {
+    auto read_half = [&](int i) {
       WideBits both = this->template read<WideBits>(i);
-      weights[i] = Wide(ODD ? both & 0xffff0000u : both << 16);
-    }
-    for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r].pair[ODD] * weights[i];
+      return Wide(ODD ? both & 0xffff0000u : both << 16);
+    };
+    add_products(sums, read_half,
+                 [&](Wide sum, Wide weights, int r) { return sum + x[r].pair[ODD] * weights; });
   }
 };
 
@@ -132,11 +140,11 @@ struct PairSteps : Place<2, LINE> {
 
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
-    WideBits weights[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<WideBits>(i);
-    for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < VECTORS; ++i)
-        sums[r][i] = dot_pairs(sums[r][i], weights[i], WideBits{} + x[r]);
+    add_products(
+        sums, [&](int i) { return this->template read<WideBits>(i); },
+        [&](Wide sum, WideBits weights, int r) {
+          return dot_pairs(sum, weights, WideBits{} + x[r]);
+        });
     next();
   }
 };

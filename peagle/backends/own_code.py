@@ -1,0 +1,47 @@
+"""Models run by their own code, over a backend's attention: the smallest backend is that alone.
+
+Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from peagle.backends.batch import Batch
+from peagle.backends.kv_cache import KVCache
+from peagle.model.attention import Attend
+from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.target import Target, TargetOutput
+
+MakeAttend = Callable[[Batch, KVCache], Attend]  # called once for each forward
+
+
+class OwnCodeTarget:
+    """A `TargetModel` that runs the target's own code."""
+
+    def __init__(self, target: Target, attend: MakeAttend) -> None:
+        self.target, self.attend = target, attend
+
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        """As `TargetModel.forward`."""
+        ids, positions = batch.ids.to(cache.device), batch.positions.to(cache.device)
+        return self.target.forward(ids, positions, self.attend(batch, cache), taps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, E) → (R, V)"""
+        return self.target.logits(hidden)
+
+
+class OwnCodeDrafter:
+    """A `DrafterModel` that runs the drafter's own code."""
+
+    def __init__(self, drafter: Drafter, attend: MakeAttend) -> None:
+        self.drafter, self.attend = drafter, attend
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+        """As `DrafterModel.forward`."""
+        ids, positions = batch.ids.to(cache.device), batch.positions.to(cache.device)
+        out: DrafterOutput = self.drafter(ids, features, positions, self.attend(batch, cache))
+        return out
