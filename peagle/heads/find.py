@@ -47,7 +47,8 @@ def find_head(
     folder = head_folder(name, field)
     keys = read_keys(folder)
     if method not in (None, keys.method):
-        raise InputError(f"is a {keys.method} head, not {method}", field=field, value=Path(name))
+        why = f"its method is {keys.method}, not {method}"
+        raise InputError(why, field=field, value=Path(name))
     k = known.k if known else keys.depths or UNKNOWN_DEPTHS
     return Head(name, folder, keys.method, k)
 

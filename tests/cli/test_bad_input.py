@@ -80,7 +80,7 @@ def test_head_for_another_target(refused, other_target: Path, heads: dict[str, P
 def test_method_of_the_head(refused, target: Path, heads: dict[str, Path]) -> None:
     head = ("--head", heads["eagle3"])
     line = refused("generate", target, *SAY, *head, "--method", "p-eagle")
-    assert f"--head {heads['eagle3']}: is a eagle3 head, not p-eagle" in line
+    assert f"--head {heads['eagle3']}: its method is eagle3, not p-eagle" in line
 
 
 @pytest.mark.parametrize("command", ["doctor", "export", "generate", "eval", "bench", "serve"])

@@ -227,7 +227,7 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
             ((*engine, "--k", 2, "--", "--spec-method", "x"), "a flag of vLLM's says how to draft"),
             ((*engine, "--method", "p-eagle"), "no p-eagle head is known for"),
-            ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "is a eagle3 head"),
+            ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "its method is eagle3"),
             ((*engine, "--head", heads["eagle3"], "--k", 0), "--k 0: must be at least 1"),
             ((*engine, "--vllm-python", tmp_path / "no"), "no: not a Python interpreter"),
             ((*engine, "--vllm-python", sys.executable), "vLLM is not installed there"),
