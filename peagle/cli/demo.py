@@ -9,14 +9,13 @@ from rich.table import Table
 from peagle.bench import summary
 from peagle.bench.native import device_name, side_by_side
 from peagle.bench.run import write_json
-from peagle.bench.workload import human_eval
+from peagle.bench.workload import human_eval_prompts
 from peagle.catalog import find_head
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
 from peagle.files import check_folder
 from peagle.shown import mean_length
 
@@ -93,14 +92,3 @@ def _row(result: summary.Result) -> dict[str, Any]:
         "output_tokens": result.tokens,
         "seconds": round(result.seconds, 3),
     }
-
-
-def human_eval_prompts(count: int) -> list[str]:
-    """The last `count` HumanEval problems, as chat questions (each K was chosen on the first ones).
-
-    Raises InputError when the package human-eval is missing.
-    """
-    questions = human_eval()
-    if not 1 <= count <= len(questions):
-        raise InputError(f"--prompts {count}: choose 1 to {len(questions)}")
-    return questions[-count:]
