@@ -33,6 +33,11 @@ def test_a_long_value_is_shortened() -> None:
     assert len(str(InputError("is wrong", field="x", value="y" * 999))) < 90
 
 
+def test_a_path_is_whole() -> None:
+    path = Path("folder") / ("y" * 99)
+    assert str(InputError("no such file", field="x", value=path)) == f"x {path}: no such file"
+
+
 def test_refused_compares_the_field() -> None:
     with pytest.raises(AssertionError), refused("k"):
         raise InputError("must be at least 1", field="nodes", value=0)
