@@ -47,11 +47,11 @@ class Change(NamedTuple):
 
 def compare_files(before: Path, after: Path) -> list[Change]:
     """Rows that both have. Raises InputError when hardware or settings differ."""
-    old, new = _read(before), _read(after)
+    old, new = _read(before, "before"), _read(after, "after")
     for name in sorted((old.keys() | new.keys()) - {"rows", "repeats"}):
         if old.get(name) != new.get(name):
             values = f"{name} {old.get(name)!r} in {before}, {new.get(name)!r} in {after}"
-            raise InputError(f"{values}: not comparable")
+            raise InputError(f"not comparable: {values}")
     rows = {_key(row): row for row in old["rows"]}
     changes = [Change(rows[_key(row)], row) for row in new["rows"] if _key(row) in rows]
     if not changes:
@@ -63,14 +63,16 @@ def _key(row: Row) -> tuple[Any, ...]:
     return row["method"], str(Drafting.from_row(row)), row["concurrency"], row["temperature"]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, field: str) -> dict[str, Any]:
     """The device, the settings and the rows of a report."""
     try:
         report = json.loads(file.read_text())
         version = report["format"]
         found = {**report["settings"], "device": report["device"], "rows": report["rows"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{file}: not what `peagle bench` writes ({error!r})") from error
+        why = f"not written by `peagle bench` ({error!r})"
+        raise InputError(why, field=field, value=file) from error
     if version != FORMAT:
-        raise InputError(f"{file}: format {version}, this version reads {FORMAT}")
+        why = f"format {version}, this version reads {FORMAT}"
+        raise InputError(why, field=field, value=file)
     return found

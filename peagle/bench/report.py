@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 def check() -> None:
     """Raises InputError when matplotlib is missing, before hours of measuring."""
     if find_spec("matplotlib") is None:
-        raise InputError("matplotlib is not installed: pip install 'peagle[bench]'")
+        raise InputError("matplotlib is not installed", fix="pip install 'peagle[bench]'")
 
 
 def write(report: dict[str, Any], output: Path) -> list[Path]:

@@ -115,7 +115,7 @@ def run(
     if url is not None:
         answers = answering.server(asked, url, api_key, hardware)
     elif target is None:
-        raise InputError("TARGET: name a target, or a server with --url")
+        raise InputError("is missing", field="target", fix="name one, or a server with `url`")
     elif chosen == "vllm":
         answers = answering.vllm(asked, vllm_python)
     else:
@@ -203,7 +203,7 @@ def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
     """Every chain, and every tree with and without lookup as asked; the method is still open."""
     kinds = dict.fromkeys(lookup.split(","))
     if not kinds.keys() <= LOOKUP.keys():
-        raise InputError(f"--lookup {lookup!r}: choose on, off or on,off")
+        raise InputError("choose on, off or on,off", field="lookup", value=lookup)
     found = list[Drafting]()
     for depth in k.split(",") if k else []:
         if depth == ADAPTIVE:
@@ -221,7 +221,7 @@ def _cells(
     """Every method with every setting under every load, at every temperature."""
     chosen = methods.split(",")
     if wrong := [method for method in chosen if method not in CHOICES]:
-        raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(CHOICES)}")
+        raise InputError(f"choose from {', '.join(CHOICES)}", field="methods", value=wrong[0])
     return [
         Cell(replace(setting, method=method), load, heat)
         for heat in parse_list(temperature, "temperature", float)
@@ -242,7 +242,8 @@ def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
         return settings
     own = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
     if not own:
-        raise InputError(f"`nodes`: {method} alone drafts chains: give `k`, or leave lookup on")
+        fix = "give `k`, or leave `lookup` on"
+        raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
     return own
 
 
@@ -251,7 +252,7 @@ def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
     if rate is None:
         return parse_list(concurrency, "concurrency", int, 1)
     if rate <= 0:
-        raise InputError(f"--rate {rate}: must be above 0")
+        raise InputError("must be above 0", field="rate", value=rate)
     return (0,)
 
 

@@ -16,11 +16,12 @@ from peagle.cli.common import (
     open_target,
     progress_bar,
     screen,
+    unwritable,
 )
 from peagle.cli.engines import VllmPythonOption, not_vllms
 from peagle.cli.options import Fields, check_at_least, with_flags
 from peagle.errors import InputError
-from peagle.files import check_folder, unusable
+from peagle.files import check_folder
 from peagle.train.capture import CaptureConfig
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def capture(
     from peagle.vllm.capture import through_vllm, tokens_in_passing
     from peagle.vllm.process import VllmFailed
 
-    existing_file(data, "--data")
+    existing_file(data, "data")
     output = config.output
     check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
@@ -82,7 +83,7 @@ def capture(
         try:
             run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
-            raise InputError(f"{unusable(error, output)}; {KEPT}") from error
+            raise unwritable(error, output, KEPT) from error
         except VllmFailed as error:
             screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
             raise typer.Exit(1) from error
@@ -96,10 +97,15 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
 
     if engine == "transformers":
         if parallel > 1:
-            raise InputError(f"--tensor-parallel-size {parallel}: goes with --engine vllm")
+            raise InputError(
+                "only vLLM splits a target",
+                field="tensor_parallel_size",
+                value=parallel,
+                fix="set `engine` to vllm",
+            )
         return None
     if engine != "vllm":
-        raise InputError(f"--engine {engine!r}: choose transformers or vllm")
+        raise InputError("choose transformers or vllm", field="engine", value=engine)
     if device not in ("auto", "cpu"):
         raise not_vllms("device")
     vllm = Vllm(python or Path(sys.executable), parallel)

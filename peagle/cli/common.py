@@ -18,6 +18,7 @@ from peagle.cli.options import check_at_least
 from peagle.engine.llm import LLM, Run
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
+from peagle.files import unusable
 from peagle.methods.load import head_folder
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
@@ -141,7 +142,8 @@ def open_llm(
         use_template(llm.tokenizer, options.chat_template)
         drafter = None if folder is None else llm.load_head(folder, force=options.force)
     if drafter is not None and method not in (None, drafter.config.method):
-        raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
+        why = f"the head's method is {drafter.config.method}, not {method}"
+        raise InputError(why, field="head", value=path)
     lookup = True if method == "lookup" else None
     if options.no_lookup or method == "none":
         lookup = False
@@ -175,7 +177,8 @@ def announced_device(name: str) -> str:
 def check_quantize_device(quantize: str | None, device: str) -> None:
     """Raises InputError when quantised weights are asked for on a GPU."""
     if quantize is not None and resolve_device(device) != "cpu":
-        raise InputError(f"--quantize {quantize}: runs on the CPU only, add --device cpu")
+        fix = "set `device` to cpu"
+        raise InputError("runs on the CPU only", field="quantize", value=quantize, fix=fix)
 
 
 def check_answered(run: Run) -> None:
@@ -237,8 +240,15 @@ def counting(what: str, total: int | None, kept: str) -> Iterator[Callable[..., 
         yield count
 
 
-def existing_file(path: Path, option: str) -> Path:
-    """`path`, or an error that names the option."""
+def unwritable(error: Exception, output: Path, kept: str) -> InputError:
+    """The error of an output that cannot be written any more; `kept`: what was written before."""
+    found = unusable(error, output)
+    fix = "; ".join(filter(None, (found.fix, kept)))
+    return InputError(found.why, field=found.field, value=found.value, fix=fix)
+
+
+def existing_file(path: Path, field: str) -> Path:
+    """`path`. Raises InputError when it is no file."""
     if not path.is_file():
-        raise InputError(f"{option} {path}: no such file")
+        raise InputError("no such file", field=field, value=path)
     return path

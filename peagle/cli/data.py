@@ -83,7 +83,7 @@ def synth(
         config,
         mix=_mix(mix),
         user=replace(user, temperature=temperature, max_tokens=prompt_tokens),
-        template_args=_pairs(chat_template_arg or [], "--chat-template-arg"),
+        template_args=_pairs(chat_template_arg or [], "chat_template_arg"),
     )
     llm = open_llm(target, model, max_batch=batch)
     with counting("records", config.count, WRITTEN) as count:
@@ -126,9 +126,9 @@ def regenerate(
     limit: Number of records to answer. Default: all.
     system: System prompt of every conversation. Default: none.
     """
-    existing_file(prompts, "--prompts")
+    existing_file(prompts, "prompts")
     check_at_least(1, workers=workers, limit=limit, batch=batch)
-    args = _pairs(chat_template_arg or [], "--chat-template-arg")
+    args = _pairs(chat_template_arg or [], "chat_template_arg")
     source: LLM | Engine | Servers
     if url:
         _check_no_engine(engine, options)
@@ -143,7 +143,8 @@ def regenerate(
         source = open_llm(target, options, max_batch=batch)
         _check_template(source.tokenizer, args)
     else:
-        raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")
+        fix = "or name a server with `url`"
+        raise InputError("choose native or vllm", field="engine", value=engine, fix=fix)
     tokenizer = None if isinstance(source, Servers) else source.tokenizer
     conversations = read_conversations(prompts, system, args, tokenizer=tokenizer, strict=strict)
     with counting("answers", None, WRITTEN) as count:
@@ -153,12 +154,13 @@ def regenerate(
 
 def _check_no_engine(engine: str, options: ModelOptions) -> None:
     """Raises InputError for what a server decides itself."""
-    named = {"--head": options.head, "--chat-template": options.chat_template}
+    named = {"head": options.head, "chat_template": options.chat_template}
     if engine != "native":
-        named["--engine"] = engine
-    for option, value in named.items():
+        named["engine"] = engine
+    for field, value in named.items():
         if value is not None:
-            raise InputError(f"{option} with --url: the endpoint has its own")
+            why = "the server at `url` has its own"
+            raise InputError(why, field=field, value=value, fix="leave it out")
 
 
 def _tell(report: Report, output: Path) -> None:
@@ -193,7 +195,7 @@ def show(
     record: Number of the record whose tokens are shown, from 1. Default: a summary.
     max_length: Maximum length of a document in tokens, as `train` has it. Default: none.
     """
-    existing_file(file, "data file")
+    existing_file(file, "file")
     check_at_least(1, record=record)
     check_at_least(4, max_length=max_length)
     tokenizer = load_tokenizer(target)
@@ -252,26 +254,26 @@ def _check_template(tokenizer: PreTrainedTokenizerBase, args: dict[str, Any]) ->
     check_template_args(tokenizer, args)
 
 
-def _pairs(texts: list[str], option: str) -> dict[str, Any]:
+def _pairs(texts: list[str], field: str) -> dict[str, Any]:
     """["a=1"] → {"a": 1}, values as in YAML."""
     pairs: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.strip().partition("=")
         if not equals or not name or name in pairs:
-            raise InputError(f"{option} {text!r}: expected name=value, each name once")
+            raise InputError("expected name=value, each name once", field=field, value=text)
         try:
             pairs[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise InputError(f"{option} {text!r}: the value is not YAML") from error
+            raise InputError("the value is not YAML", field=field, value=text) from error
     return pairs
 
 
 def _mix(text: str) -> dict[str, float]:
     """ "chat=2,code=1" → shares."""
-    mix = _pairs(text.split(","), "--mix")
+    mix = _pairs(text.split(","), "mix")
     for kind, share in mix.items():
         if isinstance(share, bool) or not isinstance(share, int | float):
-            raise InputError(f"--mix {kind}={share}: expected a number")
+            raise InputError("expected a number", field="mix", value=f"{kind}={share}")
     return mix
 
 
@@ -279,5 +281,5 @@ def _api_key(variable: str | None) -> str | None:
     if variable is None:
         return None
     if not (key := os.environ.get(variable)):
-        raise InputError(f"--api-key-env {variable}: the variable is not set")
+        raise InputError("the variable is not set", field="api_key_env", value=variable)
     return key

@@ -49,13 +49,13 @@ class Where:
 
     def __post_init__(self) -> None:
         if self.to not in PLACES:
-            raise InputError(f"--to {self.to!r}: choose {', '.join(PLACES)}")
+            raise InputError(f"choose {', '.join(PLACES)}", field="to", value=self.to)
 
     def check_remote(self) -> None:
         """Raises InputError for this machine, where nothing runs in the background."""
         if self.to == "local":
             why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
-            raise InputError(f"--to local: {why}")
+            raise InputError(why, field="to", value=self.to)
 
     @property
     def cluster(self) -> kubernetes.Cluster:
@@ -65,7 +65,7 @@ class Where:
     def aws_region(self) -> str:
         """The region. Raises InputError when it is missing."""
         if not self.region:
-            raise InputError("--region is missing: name it, or set AWS_REGION")
+            raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
         return self.region
 
 
@@ -145,7 +145,8 @@ def start(
     drafting = Drafting(head, method, k)
     spec = make_spec(name, entry, engine, remote=not here, drafting=drafting)
     if profile is not None and spec.engine == "native":
-        raise InputError(f"--profile {profile}: profiles are flags of vLLM: use --engine vllm")
+        why = "profiles are flags of vLLM"
+        raise InputError(why, field="profile", value=profile, fix="set `engine` to vllm")
     if here:
         flags = entry.profiles[profile] if profile else {}
         _serve(spec.serve_command(port, flags), catalog, run=yes and not dry_run)
@@ -263,7 +264,7 @@ def _ask(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InputError(f"{what}: nobody can be asked here: confirm with --yes")
+        raise InputError(f"no terminal to confirm on; give --yes to {what}")
     typer.confirm(f"{what}?", abort=True)
 
 

@@ -25,24 +25,27 @@ VllmPythonOption = Annotated[
     ),
 ]
 VLLM_DEVICES = ("auto", "cuda")  # values of --device that vLLM on a GPU serves, too
-# Options of the native engine only, and what to do with vLLM.
+LEAVE_OUT = "leave it out, or set `engine` to native"
+# Options of the native engine only: why vLLM has none, and what to do with vLLM.
 NOT_VLLMS = {
-    "k adaptive": "vLLM cannot choose K every round, give numbers, as --k 7",
-    "nodes": "vLLM drafts chains, give --k",
-    "no_lookup": "vLLM drafts by the head alone, leave it out",
-    "methods lookup": "vLLM drafts by a head, leave it out",
-    "device": "vLLM finds its devices itself, leave it out",
-    "quantize": "vLLM has an option of its own, --quantization, after -- of peagle serve",
-    "kv_tokens": "give vLLM's --kv-cache-memory-bytes after --",
-    "allowed_hosts": "vLLM answers to every name, leave it out",
-    "max_queue": "vLLM's queue has no end, leave it out",
-    "max_seconds": "vLLM's requests have no limit of time, leave it out",
+    "k adaptive": ("cannot choose K every round", "give numbers, as `k` 7"),
+    "nodes": ("drafts chains only", "give `k`"),
+    "no_lookup": ("drafts by the head alone", LEAVE_OUT),
+    "methods lookup": ("drafts by a head only", LEAVE_OUT),
+    "device": ("finds its devices itself", LEAVE_OUT),
+    "quantize": ("has its own --quantization", "give that after -- of peagle serve"),
+    "kv_tokens": ("sizes its cache in bytes", "give its --kv-cache-memory-bytes after --"),
+    "allowed_hosts": ("answers to every name", LEAVE_OUT),
+    "max_queue": ("has no limit of waiting requests", LEAVE_OUT),
+    "max_seconds": ("has no limit of time", LEAVE_OUT),
 }
 
 
 def not_vllms(name: str) -> InputError:
     """The error of an option that vLLM lacks."""
-    return InputError(f"{flag(name)} with --engine vllm: {NOT_VLLMS[name]}")
+    field, _, value = name.partition(" ")
+    why, fix = NOT_VLLMS[name]
+    return InputError(f"vLLM {why}", field=field, value=value or None, fix=fix)
 
 
 def resolve_engine(
@@ -57,7 +60,7 @@ def resolve_engine(
     if device in VLLM_DEVICES and "device" in lacking:
         lacking.remove("device")
     if named not in ("auto", "native", "vllm"):
-        raise InputError(f"--engine {named!r}: choose auto, native or vllm")
+        raise InputError("choose auto, native or vllm", field="engine", value=named)
     if named == "vllm" and lacking:
         raise not_vllms(lacking[0])
     if named != "auto":

@@ -34,12 +34,15 @@ def export(
     target: Target model of the head. Default: the one it was trained for.
     """
     if to not in ("vllm", "speculators"):
-        raise InputError(f"--to {to!r}: choose vllm or speculators")
+        raise InputError("choose vllm or speculators", field="to", value=to)
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise InputError(f"{output} is not an empty folder: name a new one")
+        raise InputError(
+            "is not an empty folder", field="output", value=output, fix="name a new one"
+        )
     name = target or read_config(head_folder(head)).provenance.target
     if not name:
-        raise InputError(f"head {head} does not say what it was trained for: name it with --target")
+        why = "its config does not name the target it was trained for"
+        raise InputError(why, field="head", value=head, fix="name it with `target`")
     check_folder(output)
     drafter = load_drafter(head, open_target(name, chat_template), force=force)
     with writing(output):

@@ -60,13 +60,15 @@ def generate(
     show_tree: Print the draft tree of every round to stderr first.
     """
     if show_tree and as_json:
-        raise InputError("--show-tree: trees are text for people, leave out --json")
+        raise InputError("trees are text for people", field="show_tree", fix="leave out --json")
     if sampling.logprobs is not None and not as_json:
-        raise InputError(f"--logprobs {sampling.logprobs}: they are part of the JSON, add --json")
+        raise InputError(
+            "they are part of the JSON", field="logprobs", value=sampling.logprobs, fix="add --json"
+        )
     if json_schema is not None:
         sampling = replace(sampling, json_schema=read_schema(json_schema))
     if not prompt.strip():
-        raise InputError("PROMPT is empty: give a text")
+        raise InputError("is empty", field="prompt", fix="give a text")
     llm = open_llm(target, model)
     if not raw:
         check_template(llm.tokenizer, "--raw continues the text as it is")
@@ -86,9 +88,10 @@ def generate(
 def read_schema(path: Path) -> str:
     """The text of a file; whether it is a schema is seen later."""
     try:
-        return existing_file(path, "--json-schema").read_text(encoding="utf-8")
+        return existing_file(path, "json_schema").read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"--json-schema {path}: not UTF-8 text, give a JSON file") from error
+        fix = "give a JSON file"
+        raise InputError("not UTF-8 text", field="json_schema", value=path, fix=fix) from error
 
 
 def show(chunks: Iterable[Chunk]) -> None:

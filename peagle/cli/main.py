@@ -71,7 +71,7 @@ def check_gone(command: str, *arguments: str) -> None:
     options = [f"{command} {argument.partition('=')[0]}" for argument in arguments]
     for name in (command, *options):
         if name in GONE:
-            raise InputError(f"{name} was removed: {GONE[name]}")
+            raise InputError("was removed", field=name, fix=GONE[name])
 
 
 class _LazyGroup(TyperGroup):
@@ -103,8 +103,8 @@ class _LazyGroup(TyperGroup):
         check_gone(*args)
         if args[0] not in COMMANDS:
             near = get_close_matches(args[0], COMMANDS, n=1)
-            why = f"did you mean {near[0]}?" if near else "peagle --help lists all"
-            raise InputError(f"no command {args[0]!r}: {why}")
+            fix = f"did you mean {near[0]}?" if near else "peagle --help lists all"
+            raise InputError("no such command", field="command", value=args[0], fix=fix)
         name, _, rest = super().resolve_command(ctx, args)
         module = import_module(COMMANDS[str(name)][0])
         return name, typer.main.get_command(module.app), rest

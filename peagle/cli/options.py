@@ -8,7 +8,8 @@ A line `Panel:` in either begins a panel of --help. A type that commands share h
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
@@ -47,17 +48,28 @@ class App(typer.Typer):
 
 
 class _Command(TyperCommand):
-    """Names an option by its flag where the core's message names a field."""
+    """Names options by their flags in errors, where the core names fields."""
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        with self._running():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx):  # type: ignore[no-untyped-def]
-        running = RUNNING.set(self)
-        try:
+        with self._running():
             return super().invoke(ctx)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        before = RUNNING.set(self)
+        try:
+            yield
         except InputError as error:
-            error.args = (with_flags(str(error)),)
+            error.why = with_flags(error.why)
+            error.fix = error.fix and with_flags(error.fix)
+            error.args = (error.named(error.field and _flag_of(error.field)),)
             raise
         finally:
-            RUNNING.reset(running)
+            RUNNING.reset(before)
 
 
 def group_with_default(command: str) -> type[TyperGroup]:
@@ -72,15 +84,22 @@ def group_with_default(command: str) -> type[TyperGroup]:
 
 
 def with_flags(text: str) -> str:
-    """A message of the core for people: a field in backticks, or at the beginning, becomes the
-    flag of the running command's option of that name."""
+    """The text with the flags of the running command in place of fields in backticks."""
+    flags = _flags()
+    return FIELD.sub(lambda found: flags.get(found[1], found[0]), text)
+
+
+def _flag_of(field: str) -> str:
+    """The flag of a field, or of a part of one (stop[1]); a field without a flag stays."""
+    name, bracket, part = field.partition("[")
+    return _flags().get(name, name) + bracket + part
+
+
+def _flags() -> dict[str | None, str]:
+    """Flags of the running command's options by their fields."""
     command = RUNNING.get()
     params = command.params if command is not None else []
-    flags = {param.name: param.opts[0] for param in params if param.opts[0].startswith("--")}
-    start = re.match(r"\w+(?=[ :])", text)
-    if start and start[0] in flags:
-        text = flags[start[0]] + text[start.end() :]
-    return FIELD.sub(lambda found: flags.get(found[1], found[0]), text)
+    return {param.name: param.opts[0] for param in params if param.opts[0].startswith("--")}
 
 
 def given(context: typer.Context, name: str) -> bool:
@@ -89,23 +108,24 @@ def given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def parse_list(text: str, field: str, kind: type[N], least: int = 0) -> tuple[N, ...]:
+def parse_list(text: str, field: str, kind: type[N], minimum: int = 0) -> tuple[N, ...]:
     """ "3,7" → (3, 7), of int or float."""
     try:
-        numbers = tuple(kind(part) for part in text.split(","))
+        parsed = tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        why = f"expected {'whole ' * (kind is int)}numbers separated by commas"
-        raise InputError(f"`{field}` {text!r}: {why}") from error
-    if min(numbers) < least:
-        raise InputError(f"`{field}` {text!r}: each must be at least {least}")
-    return numbers
+        numbers = "whole numbers" if kind is int else "numbers"
+        why = f"expected {numbers} separated by commas"
+        raise InputError(why, field=field, value=text) from error
+    if min(parsed) < minimum:
+        raise InputError(f"each must be at least {minimum}", field=field, value=text)
+    return parsed
 
 
-def check_at_least(least: int, **values: float | None) -> None:
-    """Raises InputError for an option below `least`; None is an option not given."""
+def check_at_least(minimum: int, **values: float | None) -> None:
+    """Raises InputError for an option below `minimum`; None is an option not given."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise InputError(f"`{name}` {value}: must be at least {least}")
+        if value is not None and value < minimum:
+            raise InputError(f"must be at least {minimum}", field=name, value=value)
 
 
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,7 +261,8 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
         hint = hints[name]
         if value is None and name in required:
             note, _ = documented(kind)[name]
-            raise InputError(f"{name} is missing: name a {note[0].lower()}{note[1:].rstrip('.')}")
+            fix = f"name a {note[0].lower()}{note[1:].rstrip('.')}"
+            raise InputError("is missing", field=name, fix=fix)
         if isinstance(value, list):
             values[name] = tuple(value)
         elif isinstance(value, str) and get_origin(optional(hint)[0]) is tuple:

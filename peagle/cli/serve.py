@@ -131,8 +131,8 @@ def serve(
         from peagle.server.run import bind, check_host, log_to_stderr
         from peagle.server.run import serve as run
     except ModuleNotFoundError as error:
-        why = f"{error.name} is not installed"
-        raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
+        fix = "pip install 'peagle[serve]'"
+        raise InputError(f"{error.name} is not installed", fix=fix) from error
 
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
@@ -160,11 +160,12 @@ def serve(
             )
         )
     if vllm_flags:
-        raise InputError(f"{vllm_flags[0]}: flags after -- are vLLM's: use --engine vllm")
+        why = f"flags after -- are vLLM's, as {vllm_flags[0]}"
+        raise InputError(why, field="vllm_flags", fix="set `engine` to vllm")
     check_host(host, api_key, allow_no_key)
     check_at_least(0, max_queue=max_queue)
     if not max_seconds > 0:
-        raise InputError(f"--max-seconds {max_seconds:g}: must be above 0")
+        raise InputError("must be above 0", field="max_seconds", value=max_seconds)
     check_quantize_device(options.quantize, options.device)
     listening = bind(host, port)
     options = replace(options, device=resolve_device(options.device))
@@ -206,4 +207,5 @@ def _check_flags(flags: Sequence[str]) -> None:
     for flag in given:
         name = flag.removeprefix("--").replace("_", "-")
         if name in OURS:
-            raise InputError(f"--{name}: give it before --, it is an option of peagle serve")
+            why = "is an option of peagle serve, not of vLLM"
+            raise InputError(why, field=name.replace("-", "_"), fix="give it before --")

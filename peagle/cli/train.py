@@ -21,6 +21,7 @@ from peagle.cli.common import (
     open_target,
     progress_bar,
     screen,
+    unwritable,
 )
 from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
@@ -30,7 +31,7 @@ from peagle.data.example import Example
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
-from peagle.files import check_folder, unusable
+from peagle.files import check_folder
 from peagle.methods.load import load_drafter
 from peagle.methods.save import with_provenance
 from peagle.methods.spec import HeadSpec
@@ -78,9 +79,10 @@ class Start:
 
     def __post_init__(self) -> None:
         if self.correction not in (None, "frozen", "joint"):
-            raise InputError(f"correction {self.correction}: choose frozen or joint")
+            raise InputError("choose frozen or joint", field="correction", value=self.correction)
         if self.correction == "frozen" and self.init_from is None:
-            raise InputError("correction frozen: name the head with `init_from`")
+            fix = "name it with `init_from`"
+            raise InputError("needs a head", field="correction", value="frozen", fix=fix)
 
 
 @app.command()
@@ -113,19 +115,19 @@ def train(
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     data = start.data
     if data is None:
-        raise InputError("--data is missing: name a JSONL file of answers")
+        raise InputError("is missing", field="data", fix="name a JSONL file of answers")
     captured = _captures(data)
     if captured is None and data != "synth":
-        existing_file(Path(data), "--data")
-    measured_on = None if held_out is None else existing_file(held_out, "--held-out")
+        existing_file(Path(data), "data")
+    measured_on = None if held_out is None else existing_file(held_out, "held_out")
     max_length = _max_length(max_length, captured, recipe)
     if checkpoints(training.output) and not start.resume:
-        why = "add --resume, or name a new folder"
-        raise InputError(f"{training.output} holds a checkpoint: {why}")
+        fix = "add `resume`, or name a new folder"
+        raise InputError("holds a checkpoint", field="output", value=training.output, fix=fix)
     check_folder(training.output)
     if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        why = "for several processes make it first, with peagle data synth"
-        raise InputError(f"--data synth: {why}")
+        fix = "make it first, with peagle data synth"
+        raise InputError("is for one process", field="data", value=data, fix=fix)
     screen.quiet = int(os.environ.get("RANK", "0")) > 0  # of several processes the first one speaks
     device = _own_device(device)
     model = open_target(target, chat_template, device="cpu" if training.shard else device)
@@ -214,7 +216,8 @@ def _max_length(asked: int | None, captured: Captures | None, recipe: str | None
     cuts = [] if captured is None else [part.origin.max_length for part in captured.parts]
     for cut in cuts:
         if asked not in (None, cut):
-            raise InputError(f"max_length {asked}: the captured documents were cut to {cut}")
+            why = f"the captured documents were cut to {cut}"
+            raise InputError(why, field="max_length", value=asked)
     check_at_least(4, max_length=asked)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
     return default if asked is None else asked
@@ -291,7 +294,7 @@ def _train(trainer: Trainer, measured: int) -> None:
             raise typer.Exit(1) from error
         except (OSError, SafetensorError) as error:
             kept = "what was saved before is whole: --resume goes on from there"
-            raise InputError(f"{unusable(error, output)}; {kept}") from error
+            raise unwritable(error, output, kept) from error
     if trainer.accelerator.is_main_process:
         for folder in (output / "head", output / "best"):
             if folder.is_dir():
@@ -306,7 +309,8 @@ def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
     """A head to start from, in float32, as one that is trained for this target."""
     method = drafter.config.method
     if method != spec.method:
-        raise InputError(f"--method {spec.method}: the head of --init-from is {method}, name that")
+        why = f"the method of the head of `init_from` is {method}"
+        raise InputError(why, field="method", value=spec.method, fix="name that")
     drafter.config = replace(drafter.config, depths=spec.depths)
     now = target_hashes(target)
     known = drafter.config.provenance

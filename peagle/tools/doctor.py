@@ -126,8 +126,8 @@ def _judge(name: str, check: Callable[[], str]) -> Check:
 
 
 def _refused(name: str, error: InputError) -> Check:
-    found = str(error).removesuffix(f"; {REMEDY}")
-    return Check(name, "wrong", found, REMEDY)
+    found = InputError(error.why, field=error.field, value=error.value)
+    return Check(name, "wrong", str(found), error.fix or REMEDY)
 
 
 def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
@@ -155,7 +155,9 @@ def _prompt_ids(target: Target, prompt: str) -> list[int]:
     ids = _ids(target, prompt)
     if not 4 <= len(ids) <= target.max_context // 2:
         most = target.max_context // 2
-        raise InputError(f"prompt has {len(ids)} tokens: give a text of 4 to {most}")
+        raise InputError(
+            f"has {len(ids)} tokens", field="prompt", fix=f"give a text of 4 to {most}"
+        )
     return ids
 
 

