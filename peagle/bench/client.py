@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from peagle.bench.load import Answer, AskError, Message
+from peagle.bench.load import Answer, AnswerError, Message
 from peagle.engine.request import Stats
 from peagle.errors import first_line
 
@@ -46,7 +46,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         await self._client.aclose()
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """Answer a conversation. Raises AskError when the server does not."""
+        """Answer a conversation. Raises AnswerError when the server does not."""
         body = {**self.body, "messages": messages, "stream": True, "seed": next(self._seeds)}
         body["stream_options"] = {"include_usage": True}
         text = ""
@@ -59,9 +59,9 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
                 if event.get("usage"):
                     tokens = int(event["usage"]["completion_tokens"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise AskError(f"no answer ({first_line(error)})", gone=True) from error
+            raise AnswerError(f"no answer ({first_line(error)})", gone=True) from error
         if tokens is None:
-            raise AskError("the stream has no usage: the server must support stream_options")
+            raise AnswerError("the stream has no usage: the server must support stream_options")
         return Answer(text, text, tokens, first or time.perf_counter())
 
     async def drafting(self) -> Stats:
@@ -103,7 +103,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
             if not response.is_success:
                 said = " ".join((await response.aread()).decode(errors="replace").split())[:300]
                 why = f"HTTP {response.status_code}: {said}"
-                raise AskError(why, gone=response.status_code >= 500)
+                raise AnswerError(why, gone=response.status_code >= 500)
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import CHOICES, PARALLEL_METHODS
-from peagle.cli import bench_answering as answering
-from peagle.cli.bench_answering import Answering, Asked
+from peagle.cli import bench_engines
+from peagle.cli.bench_engines import BenchPlan, EngineUnderTest
 from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
 from peagle.cli.engines import EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
@@ -111,46 +111,44 @@ def run(
         "dataset": workload.name, "turns_sha256": workload.digest,
         "conversations": len(workload.conversations), **sampled, "rate": rate, "repeats": repeats,
     }  # fmt: skip
-    asked = Asked(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
+    plan = BenchPlan(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
     if url is not None:
-        answers = answering.server(asked, url, api_key, hardware)
+        engine_under_test = bench_engines.server(plan, url, api_key, hardware)
     elif target is None:
         raise InputError("is missing", field="target", fix="name one, or a server with `url`")
     elif chosen == "vllm":
-        answers = answering.vllm(asked, vllm_python)
+        engine_under_test = bench_engines.vllm(plan, vllm_python)
     else:
-        answers = answering.native(asked)
-    _measure(answers, cells, workload.conversations, about, output)
+        engine_under_test = bench_engines.native(plan)
+    _measure(engine_under_test, cells, workload.conversations, about, output)
 
 
 def _measure(
-    answers: Answering,
+    engine: EngineUnderTest,
     cells: list[Cell],
     conversations: list[list[str]],
     settings: dict[str, Any],
     output: Path,
 ) -> None:
     """Play every cell, write what was measured after each, and print it in the end."""
-    from peagle.bench.run import Stopped, environment, report, write_json
-    from peagle.bench.run import run as play
+    from peagle.bench.run import Stopped, environment, play, report, write_json
 
-    about = {**environment(answers.device), "settings": {**settings, "engine": answers.engine}}
-    results = [Result(cell, _from_here(answers.heads.get(cell.drafting.method))) for cell in cells]
-    repeats = settings["repeats"]
+    about = {**environment(engine.device), "settings": {**settings, "engine": engine.name}}
+    results = [Result(cell, _from_here(engine.heads.get(cell.drafting.method))) for cell in cells]
+    loads = list(engine.loads(results, conversations, settings["repeats"]))
 
-    def on_done(done: list[Result], whole: bool) -> None:
-        write_json(output, report(done, about, whole))
+    def on_load() -> None:
+        write_json(output, report(results, about))
         bar.advance(task)
 
-    with progress_bar("loads", f"measured, each is in {output}") as bar, closing(answers):
-        task = bar.add_task("", total=len(cells) * repeats)
+    with progress_bar("loads", f"measured, each is in {output}") as bar, closing(engine):
+        task = bar.add_task("", total=len(loads))
         try:
-            play(answers.groups(results), answers.opened, conversations, repeats, settings["rate"],
-                 on_done)  # fmt: skip
+            play(loads, engine.opened, settings["rate"], on_load)
         except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped
-    _show(report(results, about, True), output)
+    _show(report(results, about), output)
 
 
 @app.command()

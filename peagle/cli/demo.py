@@ -50,8 +50,8 @@ def demo(
         llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
         drafters = {Drafting(method, "auto", lookup=True): llm.load_head(folder)
                     for method, folder in heads.items()}  # fmt: skip
-    with progress_bar("prompts", "answered") as bar:
-        task = bar.add_task("", total=prompts)
+    with progress_bar("answers") as bar:
+        task = bar.add_task("", total=prompts * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
     same = all(summary.same(result, measured[0])["same"] == prompts for result in measured)
     results = [_row(result) for result in measured]

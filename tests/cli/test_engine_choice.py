@@ -9,7 +9,7 @@ from refusals import refused
 from runner import invoke, write_lines
 from typer.testing import CliRunner
 
-from peagle.cli import bench, bench_answering, engines
+from peagle.cli import bench, bench_engines, engines
 from peagle.cli.common import ModelOptions, announced_device
 from peagle.cli.engines import NOT_VLLMS, resolve_engine
 from peagle.cli.main import app
@@ -85,12 +85,12 @@ def test_bench_on_a_gpu(
     """Where K is not given, it is one that the engine can draft with."""
     seen: list[tuple[str, set[object]]] = []
 
-    def answers(kind: str, asked: bench_answering.Asked, *more: object) -> None:
+    def answers(kind: str, asked: bench_engines.BenchPlan, *more: object) -> None:
         seen.append((kind, {cell.drafting.row["k"] for cell in asked.cells}))
         raise InputError("enough")
 
     for kind in ("native", "vllm"):
-        monkeypatch.setattr(bench_answering, kind, partial(answers, kind))
+        monkeypatch.setattr(bench_engines, kind, partial(answers, kind))
     file = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
     CliRunner().invoke(app, ["bench", "owner/model", "--dataset", str(file), *options])
     assert seen == [(engine, depths)]
