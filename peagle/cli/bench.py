@@ -12,8 +12,16 @@ from peagle.bench.summary import Cell, Result
 from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.cli import bench_engines
 from peagle.cli.bench_engines import BenchPlan, EngineUnderTest
-from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
-from peagle.cli.engines import EngineOption, VllmPythonOption, resolve_engine
+from peagle.cli.common import (
+    EngineOption,
+    ModelOptions,
+    VllmPythonOption,
+    console,
+    print_table,
+    progress_bar,
+    resolve_engine,
+    screen,
+)
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams

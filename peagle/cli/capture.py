@@ -12,13 +12,14 @@ from peagle.cli.common import (
     DeviceOption,
     StrictOption,
     TargetArgument,
+    VllmPythonOption,
     existing_file,
+    not_vllms,
     open_target,
     progress_bar,
     screen,
     unwritable,
 )
-from peagle.cli.engines import VllmPythonOption, not_vllms
 from peagle.cli.options import Fields, check_at_least, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder

@@ -139,7 +139,7 @@ def start(
     here = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
     if engine is None and here:
-        from peagle.cli.engines import resolve_engine  # needs torch
+        from peagle.cli.common import resolve_engine  # needs torch
 
         engine = resolve_engine("auto", None, (), "auto")
     drafting = Drafting(head, method, k)

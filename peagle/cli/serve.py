@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle.cli.common import (
+    NOT_VLLMS,
+    EngineOption,
     ModelOptions,
     TargetArgument,
+    VllmPythonOption,
     check_quantize_device,
     open_llm,
+    resolve_engine,
     screen,
 )
-from peagle.cli.engines import NOT_VLLMS, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, check_at_least, given
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device

@@ -9,9 +9,8 @@ from refusals import refused
 from runner import invoke, write_lines
 from typer.testing import CliRunner
 
-from peagle.cli import bench, bench_engines, engines
-from peagle.cli.common import ModelOptions, announced_device
-from peagle.cli.engines import NOT_VLLMS, resolve_engine
+from peagle.cli import bench, bench_engines, common
+from peagle.cli.common import NOT_VLLMS, ModelOptions, announced_device, resolve_engine
 from peagle.cli.main import app
 from peagle.cli.serve import Serving
 from peagle.errors import InputError
@@ -22,7 +21,7 @@ from peagle.vllm.serve import ServeSettings
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and a vLLM."""
-    monkeypatch.setattr(engines, "default_engine", lambda _: EngineChoice("vllm", "it is vLLM"))
+    monkeypatch.setattr(common, "default_engine", lambda _: EngineChoice("vllm", "it is vLLM"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
@@ -99,7 +98,7 @@ def test_bench_on_a_gpu(
 def test_a_gpu_without_vllm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engines, "default_engine", lambda _: EngineChoice("native", "no vLLM"))
+    monkeypatch.setattr(common, "default_engine", lambda _: EngineChoice("native", "no vLLM"))
     assert resolve_engine("auto", None, [], "auto") == "native"
     assert capsys.readouterr().err == "no vLLM\n"
     assert resolve_engine("auto", None, ["device"], "cpu") == "native"

@@ -3,15 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 
 import pytest
-import typer
 from runner import PEAGLE, invoke
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.main import COMMANDS, FIRST, PANELS, first_screen
+from peagle.cli.main import COMMANDS, FIRST, PANELS, first_screen, load_command
 
 WITHOUT_TORCH = """
 import sys
@@ -94,8 +92,7 @@ def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, T
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
-    found = typer.main.get_command(import_module(COMMANDS[name][0]).app)
-    for path, command in each(name, found):
+    for path, command in each(name, load_command(name)):
         assert f"Usage: root {path} [OPTIONS]" in invoke(*path.split(), "--help").stdout
         for parameter in command.params:
             assert parameter.help, f"peagle {path}: {parameter.name}"

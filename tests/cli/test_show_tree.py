@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runner import Refused, invoke, printed
 
-from peagle.cli.show_tree import ALONE, LEGEND, nodes
+from peagle.cli.generate import ALONE, LEGEND, nodes
 from peagle.engine.tree import Draft
 
 ASK = ("the cat sat", "--max-tokens", 40, "--dtype", "float32")
