@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server, asked by streaming chat completions. Never imports torch."""
+"""A client of an OpenAI-compatible server, by streaming chat completions. Never imports torch."""
 
 import json
 import time
@@ -18,9 +18,9 @@ STREAM_TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait in a queue
 ROUNDS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-FROM_LOOKUP = "peagle:spec_decode_num_accepted_tokens_from_lookup_total"  # of our engine only,
-FORWARDS = "peagle:decode_forwards_total"  # as are these two
-TOKENS = "peagle:decode_tokens_total"
+FROM_LOOKUP = "peagle:spec_decode_num_accepted_tokens_from_lookup_total"
+FORWARDS = "peagle:decode_forwards_total"
+TOKENS = "peagle:decode_tokens_total"  # vLLM has none of the last three
 COUNTED = (ROUNDS, DRAFTED, ACCEPTED, FROM_LOOKUP, FORWARDS, TOKENS)
 Totals = Counter[tuple[str, str]]  # of counters, by their name and their label "position", or ""
 
@@ -71,11 +71,11 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         if self._before is None or counted is None:
             return Stats()
         counted.subtract(self._before)
-        places = sorted(int(place) for name, place in counted if name == ACCEPTED)
+        positions = sorted(int(position) for name, position in counted if name == ACCEPTED)
         return Stats(
             counted[ROUNDS, ""],
             counted[DRAFTED, ""],
-            [counted[ACCEPTED, str(place)] for place in places],
+            [counted[ACCEPTED, str(position)] for position in positions],
             counted[FROM_LOOKUP, ""],
             counted[FORWARDS, ""],
             counted[TOKENS, ""],
@@ -101,8 +101,8 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         address = f"{self.url}/chat/completions"
         async with self._client.stream("POST", address, json=body) as response:
             if not response.is_success:
-                said = " ".join((await response.aread()).decode(errors="replace").split())[:300]
-                why = f"HTTP {response.status_code}: {said}"
+                detail = " ".join((await response.aread()).decode(errors="replace").split())[:300]
+                why = f"HTTP {response.status_code}: {detail}"
                 raise AnswerError(why, gone=response.status_code >= 500)
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()

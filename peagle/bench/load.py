@@ -1,6 +1,6 @@
 """A load: conversations are played, and each turn is timed.
 
-The same code plays them with an engine in this process and with a server behind a URL.
+The same code plays them with an engine in this process and with a server at a URL.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from peagle.engine.request import Stats
 
 Message = dict[str, str]
 Conversations = list[list[str]]  # the user turns of each
-OnTurns = Callable[[int], None]  # told how many turns are done, or left out after a failure
+OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
 MAX_FAILURES = 3  # without a later answer before a client counts as gone
 
 
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A turn that was asked."""
+    """One measured turn."""
 
     conversation: int
     turn: int
@@ -72,7 +72,7 @@ class Played(NamedTuple):
     samples: list[Sample]
     seconds: float  # from the first question to the last token
     drafting: Stats
-    whole: bool  # False: the client was gone, and the rest was not asked
+    whole: bool  # False: the client was gone, and the rest was not played
 
     @property
     def tokens_per_second(self) -> float:

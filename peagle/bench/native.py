@@ -113,7 +113,7 @@ def measure_acceptance(
     params: SamplingParams,
     on_turns: OnTurns = lambda turns: None,
 ) -> dict[str, Any]:
-    """Answer every turn of every conversation (later turns see the target's own earlier answers).
+    """Answer every turn of every conversation (later turns see the target's earlier answers).
 
     Returns what is drafted, temperature, what was accepted, rounds, output tokens, and how many
     turns were left out because their prompt fills the target's context. Raises InputError for a

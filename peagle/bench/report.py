@@ -23,7 +23,7 @@ def check() -> None:
 
 
 def write(report: dict[str, Any], output: Path) -> list[Path]:
-    """Write OUTPUT.html and OUTPUT-NAME.png beside the JSON file `output`; returns their paths."""
+    """Write OUTPUT.html and OUTPUT-NAME.png next to the JSON file `output`; returns their paths."""
     figures = draw(report["rows"])
     written = [output.with_suffix(".html")]
     for name, figure in figures.items():

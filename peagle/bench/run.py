@@ -43,8 +43,8 @@ class Stopped(RuntimeError):
 
 
 def by_repeat(results: list[Result], conversations: Conversations, repeats: int) -> Iterator[Load]:
-    """All conversations in every cell, `repeats` times. The cells are interleaved and their order
-    rotates, so that noise of the machine affects all alike."""
+    """Play all conversations in every cell, `repeats` times. The cells are interleaved and their
+    order rotates, so that noise of the machine affects all alike."""
     for repeat in range(repeats):
         turn = repeat * len(results) // repeats
         for result in results[turn:] + results[:turn]:
@@ -52,7 +52,7 @@ def by_repeat(results: list[Result], conversations: Conversations, repeats: int)
 
 
 def by_conversation(results: list[Result], conversations: Conversations) -> Iterator[Load]:
-    """Every conversation in each cell in turn; the order rotates from conversation to conversation.
+    """Play every conversation in each cell in turn; the order rotates from one to the next.
 
     Few conversations are compared more fairly so than cell by cell.
     """

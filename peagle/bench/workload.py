@@ -1,4 +1,4 @@
-"""What is asked: conversations of user turns, from a data set by name, file, folder or hub id."""
+"""Conversations of user turns to play, from a data set by name, file, folder or hub id."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """sha256 of the turns: equal when the same things are asked."""
+        """sha256 of the turns: equal for equal turns."""
         return hashlib.sha256(json.dumps(self.conversations).encode()).hexdigest()[:16]
 
 
@@ -133,7 +133,7 @@ def _files(folder: Path, beginning: str = "") -> list[Path]:
 
 
 def _hub_files(name: str) -> list[Path]:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 (only when it is asked)
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (only for data sets of the hub)
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # noqa: PLC0415
 
     address, _, revision = name.partition("@")

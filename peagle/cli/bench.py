@@ -179,14 +179,14 @@ def compare(
 
 def _not_vllms(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
     """Options that were given and that vLLM may lack."""
-    asked = {
+    used = {
         "k adaptive": ADAPTIVE in (k or "").split(","),
         "nodes": nodes is not None,
         "methods lookup": "lookup" in methods.split(","),
         "device": model.device != "auto",
         "quantize": model.quantize is not None,
     }
-    return [option for option, is_asked in asked.items() if is_asked]
+    return [option for option, is_used in used.items() if is_used]
 
 
 def _show(found: dict[str, Any], output: Path) -> None:
@@ -206,7 +206,7 @@ def _from_here(head: str | None) -> str | None:
 
 
 def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
-    """Every chain, and every tree with and without lookup as asked; the method is still open."""
+    """Every chain, and every tree with each kind of lookup, without a method."""
     kinds = dict.fromkeys(lookup.split(","))
     if not kinds.keys() <= LOOKUP.keys():
         raise InputError("choose on, off or on,off", field="lookup", value=lookup)
@@ -217,7 +217,7 @@ def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
         else:
             found.append(Drafting("", "chain", parse_list(depth, "k", int, 1)[0]))
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    found += [Drafting("", "tree", most, LOOKUP[kind]) for most in trees for kind in kinds]
+    found += [Drafting("", "tree", size, LOOKUP[kind]) for size in trees for kind in kinds]
     return list(dict.fromkeys(found))
 
 
@@ -238,7 +238,7 @@ def _cells(
 
 
 def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
-    """The settings that a method is played with."""
+    """The settings that a method can draft with."""
     if method == "none":
         return [Drafting()]
     if method == "lookup":
@@ -246,11 +246,11 @@ def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
         return list(dict.fromkeys(trees)) or [Drafting("", "auto", lookup=True)]
     if method in PARALLEL_METHODS:
         return settings
-    own = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
-    if not own:
+    possible = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
+    if not possible:
         fix = "give `k`, or leave `lookup` on"
         raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
-    return own
+    return possible
 
 
 def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:

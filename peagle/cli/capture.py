@@ -28,7 +28,7 @@ from peagle.train.capture import CaptureConfig
 if TYPE_CHECKING:
     from peagle.vllm.capture import Vllm
 
-KEPT = "what was captured before is whole: run the same command to continue"
+KEPT = "earlier shards are complete: run the same command to continue"
 
 
 def capture(
@@ -92,7 +92,7 @@ def capture(
 
 
 def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
-    """How vLLM is run, when it is to run the target."""
+    """vLLM, its interpreter and number of GPUs; None for transformers."""
     from peagle.vllm.capture import Vllm
     from peagle.vllm.process import look
 

@@ -1,4 +1,4 @@
-"""What several commands share: option types, loading, printing."""
+"""Shared by the commands: option types, the choice of the engine, loading, printing."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -64,7 +64,7 @@ ChatTemplateOption = Annotated[
 StrictOption = Annotated[
     bool,
     "Refuse the first record that cannot be used. Default: at most 5 % of the records are left "
-    "out, and told.",
+    "out, with a warning.",
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 EngineOption = Annotated[
@@ -102,7 +102,7 @@ ForceOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a target runs, and with which head.
+    """Options of a target and its head.
 
     Drafting:
     head: Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for
@@ -137,7 +137,7 @@ class ModelOptions:
 
     @property
     def drafting(self) -> str | None:
-        """The method asked for; None: of the head."""
+        """The chosen method; None: the head's."""
         return "none" if self.no_speculation else self.method
 
 
@@ -193,7 +193,7 @@ def open_target(
 
 
 def announced_device(name: str) -> str:
-    """The device of `--device`; auto says on stderr when it selects a GPU."""
+    """Resolve `--device`; print on stderr when auto selects a GPU."""
     device = resolve_device(name)
     if name == "auto" and device != "cpu":
         screen.print(
@@ -204,7 +204,7 @@ def announced_device(name: str) -> str:
 
 
 def check_quantize_device(quantize: str | None, device: str) -> None:
-    """Raises InputError when quantised weights are asked for on a GPU."""
+    """Raises InputError for quantized weights on a GPU."""
     if quantize is not None and resolve_device(device) != "cpu":
         fix = "set `device` to cpu"
         raise InputError("runs on the CPU only", field="quantize", value=quantize, fix=fix)
@@ -259,8 +259,8 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def progress_bar(what: str, kept: str = "") -> Iterator[Progress]:
-    """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C says
-    how many of `what` are done, and what is `kept` of them."""
+    """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C
+    ends it with a line that counts the finished `what`, and adds `kept`."""
     count, note = MofNCompleteColumn(), TextColumn("{task.description}")
     columns = (TextColumn(what), BarColumn(), count, note, TimeRemainingColumn())
     bar = Progress(*columns, console=screen, disable=not screen.is_terminal)
@@ -291,7 +291,7 @@ def _done(bar: Progress, what: str) -> str:
 
 @contextmanager
 def counting(what: str, total: int | None, kept: str) -> Iterator[Callable[..., None]]:
-    """A progress bar for work that reports what is done, the total, and perhaps its tokens."""
+    """A progress bar for work that reports its progress, the total, and perhaps its tokens."""
     started = time.monotonic()
 
     def count(done: int, total: int, tokens: int = 0) -> None:

@@ -39,7 +39,7 @@ from peagle.model.template import check_template, check_template_args, load_toke
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 MODEL = Fields("head", "chat_template", "dtype", "device")
-USER = SynthConfig().user  # how user turns are sampled unless told otherwise
+USER = SynthConfig().user  # how user turns are sampled by default
 TemplateArgsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -149,11 +149,11 @@ def regenerate(
     conversations = read_conversations(prompts, system, args, tokenizer=tokenizer, strict=strict)
     with counting("answers", None, WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
-    _tell(report, output)
+    _print_report(report, output)
 
 
 def _check_no_engine(engine: str, options: ModelOptions) -> None:
-    """Raises InputError for what a server decides itself."""
+    """Raises InputError for options that the server decides itself."""
     named = {"head": options.head, "chat_template": options.chat_template}
     if engine != "native":
         named["engine"] = engine
@@ -163,10 +163,10 @@ def _check_no_engine(engine: str, options: ModelOptions) -> None:
             raise InputError(why, field=field, value=value, fix="leave it out")
 
 
-def _tell(report: Report, output: Path) -> None:
+def _print_report(report: Report, output: Path) -> None:
     screen.print(f"wrote {report.answers} answers to {output}")
     if report.truncated:
-        screen.print(f"asked without their oldest turns, to fit the context: {report.truncated}")
+        screen.print(f"answered without their oldest turns, to fit the context: {report.truncated}")
     if report.skipped:
         screen.print(f"[yellow]warning:[/] turns left out, too long even alone: {report.skipped}")
     for problem in report.problems:

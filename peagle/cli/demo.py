@@ -68,7 +68,7 @@ def demo(
     write_json(output, report)
     base = results[0]["tokens_per_second"]
     table = Table("method", "nodes", "tok/s", "speed-up", "tokens a target forward",
-                  "accepted per place")  # fmt: skip
+                  "accepted per position")  # fmt: skip
     for row in results:
         shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
         speed = row["tokens_per_second"]

@@ -71,7 +71,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a deployment runs on.
+    """Image and hardware of a deployment.
 
     image: Container image, not with --to local. Default: an image of vLLM; --engine native needs
         one.
@@ -119,7 +119,7 @@ def start(
     port: int | None = None,
     catalog: CatalogOption = None,
 ) -> None:
-    """Start a model, or bring a running one to what is asked for now.
+    """Start a model, or bring a running one to these options.
 
     --to local prints the command line of peagle serve.
 
@@ -151,9 +151,11 @@ def start(
         flags = entry.profiles[profile] if profile else {}
         _serve(spec.serve_command(port, flags), catalog, run=yes and not dry_run)
     elif where.to == "kubernetes":
-        most = max(size.replicas, 4) if size.max_replicas is None else size.max_replicas
+        max_replicas = size.max_replicas
+        if max_replicas is None:
+            max_replicas = max(size.replicas, 4)
         cluster = kubernetes.Cluster(
-            where.namespace, size.image, where.context, size.replicas, most
+            where.namespace, size.image, where.context, size.replicas, max_replicas
         )
         _start_kubernetes(spec, cluster, dry_run, yes)
     else:
@@ -162,7 +164,7 @@ def start(
 
 @app.command()
 def status(name: NameArgument, *, where: Where) -> None:
-    """How a model is doing, with --to kubernetes or sagemaker."""
+    """Print the state of a model, with --to kubernetes or sagemaker."""
     where.check_remote()
     with _failures():
         if where.to == "kubernetes":
@@ -238,17 +240,17 @@ def _start_sagemaker(spec: Spec, account: Account, dry_run: bool, yes: bool) -> 
 
 
 def _account(where: Where, size: Size, dry_run: bool) -> Account:
-    """What SageMaker needs to know; a dry run has placeholders for what is not given, each named
-    on stderr with its option."""
+    """The account and hardware for SageMaker; a dry run has placeholders for missing options, which
+    are named on stderr."""
     region = where.region if dry_run else where.aws_region()
-    asked = {"region": region or "", "role": size.role, "instance_type": size.instance_type}
-    missing = [name for name, value in asked.items() if not value]
+    fields = {"region": region or "", "role": size.role, "instance_type": size.instance_type}
+    missing = [name for name, value in fields.items() if not value]
     if missing and dry_run:
         named = [f"{PLACEHOLDERS[name]} ({flag(name)})" for name in missing]
         typer.echo(f"placeholders, to be given when it starts: {', '.join(named)}", err=True)
-        asked |= {name: PLACEHOLDERS[name] for name in missing}
+        fields |= {name: PLACEHOLDERS[name] for name in missing}
     return Account(
-        **asked, image=size.image, replicas=size.replicas, max_replicas=size.max_replicas
+        **fields, image=size.image, replicas=size.replicas, max_replicas=size.max_replicas
     )
 
 

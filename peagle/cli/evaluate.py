@@ -72,7 +72,7 @@ def evaluate(
         fix = "name one, or give `nodes` to measure lookup"
         raise InputError(f"{target} has none to measure", field="head", fix=fix)
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
-    used += [llm.use(llm.drafter, nodes=most, lookup=llm.drafting.lookup) for most in trees]
+    used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
     rows = list[dict[str, Any]]()
     with progress_bar("turns", "answered") as bar:
         turns = sum(map(len, conversations))
@@ -82,17 +82,17 @@ def evaluate(
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
         screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
-    said = None
+    judged = None
     if not no_timing:
         with screen.status("timing the target with and without the head"):
             timings = time_head(llm, rows, conversations, params)
-        said = verdict(timings) if timings else None
+        judged = verdict(timings) if timings else None
     if as_json:
-        typer.echo(json.dumps({"rows": rows, "verdict": said}, indent=1))
+        typer.echo(json.dumps({"rows": rows, "verdict": judged}, indent=1))
         return
     print_table(_table(rows))
-    if said is not None:
-        console.print(said["sentence"])
+    if judged is not None:
+        console.print(judged["sentence"])
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -119,7 +119,7 @@ def _read() -> str:
 
 
 def read_schema(path: Path) -> str:
-    """The text of a file; whether it is a schema is seen later."""
+    """The text of a file. It is parsed as a schema later."""
     try:
         return existing_file(path, "json_schema").read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def read_schema(path: Path) -> str:
 def show(chunks: Iterable[Chunk]) -> None:
     """Print a stream, accepted draft tokens in green (plain text when not a terminal).
 
-    Not through rich, which would expand tabs and emoji names in what the model said.
+    Not through rich, which would expand tabs and emoji names in the model's text.
     """
     for chunk in chunks:
         typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
@@ -138,7 +138,7 @@ def show(chunks: Iterable[Chunk]) -> None:
 
 
 def summary(run: Run) -> dict[str, object]:
-    """What `--json` prints."""
+    """The JSON of `--json`."""
     answer = run.completions()[0]
     shown: dict[str, object] = {
         "text": answer.text,
@@ -158,7 +158,7 @@ def summary(run: Run) -> dict[str, object]:
 
 
 def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
-    """How drafting fared, in one line."""
+    """One line about the drafting of an answer and its speed."""
     result, stats = summary(run), run.completions()[0].stats
     parts = ["no drafting"]
     method = llm.drafting.method
@@ -210,10 +210,10 @@ def _write(name: str, draft: Draft, emitted: list[int], text: Callable[[list[int
     """A line for the round, and one for each node."""
     shown = list(nodes(draft, emitted))
     accepted = sum(node.accepted for node in shown)
-    said = f"{len(shown)} drafted, {accepted} accepted" if shown else "no draft"
+    counts = f"{len(shown)} drafted, {accepted} accepted" if shown else "no draft"
     rest = emitted[accepted:]
     then = f", then {text(rest)}" if rest else ""
-    typer.echo(f"{name}: {said}{then}", err=True)
+    typer.echo(f"{name}: {counts}{then}", err=True)
     for node in shown:
         mark, colour = ("✓", "green") if node.accepted else ("·", None)
         indent = "  " * node.depth

@@ -66,7 +66,7 @@ def load_command(name: str) -> Any:
 
 
 def first_screen() -> str:
-    """What `peagle` without a command prints."""
+    """The text that `peagle` without a command prints."""
     lines = ["P-EAGLE speculative decoding: run, measure and train draft heads.", ""]
     for call, text in FIRST.items():
         lines += [f"  peagle {call}", f"      {text}"]
@@ -127,8 +127,8 @@ def _version(wanted: bool) -> None:
 
 
 @contextmanager
-def _our_warnings_in_a_line() -> Iterator[None]:
-    """Each of our own warnings once, as one line on stderr; others as Python shows them."""
+def _warnings_in_a_line() -> Iterator[None]:
+    """Print each InputWarning once, as one line on stderr; other warnings as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", InputWarning)
         # torch's, of bf16 rows under float32 norms, as autocast has them in training.
@@ -160,11 +160,11 @@ def root(
     ] = False,
 ) -> None:
     """P-EAGLE speculative decoding: run, measure and train parallel-drafting heads."""
-    context.with_resource(_our_warnings_in_a_line())
+    context.with_resource(_warnings_in_a_line())
 
 
 def in_a_line(error: Exception) -> str:
-    """An error as its user reads it: which file, where a file is to blame, and what to do."""
+    """The line of an error; an OSError names its file and the fix."""
     from peagle.files import cache_fix, unusable
 
     text = str(unusable(error) if isinstance(error, OSError) else error)

@@ -103,7 +103,7 @@ def _flags() -> dict[str | None, str]:
 
 
 def given(context: typer.Context, name: str) -> bool:
-    """Whether an option has a value that is not its default."""
+    """Return whether an option has a value that is not its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
@@ -129,7 +129,7 @@ def check_at_least(minimum: int, **values: float | None) -> None:
 
 
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with options in the place of dataclasses, as Typer takes it."""
+    """The function as Typer takes it: with options in place of dataclasses."""
     hints = get_type_hints(function, include_extras=True)
     texts = documented(function)
     groups = dict[str, tuple[type, list[str]]]()
@@ -168,7 +168,7 @@ def optional(hint: Any) -> tuple[Any, bool]:
 
 
 def _plain(hint: Any) -> tuple[Any, Any, list[Any]]:
-    """A type, and what it is annotated with: its help or Typer's own, and a panel or none."""
+    """A type without its annotation; its help or Typer's option; and its panel, if any."""
     if get_origin(hint) is not Annotated:
         return hint, None, []
     kind, note, *panel = get_args(hint)
@@ -213,7 +213,7 @@ def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
 
 
 def _option(name: str, hint: Any, default: Any) -> Parameter:
-    """A parameter as Typer takes it; one that is annotated with Typer's own stays as it is."""
+    """A parameter as Typer takes it; one with an option of Typer is unchanged."""
     kind, note, panel = _plain(hint)
     if isinstance(note, str):
         kind, spelling, settings = _typed(kind, flag(name), default)

@@ -19,7 +19,7 @@ app = App()
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What training is planned.
+    """Options of the planned training.
 
     tokens: Number of answer tokens to train on.
     context: Length of a training sequence in tokens.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 app = App()
 PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-# Where it listens and to whom is checked here. Of a flag given twice, vLLM takes the last.
-OURS = ("host", "port", "api-key", "model")
+# These are checked here; of a flag given twice, vLLM takes the last.
+OPTIONS_OF_SERVE = ("host", "port", "api-key", "model")
 VllmFlags = Annotated[
     list[str] | None,
     typer.Argument(
@@ -53,7 +53,7 @@ ApiKeyOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that people are told of."""
+    """A running server, as its start is announced."""
 
     model: str  # as clients call it
     host: str  # as it was bound
@@ -197,8 +197,8 @@ def _serve_vllm(settings: "ServeSettings") -> None:
     launch = prepare(settings)
     screen.print(launch.summary)
     console = any(PAGES in flag for flag in settings.flags)
-    own = "VLLM_API_KEY" if launch.environ.get("VLLM_API_KEY") else None
-    key = "PEAGLE_API_KEY" if settings.api_key else own
+    of_vllm = "VLLM_API_KEY" if launch.environ.get("VLLM_API_KEY") else None
+    key = "PEAGLE_API_KEY" if settings.api_key else of_vllm
     Serving(settings.model, settings.host, settings.port, key=key, console=console).show()
     sys.stdout.flush()
     os.execve(launch.command[0], launch.command, launch.environ)
@@ -209,6 +209,6 @@ def _check_flags(flags: Sequence[str]) -> None:
     given = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
     for flag in given:
         name = flag.removeprefix("--").replace("_", "-")
-        if name in OURS:
+        if name in OPTIONS_OF_SERVE:
             why = "is an option of peagle serve, not of vLLM"
             raise InputError(why, field=name.replace("-", "_"), fix="give it before --")

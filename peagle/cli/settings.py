@@ -33,7 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def _from_recipe(context: typer.Context, name: str | None) -> str | None:
-    """Whatever else says what a setting is takes precedence, and may have come first."""
+    """Settings of a recipe; those of other sources take precedence and may be read first."""
     if name is not None:
         if name not in RECIPES:
             raise InputError(f"choose {' or '.join(RECIPES)}", field="recipe", value=name)

@@ -49,14 +49,15 @@ from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
 from peagle.train.warm_start import new_drafter, with_correction, with_norms
 
 app = App()
-SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
-MAX_LENGTH = 1024  # tokens of a document, unless told otherwise
+SYNTH_TOKENS = 256  # maximum tokens of a written answer
+MIN_SYNTH_RECORDS = 20
+MAX_LENGTH = 1024  # default maximum tokens of a document
 PAPER_LENGTH = 8192  # with --recipe paper
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run starts from.
+    """The start of a run.
 
     Data:
     data: Training data: a JSONL file (plain or .gz), captured folders separated by commas, or
@@ -166,7 +167,7 @@ def _split(
     measured_on: Path | None,
     strict: bool,
 ) -> _Split:
-    """All of the data to train on where a file to measure on is named, else most of it."""
+    """Hold documents out of the data, unless a file to measure on is named."""
     if measured_on is not None:
         assert target.tokenizer is not None
         read = read_examples(measured_on, target.tokenizer, target.max_context, strict=strict)
@@ -191,7 +192,7 @@ def _measure(walk: Walk) -> Measure | None:
 
 
 def _own_device(name: str) -> str:
-    """The device of this process: its own GPU, where torchrun started several."""
+    """The device of this process: one GPU each, where torchrun started several."""
     device = resolve_device(name)
     local = os.environ.get("LOCAL_RANK", "0")
     return resolve_device(f"cuda:{local}") if device == "cuda" else device
@@ -211,22 +212,22 @@ def _tapped(
     return spec
 
 
-def _max_length(asked: int | None, captured: Captures | None, recipe: str | None) -> int:
-    """Longest document, in tokens."""
+def _max_length(chosen: int | None, captured: Captures | None, recipe: str | None) -> int:
+    """Maximum tokens of a document."""
     cuts = [] if captured is None else [part.origin.max_length for part in captured.parts]
     for cut in cuts:
-        if asked not in (None, cut):
+        if chosen not in (None, cut):
             why = f"the captured documents were cut to {cut}"
-            raise InputError(why, field="max_length", value=asked)
-    check_at_least(4, max_length=asked)
+            raise InputError(why, field="max_length", value=chosen)
+    check_at_least(4, max_length=chosen)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
-    return default if asked is None else asked
+    return default if chosen is None else chosen
 
 
 def _documents(
     data: Captures | str, target: Target, config: TrainConfig, max_length: int, strict: bool
 ) -> list[Example]:
-    """What is trained on: captured, made by the target here, or read from a file."""
+    """Training documents: captured, written by the target now, or read from a file."""
     if not isinstance(data, str):
         data.check(target)
         return data.examples()
@@ -243,7 +244,7 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
         records = config.steps * config.batch
     elif config.max_train_tokens is not None:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
-    wanted = SynthConfig(count=max(records, SYNTH_LEAST), max_tokens=SYNTH_TOKENS)
+    wanted = SynthConfig(count=max(records, MIN_SYNTH_RECORDS), max_tokens=SYNTH_TOKENS)
     file = config.output / "data.jsonl"
     with counting("records", records, WRITTEN) as count:
         synthesize(LLM(target), file, wanted, count)

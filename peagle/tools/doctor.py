@@ -1,4 +1,4 @@
-"""Does a head fit its target, and is it served as it was trained? Names what differs.
+"""Check that a head fits its target and is served as it was trained; name each difference.
 
 Shapes: N prompt tokens, F feature layers, E target hidden, K depths, V draft vocabulary.
 """
@@ -55,7 +55,7 @@ State = Literal["ok", "wrong", "warning", "forced", "skipped"]
 
 
 class Check(NamedTuple):
-    """One check; `wrong` is what makes a head unfit."""
+    """One check; a `wrong` one makes the head unfit."""
 
     name: str
     state: State
@@ -66,7 +66,7 @@ class Check(NamedTuple):
 def examine(
     head: str | Path, target: Target, *, prompt: str = PROMPT, force: bool = False
 ) -> list[Check]:
-    """All checks of a head beside its target, in order; a damaged head is examined, not refused.
+    """Run all checks of a head with its target, in order; a damaged head is examined, not refused.
 
     `force` accepts a head trained for other weights, or with another chat template.
     Raises InputError when there is no such head, or the prompt is too short or too long.
@@ -137,7 +137,7 @@ def _refused(name: str, error: InputError) -> Check:
 
 
 def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
-    """A check; that of layer ids which may be counted in two ways with what a trial found."""
+    """The check; the one of ambiguous layer ids with the result of the trial."""
     layers = list(trial.layers)
     if check.name != "feature layers":
         return check
@@ -152,7 +152,7 @@ def _skipped(why: str, *names: str) -> list[Check]:
 
 
 def _milder(check: Check, state: State) -> Check:
-    """A check of which nothing makes the head unfit."""
+    """The check, in another state where it is wrong."""
     return check._replace(state=state) if check.state == "wrong" else check
 
 
@@ -209,8 +209,8 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
 
 
 def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """(N, F, E) from an unchanged forward of the model, with its own attention. What leaves the
-    last layer is taken there: transformers reports it after the final norm."""
+    """(N, F, E) from an unchanged forward of the model, with eager attention. The last
+    layer's output is taken by a hook: transformers reports it after the final norm."""
     plain = target.copy()
     plain.model.set_attn_implementation("eager")
     last = list[Tensor]()
@@ -297,10 +297,10 @@ def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> tuple[list[i
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
     """Logits (K, V) of the chain after `ids` in the trainer's forward over all elements."""
     tokens = torch.tensor(ids + draft, device=target.device)
-    places = torch.arange(len(tokens), device=target.device)
+    positions = torch.arange(len(tokens), device=target.device)
     layers = drafter.config.feature_layers
-    features = target.forward(tokens, places, CausalAttend(), layers).features
-    sequence = Sequence(tokens, places >= len(ids), torch.zeros_like(tokens))
+    features = target.forward(tokens, positions, CausalAttend(), layers).features
+    sequence = Sequence(tokens, positions >= len(ids), torch.zeros_like(tokens))
     last = len(ids) - 2  # the slot that predicts the first draft token
     anchors = torch.arange(last + 1, device=target.device)
     chain = torch.arange(1, len(draft), device=target.device)

@@ -1,4 +1,4 @@
-"""What training a head will take, before anything is downloaded or run.
+"""Estimate memory, disk and hours of training a head, before anything is downloaded or run.
 
 Shapes: N tokens of a sequence, E elements, D drafter hidden, F·E_t target features, V vocabulary.
 """
@@ -32,7 +32,7 @@ ALLOCATOR_GAPS = 1.2  # of what a step allocates and frees
 
 
 class Plan(NamedTuple):
-    """The memory of one process by part (bytes), and what the whole run takes."""
+    """Memory of one process by part (bytes), and disk and hours of the whole run."""
 
     memory: dict[str, int]
     segments: int
@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0913 (what decides)
     processes: int = 1,
     rate: float | None = None,  # answer tokens a second of one process, measured
 ) -> Plan:
-    """Add up what one process keeps at the peak of a step: in a pass of the drafter, beside the
+    """Add up what one process keeps at the peak of a step: in a pass of the drafter, next to the
     target's states. Without `segments`, the fewest that fit into `room`."""
     dense = device == "cpu"
     gaps = ALLOCATOR_GAPS if dense else 0.0

@@ -142,7 +142,7 @@ def test_a_disk_that_refuses(
     monkeypatch.setattr("peagle.train.capture.write_shard", full)
     monkeypatch.setattr(screen, "quiet", True)
     line = refused(*capture(target, answers, tmp_path), field="output")
-    assert "make room" in line and "what was captured before is whole" in line
+    assert "make room" in line and "earlier shards" in line
 
 
 def test_a_vllm_that_ends_is_a_failure(

@@ -91,7 +91,7 @@ def test_turns_that_do_not_fit_are_counted(target: Path, tmp_path: Path) -> None
     made = ("--output", tmp_path / "made.jsonl", "--max-tokens", 4)
     said = invoke("data", "regenerate", target, "--prompts", prompts, *made).stderr
     assert "wrote 3 answers" in said
-    assert "asked without their oldest turns, to fit the context: 1" in said
+    assert "without their oldest turns, to fit the context: 1" in said
     assert "turns left out, too long even alone: 1" in said
 
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from peagle.cli.common import screen
-from peagle.cli.main import _our_warnings_in_a_line
+from peagle.cli.main import _warnings_in_a_line
 from peagle.cli.options import App, Fields, check_at_least, given
 from peagle.cli.settings import ConfigOption, OverridesArgument
 from peagle.errors import InputError, InputWarning
@@ -155,7 +155,7 @@ def test_errors_name_flags_of_the_command(args: tuple[object, ...], field: str, 
 
 def test_warnings_name_flags_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "soft_wrap", True)
-    with screen.capture() as shown, _our_warnings_in_a_line():
+    with screen.capture() as shown, _warnings_in_a_line():
         bake_with("--shop", "a", "--spoons", 9)
     assert shown.get() == "warning: more than --spoons is --max-size\n"
 
