@@ -33,6 +33,11 @@ class Cell:
         load = {"concurrency": self.concurrency, "temperature": self.temperature}
         return self.drafting.row | load
 
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Cell":
+        """The inverse of `row`."""
+        return cls(Drafting.from_row(row), row["concurrency"], row["temperature"])
+
     def __str__(self) -> str:
         load = f"c = {self.concurrency}" if self.concurrency else "random arrival"
         temperature = f", temperature {self.temperature:g}" if self.temperature else ""

@@ -169,9 +169,10 @@ def compare(
     from peagle.bench.compare import compare_files
 
     changes = compare_files(before, after)
-    table = Table("method", "drafts", "load", "t", "before", "after", "ratio", "")
+    table = Table("tok/s", "before", "after", "ratio", "")
     for change in changes:
-        table.add_row(*change.row())
+        speeds = f"{change.before['output_tps']:.1f}", f"{change.after['output_tps']:.1f}"
+        table.add_row(str(change.cell), *speeds, f"{change.ratio:.2f}", change.verdict)
     print_table(table)
     if any(change.verdict == "slower" for change in changes):
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,7 +40,7 @@ def capture(
     strict: StrictOption = False,
     shard_mb: float = 512,
     device: DeviceOption = "auto",
-    engine: str = "transformers",
+    engine: Literal["transformers", "vllm"] = "transformers",
     tensor_parallel_size: int = 1,
     vllm_python: VllmPythonOption = None,
 ) -> None:
@@ -105,8 +105,6 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
                 fix="set `engine` to vllm",
             )
         return None
-    if engine != "vllm":
-        raise InputError("choose transformers or vllm", field="engine", value=engine)
     if device not in ("auto", "cpu"):
         raise not_vllms("device")
     vllm = Vllm(python or Path(sys.executable), parallel)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -68,7 +68,7 @@ StrictOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 EngineOption = Annotated[
-    str,
+    Literal["auto", "native", "vllm"],
     "Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a GPU and an "
     "installed vLLM, else native.",
 ]
@@ -218,7 +218,10 @@ def not_vllms(name: str) -> InputError:
 
 
 def resolve_engine(
-    named: str, python: Path | None, options: Collection[str], device: str
+    named: Literal["auto", "native", "vllm"],
+    python: Path | None,
+    options: Collection[str],
+    device: str,
 ) -> Literal["native", "vllm"]:
     """The engine of `--engine`; what auto selects on a GPU machine is printed on stderr.
 
@@ -228,12 +231,10 @@ def resolve_engine(
     lacking = [name for name in NOT_VLLMS if name in options]
     if device in VLLM_DEVICES and "device" in lacking:
         lacking.remove("device")
-    if named not in ("auto", "native", "vllm"):
-        raise InputError("choose auto, native or vllm", field="engine", value=named)
     if named == "vllm" and lacking:
         raise not_vllms(lacking[0])
     if named != "auto":
-        return cast(Literal["native", "vllm"], named)
+        return named
     choice = default_engine(python)
     if choice.engine == "vllm" and lacking:
         why = f"vLLM has no {flag(lacking[0])}; without it, vLLM is used"

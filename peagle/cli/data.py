@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -101,7 +101,7 @@ def regenerate(
     *,
     prompts: Path,
     output: OutputOption,
-    engine: str = "native",
+    engine: Literal["native", "vllm"] = "native",
     url: list[str] | None = None,
     model: str | None = None,
     workers: int = 8,
@@ -139,12 +139,9 @@ def regenerate(
         use_template(loaded, options.chat_template)
         _check_template(loaded, args)
         source = through_vllm(target, loaded)
-    elif engine == "native":
+    else:
         source = open_llm(target, options, max_batch=batch)
         _check_template(source.tokenizer, args)
-    else:
-        fix = "or name a server with `url`"
-        raise InputError("choose native or vllm", field="engine", value=engine, fix=fix)
     tokenizer = None if isinstance(source, Servers) else source.tokenizer
     conversations = read_conversations(prompts, system, args, tokenizer=tokenizer, strict=strict)
     with counting("answers", None, WRITTEN) as count:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,9 +22,6 @@ from peagle.deploy.sagemaker import PLACEHOLDERS, Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
 from peagle.errors import InputError
 
-PLACES = ("local", "kubernetes", "sagemaker")
-
-
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
 
@@ -37,7 +34,7 @@ class Where:
     context: Context of kubectl, with --to kubernetes. Default: the current one.
     """
 
-    to: str
+    to: Literal["local", "kubernetes", "sagemaker"]
     namespace: str = "default"
     context: str | None = None
     region: Annotated[
@@ -46,10 +43,6 @@ class Where:
             envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="AWS region, with --to sagemaker."
         ),
     ] = None
-
-    def __post_init__(self) -> None:
-        if self.to not in PLACES:
-            raise InputError(f"choose {', '.join(PLACES)}", field="to", value=self.to)
 
     def check_remote(self) -> None:
         """Raises InputError for this machine, where nothing runs in the background."""

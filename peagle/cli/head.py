@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -82,7 +82,7 @@ def export(
     output: Annotated[
         Path, typer.Argument(help="New folder to write the head to.", show_default=False)
     ],
-    to: str,
+    to: Literal["vllm", "speculators"],
     target: str | None = None,
     chat_template: ChatTemplateOption = None,
     force: ForceOption = False,
@@ -92,8 +92,6 @@ def export(
     to: Checkpoint format to write: vllm or speculators.
     target: Target model of the head. Default: the one it was trained for.
     """
-    if to not in ("vllm", "speculators"):
-        raise InputError("choose vllm or speculators", field="to", value=to)
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(
             "is not an empty folder", field="output", value=output, fix="name a new one"
@@ -105,6 +103,6 @@ def export(
     check_folder(output)
     drafter = load_drafter(head, open_target(name, chat_template), force=force)
     with writing(output):
-        save_drafter(drafter, output, to, dtype=None)  # type: ignore[arg-type]
+        save_drafter(drafter, output, to, dtype=None)
         write_card(output)
     screen.print(f"wrote {output} ({to})")

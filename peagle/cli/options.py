@@ -147,6 +147,8 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(**values: Any) -> Any:
+        for name in values.keys() & hints.keys():
+            _check_choice(name, hints[name], values[name])
         for name, (kind, names) in groups.items():
             values[name] = _build(kind, {field: values.pop(field) for field in names})
         return function(**values)
@@ -253,6 +255,13 @@ def _whole_or_auto(text: str | int) -> int | None:
         raise typer.BadParameter(f"{text!r} is not a valid whole number") from error
 
 
+def _check_choice(name: str, hint: Any, value: object) -> None:
+    """Raises InputError for a value that the option's Literal does not have."""
+    kind, _ = optional(_plain(hint)[0])
+    if get_origin(kind) is Literal and value is not None and value not in get_args(kind):
+        raise InputError(f"choose {' or '.join(get_args(kind))}", field=name, value=value)
+
+
 def _build(kind: type, values: dict[str, Any]) -> Any:
     """A dataclass from its options' values. Raises InputError, also for a field that is missing."""
     hints = get_type_hints(kind)
@@ -263,6 +272,7 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
             note, _ = documented(kind)[name]
             fix = f"name a {note[0].lower()}{note[1:].rstrip('.')}"
             raise InputError("is missing", field=name, fix=fix)
+        _check_choice(name, hint, value)
         if isinstance(value, list):
             values[name] = tuple(value)
         elif isinstance(value, str) and get_origin(optional(hint)[0]) is tuple:

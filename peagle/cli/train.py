@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
@@ -75,12 +75,10 @@ class Start:
 
     data: str | None = None
     init_from: str | None = None
-    correction: str | None = None
+    correction: Literal["frozen", "joint"] | None = None
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if self.correction not in (None, "frozen", "joint"):
-            raise InputError("choose frozen or joint", field="correction", value=self.correction)
         if self.correction == "frozen" and self.init_from is None:
             fix = "name it with `init_from`"
             raise InputError("needs a head", field="correction", value="frozen", fix=fix)

@@ -119,9 +119,9 @@ def test_a_gpu_is_what_vllm_runs_on() -> None:
     assert resolve_engine("vllm", None, ["device"], "auto") == "vllm"
 
 
-def test_an_unknown_engine() -> None:
+def test_an_unknown_engine(target: Path) -> None:
     with refused("engine"):
-        resolve_engine("vlm", None, [], "auto")
+        invoke("bench", target, "--engine", "vlm")
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -143,6 +143,7 @@ def test_a_command_takes_some_fields_with_its_own_defaults() -> None:
         ),
         (("--sugar", -1), "sugar", "--sugar -1.0: must be at least 0; or name --kind, `spoon`"),
         (("--words", ""), "words[1]", "--words[1] '`kind`': must not be empty, as --kind"),
+        (("--kind", "pear"), "kind", "--kind 'pear': choose plum or apple"),
         (("spoons=two",), "spoons", "--spoons 'two': expected a whole number"),
     ],
 )
