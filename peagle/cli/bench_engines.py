@@ -38,9 +38,8 @@ class BenchPlan:
         """Folder or hub id of the head of every method that drafts by one."""
         heads = dict[str, str]()
         for method in {cell.drafting.method for cell in self.cells} - {*HEADLESS}:
-            field = method.replace("-", "_")
-            head = find_head(self.target, self.named_heads[method], method, field=field)
-            heads[method] = str(head)
+            named = self.named_heads[method]
+            heads[method] = str(find_head(self.target, named, method, field=_field(method)))
         return heads
 
 
@@ -81,8 +80,7 @@ def native(plan: BenchPlan) -> EngineUnderTest:
     for method, folder in folders.items():
         drafters[method] = llm.load_head(folder, force=plan.model.force)
         if (found := drafters[method].config.method) != method:
-            field = method.replace("-", "_")
-            raise InputError(f"is a {found} head", field=field, value=heads[method])
+            raise InputError(f"is a {found} head", field=_field(method), value=heads[method])
 
     def opened(cell: Cell, seed: int) -> Native:
         drafter, batch = drafters[cell.drafting.method], cell.concurrency or RANDOM_BATCH
@@ -132,6 +130,11 @@ def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:
 
     name = f"{installed.package} {installed.version}"
     return EngineUnderTest(device_name(), name, opened, heads, stack.close, one_drafting=True)
+
+
+def _field(method: str) -> str:
+    """The option that names the head of a method."""
+    return method.replace("-", "_")
 
 
 def _serve_options(plan: BenchPlan, drafting: Drafting, head: str | None) -> list[str]:

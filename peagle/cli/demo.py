@@ -39,17 +39,17 @@ def demo(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    heads = dict[str, Path]()
-    for method in ("eagle3", "p-eagle"):
-        heads[method] = Path(str(find_head(TARGET, method=method)))
+    ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]
+    heads = {way: Path(str(find_head(TARGET, method=way.method))) for way in ways}
     check_folder(output.parent)
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
-        how: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize, "device": "cpu"}
-        llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
-        drafters = {Drafting(method, "auto", lookup=True): llm.load_head(folder)
-                    for method, folder in heads.items()}  # fmt: skip
+        llm = LLM(
+            TARGET, max_batch=1, deterministic=True, dtype=model.dtype, quantize=model.quantize,
+            device="cpu",
+        )  # fmt: skip
+        drafters = {way: llm.load_head(folder) for way, folder in heads.items()}
     with progress_bar("answers") as bar:
         task = bar.add_task("", total=prompts * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
