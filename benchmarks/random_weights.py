@@ -190,7 +190,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ways = [Drafting(), *(Drafting(method, "chain", k) for method in given for k in args.k)]
     cells = [Cell(way, load, 0.0) for load in args.concurrency for way in ways]
 
-    def opened(cell: Cell) -> Synthetic:
+    def opened(cell: Cell, seed: int) -> Synthetic:
         method = cell.drafting.method
         used = llm.use(drafters.get(method), **cell.drafting.options, max_batch=cell.concurrency)
         return Synthetic(used, params, args.prompt_tokens, accepted.get(method, []))
@@ -204,15 +204,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     about = {**run.environment(device_name()), "settings": settings}
 
-    def on_done(done: list[Result], whole: bool) -> None:
-        run.write_json(args.output, run.report(done, about, whole))
+    def on_load() -> None:
+        run.write_json(args.output, run.report(results, about))
         bar.advance(task)
 
     prompts = [[f"prompt {number}"] for number in range(args.limit)]
     with progress_bar("loads") as bar:
         task = bar.add_task("", total=len(cells) * args.repeats)
-        run.run([results], opened, prompts, args.repeats, None, on_done)
-    return run.report(results, about, True)
+        run.play(run.by_repeat(results, prompts, args.repeats), opened, on_load=on_load)
+    return run.report(results, about)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.core import TyperCommand, TyperGroup
 
-from peagle.cli.main import COMMANDS
+from peagle.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -52,8 +51,8 @@ def heads() -> str:
 
 def commands() -> Iterator[str]:
     """A section for every command that can be run."""
-    for name, (module, _) in COMMANDS.items():
-        found = typer.main.get_command(import_module(module).app)
+    for name in COMMANDS:
+        found = load_command(name)
         parts = found.commands if isinstance(found, TyperGroup) else {}
         if not isinstance(found, TyperGroup) or found.invoke_without_command:
             yield section(f"peagle {name}", found)

@@ -39,7 +39,7 @@ def shortened(text: str, most: int = 60) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as text, long ones shortened, but for paths: their ends tell them apart."""
+    """A value for a message; a path whole, because its end tells more than its beginning."""
     if isinstance(value, Path):
         return str(value)
     return shortened(repr(value) if isinstance(value, str) else str(value))

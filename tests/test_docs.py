@@ -12,11 +12,10 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-import typer
 from typer.core import TyperCommand, TyperGroup
 
 import peagle
-from peagle.cli.main import COMMANDS
+from peagle.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,7 +46,7 @@ def command_of(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
     """The command that words call, and the words behind its name."""
     if words[0] not in COMMANDS:
         raise ValueError(f"there is no command {words[0]}")
-    command, rest = typer.main.get_command(import_module(COMMANDS[words[0]][0]).app), words[1:]
+    command, rest = load_command(words[0]), words[1:]
     while isinstance(command, TyperGroup):
         if not rest and not command.invoke_without_command:
             return command, rest

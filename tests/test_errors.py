@@ -39,6 +39,11 @@ def test_a_path_is_not_shortened() -> None:
     assert str(InputError("is wrong", field="x", value=path)) == f"x {path}: is wrong"
 
 
+def test_a_path_is_whole() -> None:
+    path = Path("folder") / ("y" * 99)
+    assert str(InputError("no such file", field="x", value=path)) == f"x {path}: no such file"
+
+
 def test_refused_compares_the_field() -> None:
     with pytest.raises(AssertionError), refused("k"):
         raise InputError("must be at least 1", field="nodes", value=0)

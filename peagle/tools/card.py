@@ -19,7 +19,7 @@ HERE = "OWNER/NAME"  # where the head is published, which is not known when it i
 
 
 def write_card(folder: Path) -> None:
-    """Write the model card of the head in `folder`. A README.md of the user's own stays."""
+    """Write the model card of the head in `folder`. A README.md without MARK stays."""
     file = folder / "README.md"
     if file.is_file() and MARK not in file.read_text():
         return

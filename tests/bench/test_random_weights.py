@@ -91,8 +91,8 @@ def test_drafts_are_accepted_as_often_as_given(  # noqa: PLR0913, PLR0917 (fixtu
     given = script.profile(3.94)
 
     async def play() -> Played:
-        async with script.Synthetic(llm, params, 9, given) as asker:
-            return await closed_loop([[str(i)] for i in range(16)], 8, asker)
+        async with script.Synthetic(llm, params, 9, given) as client:
+            return await closed_loop([[str(i)] for i in range(16)], 8, client)
 
     found = asyncio.run(play())
     assert [s.tokens for s in found.samples] == [100] * 16

@@ -173,9 +173,9 @@ def test_a_disk_that_gets_full_while_a_head_is_trained(  # noqa: PLR0913, PLR091
     with monkeypatch.context() as patch:
         patch.setattr(place, failure)
         patch.setattr("peagle.cli.train.screen", SimpleNamespace(print=lambda *_: None))
-        line = refused(*command)
-    assert f"--output {tmp_path / 'out'}: " in line and "make room" in line and "--resume" in line
-    assert not list(tmp_path.rglob(".making*"))
+        line = refused(*command, field="output")
+    assert "make room" in line and "--resume" in line
+    assert not list(tmp_path.rglob(".making-*"))
 
 
 def test_a_disk_that_gets_full_while_it_is_measured(
@@ -185,8 +185,7 @@ def test_a_disk_that_gets_full_while_it_is_measured(
     output = tmp_path / "new" / "bench.json"
     monkeypatch.setattr("peagle.files.os.replace", full)
     how = ("--methods", "none", "--dataset", questions, "--max-tokens", 2, "--repeats", 1)
-    line = refused("bench", target, *how, "--output", output)
-    assert f"--output {output}: No space left on device; make room" in line
+    assert "make room" in refused("bench", target, *how, "--output", output, field="output")
     assert list(output.parent.iterdir()) == []
 
 
@@ -228,6 +227,6 @@ def test_an_error_of_another_file_keeps_its_name(refused, heads, tmp_path, monke
     def fails(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/elsewhere/file")
 
-    monkeypatch.setattr("peagle.cli.export.write_card", fails)
+    monkeypatch.setattr("peagle.cli.head.write_card", fails)
     line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
     assert line == "peagle: /elsewhere/file: Permission denied; name another path"

@@ -7,7 +7,7 @@ import pytest
 from peagle import LLM, SamplingParams
 from peagle.bench.native import side_by_side
 from peagle.bench.summary import same
-from peagle.cli.demo import human_eval_prompts
+from peagle.bench.workload import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.completion import Completion

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from peagle.cli.demo import human_eval_prompts
+from peagle.bench.workload import human_eval_prompts
 from peagle.data.captured import Captured, Captures
 from peagle.data.example import Example
 from peagle.model.config import default_feature_layers

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from peagle.bench.workload import human_eval_prompts
 from peagle.catalog import PARALLEL_METHODS, speculative_config
-from peagle.cli.demo import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams

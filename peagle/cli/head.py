@@ -1,6 +1,8 @@
-"""`peagle doctor`: does a head fit its target, and is it served as it was trained?"""
+"""`peagle doctor` and `peagle export`: check a head, and write it in another format."""
 
 import json
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -13,19 +15,26 @@ from peagle.cli.common import (
     HeadArgument,
     JsonOption,
     TargetArgument,
+    console,
     open_target,
     screen,
 )
-from peagle.cli.generate import console
 from peagle.cli.options import App, with_flags
+from peagle.errors import InputError
+from peagle.files import check_folder, writing
 from peagle.heads.find import head_folder
+from peagle.heads.format import read_config
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.shown import model_name
+from peagle.tools.card import write_card
 
-app = App()
+doctor_app = App()
+export_app = App()
 COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow", "skipped": "dim"}
 
 
-@app.command()
+@doctor_app.command()
 def doctor(
     head: HeadArgument,
     target: TargetArgument,
@@ -66,3 +75,35 @@ def doctor(
         console.print(verdict(checks), style=COLOURS[worst], markup=False)
     if unfit:
         raise typer.Exit(1)
+
+
+@export_app.command()
+def export(
+    head: HeadArgument,
+    output: Annotated[
+        Path, typer.Argument(help="New folder to write the head to.", show_default=False)
+    ],
+    to: Literal["vllm", "speculators"],
+    target: str | None = None,
+    chat_template: ChatTemplateOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Write a head in a format that vLLM serves, with the target's embedding where needed.
+
+    to: Checkpoint format to write: vllm or speculators.
+    target: Target model of the head. Default: the one it was trained for.
+    """
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise InputError(
+            "is not an empty folder", field="output", value=output, fix="name a new one"
+        )
+    name = target or read_config(head_folder(head)).provenance.target
+    if not name:
+        why = "its config does not name the target it was trained for"
+        raise InputError(why, field="head", value=head, fix="name it with `target`")
+    check_folder(output)
+    drafter = load_drafter(head, open_target(name, chat_template), force=force)
+    with writing(output):
+        save_drafter(drafter, output, to, dtype=None)
+        write_card(output)
+    screen.print(f"wrote {output} ({to})")
