@@ -36,7 +36,7 @@ LONGEST = {"HumanEval": 512, "MT-Bench": 256}  # tokens of an answer; MT-Bench a
 
 
 class Cell(NamedTuple):
-    """What makes a row: the table holds one of each."""
+    """Key of a row in the table."""
 
     dataset: str
     k: int
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
 
 def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
-    """Conversations to hold, by name."""
+    """User turns of the conversations, by data set."""
     found = {"HumanEval": [[question] for question in human_eval(args.limit)]}
     if args.mt_bench:
         found["MT-Bench"] = read_prompts(args.mt_bench)[: args.limit]
@@ -54,7 +54,7 @@ def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
 def settings(
     args: argparse.Namespace, conversations: Conversations, head: Path, max_tokens: int
 ) -> dict[str, Any]:
-    """What a row's numbers depend on."""
+    """Settings that a row's numbers depend on."""
     return {
         "target": TARGET,
         "head": fingerprint(head),
@@ -73,7 +73,7 @@ def read_rows(path: Path) -> dict[Cell, dict[str, Any]]:
 
 
 def measure(llm: LLM, cell: Cell, conversations: Conversations, max_tokens: int) -> dict[str, Any]:
-    """One row."""
+    """Measure one row."""
     started = time.perf_counter()
     with progress_bar(f"{cell.dataset} {cell.method} K = {cell.k}") as bar:
         task = bar.add_task("", total=sum(map(len, conversations)))

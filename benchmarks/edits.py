@@ -46,7 +46,7 @@ def files() -> list[str]:
 
 
 def edits() -> list[str]:
-    """What is asked."""
+    """The prompts: one for each file."""
     pairs = zip(WORDS, files(), strict=True)
     return [ASK.format(old=words.many, new=words.new, file=file) for words, file in pairs]
 

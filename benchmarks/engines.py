@@ -212,7 +212,7 @@ def measure(rows: list[Row], prompts: Prompts, max_tokens: int, repeats: int) ->
 
 
 def goals(rows: list[Row]) -> list[dict[str, Any]]:
-    """What is aimed for, and whether it is met; None where a row is left out."""
+    """The goals, the measured ratios, and whether each is met; None if a row was left out."""
 
     def best(engine: str, *methods: str, weights: str = "bf16") -> Row | None:
         """The fastest of some rows at c = 1."""

@@ -133,7 +133,7 @@ def resident() -> float:
 
 
 def held(running: Running) -> dict[str, int]:
-    """What a server that does nothing holds."""
+    """Resources held by an idle server."""
     scheduler, worker = running.api.llm.engine.scheduler, running.api.worker
     return {
         "blocks": scheduler.pool.count - scheduler.pool.free,
@@ -144,7 +144,7 @@ def held(running: Running) -> dict[str, int]:
 
 
 def settled(running: Running, before: dict[str, int]) -> dict[str, int]:
-    """What is held when the last have left: the server needs a moment to see that they have."""
+    """Resources held after the last client left, which the server notices with a delay."""
     for _ in range(100):
         if (now := held(running)) == before:
             break

@@ -49,14 +49,14 @@ TIES = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
 
 
 class Part(NamedTuple):
-    """How the target decodes."""
+    """Decoding settings of the target."""
 
     dtype: str
     exact: bool  # the batch-invariant mode
     temperature: float
 
     def params(self, count: int, max_tokens: int) -> list[SamplingParams]:
-        """Of each of some prompts."""
+        """Sampling parameters of `count` prompts, each with a seed of its own."""
         return [
             SamplingParams(temperature=self.temperature, seed=seed, max_tokens=max_tokens)
             for seed in range(count)
@@ -77,7 +77,10 @@ PARTS = {
 
 
 class Way(NamedTuple):
-    """What drafts, and how many prompts are decoded together. Neither k nor nodes: nothing does."""
+    """Drafting method and size, and the number of prompts decoded together.
+
+    Nothing is drafted if both k and nodes are 0.
+    """
 
     method: str = "none"
     k: int = 0  # of a chain
@@ -96,7 +99,7 @@ class Way(NamedTuple):
 
 
 def ways(part: Part, args: argparse.Namespace) -> Iterator[Way]:
-    """What is compared."""
+    """The ways of decoding that are compared with the target alone."""
     for batch in args.batch:
         if batch > 1:
             yield Way(batch=batch)
@@ -145,7 +148,7 @@ def _two_best(target: Target, ids: list[int]) -> tuple[set[int], float]:
 
 
 def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams]) -> dict[str, Any]:
-    """How an output differs from the expected one."""
+    """Decode the prompts and compare the outputs with the expected ones."""
     started = time.perf_counter()
     answers = llm.generate(prompts, params)
     stats = sum((answer.stats for answer in answers), Stats())

@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(name: str, row: Row, most: float) -> dict[str, Any]:
-    """What is reported of a row."""
+    """The report of one row."""
     seconds, flops = median(row.seconds), median(row.flops)
     return {
         "row": name,

@@ -108,7 +108,7 @@ def under_load(concurrency: int) -> dict[str, Cell]:
 
 
 class Part(NamedTuple):
-    """What is played, and how."""
+    """Conversations, the ways that answer them, and their sampling parameters."""
 
     name: str
     conversations: Conversations
@@ -123,7 +123,7 @@ class Part(NamedTuple):
 
 
 def parts(args: argparse.Namespace) -> Iterator[Part]:
-    """What was asked for."""
+    """The parts that the options name."""
     params = SamplingParams(max_tokens=args.max_tokens)
     ways, problems = one_at_a_time(), [[question] for question in human_eval()]
     if "humaneval" in args.only:
@@ -168,7 +168,7 @@ def open_engines(llm: LLM, part: Part, drafters: dict[str, Any]) -> dict[str, LL
 
 
 def play(part: Part, number: int, engines: dict[str, LLM]) -> Plays:
-    """What each way makes of the part's conversations at one place, in rotating order."""
+    """Answer the conversations of turn `number` in every way, in rotating order."""
     first = number * part.together
     conversations = part.conversations[first : first + part.together]
     names, plays = list(engines), Plays()
@@ -194,7 +194,7 @@ def fill(part: Part, journal: Journal, llm: LLM, drafters: dict[str, Any]) -> It
 
 
 def plays_by_way(part: Part, found: dict[int, Plays]) -> dict[str, list[Played]]:
-    """What each way has played, in order; conversations get numbers of their own."""
+    """Plays by way, in order; conversations are numbered through."""
     numbers = sorted(number for number in found if number < part.count)
     return {
         way: [_numbered(found[number][way], number * part.together) for number in numbers]
@@ -255,7 +255,7 @@ def paired(mine: list[float], theirs: list[float]) -> list[Any]:
 
 
 def aims(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What is aimed for, what was found, and whether that is enough."""
+    """The goals, the measured values, and whether each goal is met."""
     found = {(part, own["way"]): own for part, some in rows.items() for own in some}
     wanted: list[tuple[str, float, float]] = []
     for part in ("humaneval", "mt-bench"):

@@ -76,7 +76,7 @@ def canvas(width: float, height: float, x: tuple[float, float], y: tuple[float, 
 
 
 def slots(look: Look) -> Figure:
-    """What the drafter reads and says after x0 … x4, K = 4."""
+    """Inputs and outputs of the drafter after x0 … x4, K = 4."""
     figure, axes = canvas(9, 4.1, (-2.1, 7.1), (-1.25, 3.6))
     rows = ("position", "feature in", "token in", "predicts")
     for y, name in enumerate(rows):
@@ -137,7 +137,7 @@ def verify(axes: Axes, look: Look, x: float, y: float) -> None:
 
 
 def verification(look: Look) -> Figure:
-    """Which draft tokens stand: two of four, and one token of the target's own."""
+    """Verification of four draft tokens: two are accepted, and the target adds one."""
     figure, axes = canvas(9, 3.5, (-2.5, 5.6), (-0.9, 3.45))
     rows = ((0, "the target reads"), (1, "the target says"), (2, "draft token"), (3, "emitted"))
     for y, name in rows:
@@ -170,7 +170,7 @@ def drawn() -> tuple[Elements, torch.Tensor, torch.Tensor]:
 
 
 def elements(look: Look) -> Figure:
-    """Anchors across, depths up: which elements COD keeps."""
+    """Elements that COD keeps: anchors across, depths up."""
     kept, _, answer = drawn()
     pairs = set(zip(kept.anchor.tolist(), kept.depth.tolist(), strict=True))
     figure, axes = canvas(9, 3.9, (-2.1, TOKENS + 0.4), (-1.75, DEPTHS - 0.3))

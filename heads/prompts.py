@@ -81,7 +81,7 @@ COMPLETE = (
 
 
 class Pool(NamedTuple):
-    """What prompts are made from; each is used at most once for a kind."""
+    """Material of the prompts; each item is used at most once for a kind."""
 
     prompts: list[str]
     texts: list[str]  # answers of the target, in prose

@@ -72,7 +72,7 @@ class Installed:
         return run(*self.command(*words), stdin=subprocess.DEVNULL, **where)
 
     def works(self, *words: object) -> str:
-        """What a command that succeeds prints."""
+        """The output of a command that succeeds."""
         done = self.peagle(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,4 +1,4 @@
-"""What peagle's container does on SageMaker: `python -m peagle.deploy.container serve`.
+"""Entry point of peagle's container on SageMaker: `python -m peagle.deploy.container serve`.
 
 SageMaker starts an image with the word `serve`, says by environment variables what to do, and asks
 /ping and /invocations at port 8080, or at $SAGEMAKER_BIND_TO_PORT. They become a command line of

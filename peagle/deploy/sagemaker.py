@@ -66,7 +66,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """What it makes, in the words of boto3's methods."""
+        """The kind of resource it makes, as in boto3's method names."""
         return self.operation.removeprefix("create_").removeprefix("register_")
 
     @property
@@ -76,7 +76,7 @@ class Request:
         return dict(list(self.parameters.items())[:count])
 
     def __str__(self) -> str:
-        """What it makes, for people: "model peagle-x-0123"."""
+        """The resource for messages: "model peagle-x-0123"."""
         if self.operation == REGISTER:
             return f"scaling of {self.parameters['ResourceId']}"
         [name] = self.identity.values()
@@ -110,7 +110,7 @@ def requests(spec: Spec, account: Account) -> list[Request]:
 
 
 def dry_run(spec: Spec, account: Account) -> str:
-    """What would be sent, as JSON."""
+    """The requests that would be sent, as JSON."""
     return json.dumps([asdict(each) for each in requests(spec, account)], indent=1)
 
 
@@ -221,7 +221,7 @@ def _environment(spec: Spec) -> dict[str, str]:
 
 
 def _variant(endpoint: str) -> dict[str, str]:
-    """What is scaled: the number of the endpoint's instances."""
+    """The scalable target: the endpoint's number of instances."""
     return {
         "ServiceNamespace": SAGEMAKER,
         "ResourceId": f"endpoint/{endpoint}/variant/all",
@@ -290,7 +290,7 @@ def _delete_all(made: list[Request], region: str) -> str:
 
 
 def _describe(made: Request, region: str) -> dict[str, Any] | None:
-    """What is there by that name; None when nothing is."""
+    """The resource's description, or None."""
     try:
         return _call(made.service, region, f"describe_{made.kind}", made.identity)
     except DeployFailed as error:

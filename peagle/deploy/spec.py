@@ -1,4 +1,4 @@
-"""What is deployed: a target, its head, the engine that serves them, and the command for that."""
+"""A deployment: the target, its head, the engine that serves them, and its command line."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class Spec:
 
     @property
     def resource(self) -> str:
-        """What everything made for it is called."""
+        """Common name of the resources made for the deployment."""
         return resource_name(self.name)
 
     @property
@@ -96,8 +96,11 @@ class Spec:
 def make_spec(
     name: str, entry: Entry, engine: str | None, *, remote: bool, drafting: Drafting = FROM_CATALOG
 ) -> Spec:
-    """How an entry is served. `engine` None: vLLM on other machines, native on this one and for
-    packaged targets. Raises InputError for what the engine, or another machine, cannot read."""
+    """The deployment of a catalog entry.
+
+    The default of `engine` is vLLM on other machines, native on this one and for packaged targets.
+    Raises InputError for a target or head that the engine or the other machine cannot read.
+    """
     packaged = isinstance(entry.target, PackagedGGUF)
     engine = _engine(name, engine, packaged, remote)
     gpus = 0 if packaged else entry.gpus
@@ -142,7 +145,7 @@ def image_for(spec: Spec, image: str | None, of_vllm: str) -> str:
 
 
 def resource_name(name: str) -> str:
-    """What is made for a model's name is called: a DNS label, as Kubernetes and SageMaker want."""
+    """A DNS label made of a model's name, as Kubernetes and SageMaker require."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if len(label) > MAX_LABEL_LENGTH:  # hub ids that begin alike are told apart by a digest
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -65,7 +65,7 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 
 def trainer(folder: Path, target: Target, data: list[Example], **changes: Any) -> Trainer:
-    """What `peagle train` makes."""
+    """A trainer, made as `peagle train` makes it."""
     torch.manual_seed(0)
     drafter = new_drafter(target, [e.ids for e in data], replace(SPEC, **changes))
     config = TrainConfig(folder, steps=STEPS, save_every=2, keep=3)
@@ -73,7 +73,7 @@ def trainer(folder: Path, target: Target, data: list[Example], **changes: Any) -
 
 
 def refusal(run: Path, target: Target, data: list[Example], **changes: Any) -> str:
-    """How resuming is refused; nothing on disk may have changed."""
+    """Resume and return the refusal; nothing on disk may have changed."""
     before, attempt = tree(run), trainer(run, target, data, **changes)
     with pytest.raises(InputError) as caught:
         resume(attempt)

@@ -258,7 +258,7 @@ def leave(llms: list[LLM], turn: int, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "collected"])
 def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], end: str) -> None:
-    """Of one LLM: those that are left early take nothing from the one that goes on."""
+    """Streams of one LLM: those closed early take nothing from the one that continues."""
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
     run, told = llm.stream(PROMPTS, PARAMS), list[Chunk]()
     left = list[Iterator[Chunk]]()

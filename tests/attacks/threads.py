@@ -76,7 +76,7 @@ def left_early(llm: LLM) -> Answers:
 
 
 def calls_of(attack: str, target: Target) -> list[Callable[[], Answers]]:
-    """What each thread does in one round."""
+    """Work of each thread in one round."""
     if attack == "handed over":
         return [lambda: handed_over(make(target))]
     if attack == "left early":

@@ -1,4 +1,4 @@
-"""Where SageMaker deploys: what is refused, and what a dry run may leave open."""
+"""SageMaker accounts: bad settings are refused, and a dry run may leave some open."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which head a deployment drafts with."""
+"""The choice of a deployment's head."""
 
 import warnings
 from dataclasses import replace

@@ -47,7 +47,7 @@ def test_keys_differ() -> None:
 
 
 def test_the_schemas_are_strict() -> None:
-    """What the test above would find."""
+    """A misspelt field fails the validation of the test above."""
     volume = applied(kubernetes.dry_run(spec(), Cluster()))["PersistentVolumeClaim"]
     volume["spec"]["accessMode"] = volume["spec"].pop("accessModes")
     with pytest.raises(Exception, match="accessMode"):

@@ -73,7 +73,7 @@ class Stage:
         }
 
     def changes(self) -> list[str]:
-        """What was asked since the last time, but for looking."""
+        """Requests since the last call of this function, except reads."""
         found = [name for name in self.asked if name.startswith(("create", "update", "delete"))]
         self.asked.clear()
         return found
@@ -299,7 +299,7 @@ def test_logs(aws: Stage) -> None:
 
 
 def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is told by variables what a command line says elsewhere."""
+    """SageMaker's container gets by variables what other engines get as a command line."""
     monkeypatch.setenv("PATH", "")
     demo, pinned = find_entry("smollm2-135m"), Drafting(k=2)
     named = ["--head", "owner/head"]

@@ -1,4 +1,4 @@
-"""How a catalog entry is served."""
+"""Deployments of catalog entries: engine, head, flags."""
 
 import json
 import subprocess
