@@ -42,3 +42,8 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 def test_bad_docstrings_are_found() -> None:
     source = '"""Where it is."""\ndef f():\n    """What f returns."""\ndef g():\n    """Write."""\n'
     assert list(bad_docstrings(source)) == ["1: Where it is.", "3: What f returns."]
+
+
+def test_the_changelog_is_short() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 200
