@@ -139,25 +139,25 @@ def verify(axes: Axes, look: Look, x: float, y: float) -> None:
 def verification(look: Look) -> Figure:
     """Verification of four draft tokens: two are accepted, and the target adds one."""
     figure, axes = canvas(9, 3.5, (-2.5, 5.6), (-0.9, 3.45))
-    rows = ((0, "the target reads"), (1, "the target says"), (2, "draft token"), (3, "emitted"))
+    rows = ((0, "the target reads"), (1, "the target outputs"), (2, "draft token"), (3, "emitted"))
     for y, name in rows:
         label(axes, look, (-0.75, y), name, ha="right", weight="bold")
-    said = ("x5", "x6", "x7", "x8", "x9")
+    outputs = ("x5", "x6", "x7", "x8", "x9")
     read = ("x4", "d1", "d2", "d3", "d4")
     draft = ("d1 = x5", "d2 = x6", "d3 ≠ x7", "d4", "")
     for i in range(5):
         late = i > 2
         box(axes, look, (i, 0), read[i], colour=look.real if i == 0 else look.drafted, dashed=late)
         arrow(axes, look, (i, 0.33), (i, 0.67))
-        box(axes, look, (i, 1), "·" if late else said[i], colour="none" if late else look.target,
+        box(axes, look, (i, 1), "·" if late else outputs[i], colour="none" if late else look.target,
             dashed=late)  # fmt: skip
         if draft[i]:
             box(axes, look, (i, 2), draft[i], colour=look.drafted if i < 2 else "none",
                 dashed=i >= 2, size=8.5)  # fmt: skip
         if i < 3:
-            box(axes, look, (i, 3), said[i], colour=look.drafted if i < 2 else look.target)
-    label(axes, look, (3.6, 3), "two accepted, one of its own", fontsize=8.5, ha="center")
-    label(axes, look, (2, -0.7), "rows behind the first wrong draft token are thrown away",
+            box(axes, look, (i, 3), outputs[i], colour=look.drafted if i < 2 else look.target)
+    label(axes, look, (3.6, 3), "two accepted, one by the target", fontsize=8.5, ha="center")
+    label(axes, look, (2, -0.7), "rows after the first wrong draft token are discarded",
           ha="center", fontsize=8.5)  # fmt: skip
     return figure
 

@@ -201,13 +201,14 @@ def test_a_profile_is_asked_for(refused) -> None:
 
 
 def test_bad_heads(refused, tmp_path: Path) -> None:
-    for options, why in (
-        (("--k", 0), "--k 0: must be at least 1"),
-        (("--head", tmp_path), f"--head {tmp_path}: a folder is read on this machine only"),
-        (("--head", "head"), "--head head: no such folder, and no hub id"),
-        (("--method", "medusa"), "--method 'medusa': choose p-eagle or eagle3"),
+    for option, value in (
+        ("--k", 0),
+        ("--head", tmp_path),
+        ("--head", "a"),
+        ("--method", "medusa"),
     ):
-        assert why in refused("deploy", "gpt-oss-20b", *AWS, "--dry-run", *options)
+        line = refused("deploy", "gpt-oss-20b", *AWS, "--dry-run", option, value)
+        assert line.startswith(f"peagle: {option} ")
 
 
 def test_bad_input(refused) -> None:
@@ -215,4 +216,4 @@ def test_bad_input(refused) -> None:
     assert "--region is missing" in refused("deploy", "gpt-oss-20b", "--to", "sagemaker")
     assert "--role 'me'" in refused("deploy", "gpt-oss-20b", *THERE, "--role", "me")
     native = refused("deploy", "smollm2-135m", *AWS, "--dry-run")
-    assert "--image is missing: no image of peagle is published" in native
+    assert native.startswith("peagle: --image: ")

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError, WaiterError
 from botocore.session import Session
 from botocore.validate import ParamValidator
 from moto.server import ThreadedMotoServer
+from refusals import refused
 from stand_ins import entry
 
 from peagle.catalog import find_entry
@@ -21,7 +22,6 @@ from peagle.deploy.container import command
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.sagemaker import Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, with_profile
-from peagle.errors import InputError
 
 REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/peagle"
 ENDPOINT = "peagle-mine"
@@ -164,7 +164,7 @@ def test_a_deployment_and_its_end(aws: Stage) -> None:
     for names in aws.there().values():  # the other one's, whose names begin alike
         assert len(names) == 1 and names[0].startswith("peagle-mine-2")
     assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-    with pytest.raises(InputError, match="no endpoint peagle-mine in us-west-2"):
+    with refused():
         sagemaker.status(ENDPOINT, REGION)
 
 
@@ -309,7 +309,7 @@ def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatc
         (make_spec("mine", entry(), "native", remote=True), named),
         (make_spec("mine", entry(), "native", remote=True, drafting=pinned), [*named, "--k", "2"]),
     ):
-        with pytest.raises(InputError, match="`image` is missing: no image of peagle is published"):
+        with refused("image"):
             sagemaker.requests(spec, account())
         model, config, *_ = sagemaker.requests(spec, account(image="mine:1"))
         container = model.parameters["PrimaryContainer"]
@@ -334,5 +334,6 @@ def test_our_image_reads_what_the_container_of_aws_does() -> None:
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("boto3", "botocore.exceptions"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=r"pip install 'peagle\[deploy\]'"):
+    with refused() as error:
         sagemaker.status(ENDPOINT, REGION)
+    assert error.value.fix == "pip install 'peagle[deploy]'"
