@@ -2,8 +2,8 @@
 
     python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
 
-Greedy, chat template, every turn. Each (data set, K, head) is one row, written when it is done;
-a second call goes on: it skips rows measured with the same settings and the same head.
+Greedy, chat template, every turn. Each (data set, K, head) is one row, written at once. A second
+call measures only the rows that are missing or have other settings or another head.
 """
 
 import argparse
@@ -66,12 +66,6 @@ def settings(
     }
 
 
-def read_rows(path: Path) -> dict[Cell, dict[str, Any]]:
-    """Rows measured earlier."""
-    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    return {Cell(row["dataset"], row["k"], row["method"]): row for row in rows}
-
-
 def measure(llm: LLM, cell: Cell, conversations: Conversations, max_tokens: int) -> dict[str, Any]:
     """Measure one row."""
     started = time.perf_counter()
@@ -92,7 +86,9 @@ def show(row: dict[str, Any]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure the cells that are missing."""
-    folders, rows = heads(args), read_rows(args.output)
+    folders = heads(args)
+    before = json.loads(args.output.read_text())["rows"] if args.output.is_file() else []
+    rows = {Cell(row["dataset"], row["k"], row["method"]): row for row in before}
     llm = load(args.dtype, args.batch)
     for name, conversations in datasets(args).items():
         longest = args.max_tokens or LONGEST[name]

@@ -55,15 +55,6 @@ def length(row: Report) -> str:
     return f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
 
 
-def aims(found: list[Report], name: str, ratio: str) -> Lines:
-    """Aims and whether they are met; None is not measured."""
-    words = {True: "met", False: "not met", None: "not measured"}
-    rows: list[list[object]] = [
-        [aim[name], aim["wanted"], aim[ratio] or "–", words[aim["met"]]] for aim in found
-    ]
-    return table(["aim", "wanted", "found", ""], rows)
-
-
 def acceptance(report: Report) -> Lines:
     """Acceptance length by data set, K and head."""
     found = report["rows"]
@@ -159,8 +150,9 @@ def trees(report: Report) -> Lines:
             loads[int(part.removeprefix("load "))] = rows
         else:
             lines += _compared(part, rows)
-    more = _under_load(dict(sorted(loads.items()))) if loads else []
-    return [*lines, *more, *aims(report["aims"], "aim", "found")]
+    if loads:
+        lines += _under_load(dict(sorted(loads.items())))
+    return lines
 
 
 def _compared(part: str, rows: list[Report]) -> Lines:
@@ -214,7 +206,7 @@ def engines(report: Report) -> Lines:
     head = ["c", "engine", "weights", "method", "K", "× ours alone", "tok/s", "AL", "same ids"]
     left = [f"Left out: {name}: {why}." for name, why in report["left_out"].items()]
     settings = where(report, "prompts", "max_tokens", "repeats", "threads")
-    return [settings, "", *table(head, lines), *left, "", *aims(report["goals"], "goal", "ratio")]
+    return [settings, "", *table(head, lines), *left, ""]
 
 
 def families(report: Report) -> Lines:

@@ -1,8 +1,10 @@
-"""Docstrings of the whole repository begin with a verb or a noun phrase."""
+"""The style of the whole repository: docstrings, the changelog, the size of benchmarks."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+
+from test_reading_cost import code_lines
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "docs", "heads", "packages", "peagle", "tests")
@@ -47,3 +49,9 @@ def test_bad_docstrings_are_found() -> None:
 def test_the_changelog_is_short() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 200
+
+
+def test_the_benchmarks_stay_small() -> None:
+    scripts = list((ROOT / "benchmarks").glob("*.py"))
+    lines = sum(code_lines(script.read_text()) for script in scripts)
+    assert len(scripts) <= 14 and lines <= 2000
