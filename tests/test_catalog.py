@@ -101,12 +101,17 @@ def test_of_two_entries_for_one_hub_id_the_users_is_found(tmp_path: Path) -> Non
     assert find_name("gpt-oss-20b", file) == "gpt-oss-20b"
 
 
-def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    installed = tmp_path / "peagle" / "catalog.yaml"
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, heads: str) -> None:
+    """Pretend that peagle is installed in a folder, with a package of heads."""
+    installed = folder / "peagle" / "catalog.yaml"
     installed.parent.mkdir()
     installed.write_text(PACKAGED.read_text())
     monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
-    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
+    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", heads)
+
+
+def test_heads_are_found_in_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, "no_such_package")
     with pytest.raises(InputError, match="is not here"):  # an installed wheel has none
         find_head("smollm2-135m", method="p-eagle")
     folder = tmp_path / "heads" / "smollm2-135m-p-eagle"
@@ -128,26 +133,18 @@ def test_a_head_that_is_named_is_taken_as_it_is() -> None:
 
 
 def test_heads_are_found_in_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    installed = tmp_path / "peagle" / "catalog.yaml"
     folder = tmp_path / "some_heads" / "smollm2-135m-p-eagle"
-    for made in (installed.parent, folder):
-        made.mkdir(parents=True)
-    installed.write_text(PACKAGED.read_text())
+    folder.mkdir(parents=True)
     (folder.parent / "__init__.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
-    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "some_heads")
+    install(monkeypatch, tmp_path, "some_heads")
     assert find_head("smollm2-135m") == find_head("smollm2-135m", method="p-eagle") == str(folder)
 
 
 def test_a_head_that_is_not_installed_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    installed = tmp_path / "peagle" / "catalog.yaml"
-    installed.parent.mkdir()
-    installed.write_text(PACKAGED.read_text())
-    monkeypatch.setattr("peagle.catalog.PACKAGED", installed)
-    monkeypatch.setattr("peagle.catalog.HEADS_PACKAGE", "no_such_package")
+    install(monkeypatch, tmp_path, "no_such_package")
     said = r"the p-eagle head of smollm2-135m is not here: pip install 'peagle\[demo\]'"
     with pytest.raises(InputError, match=said):
         find_head("smollm2-135m", method="p-eagle")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from damage import NEWEST, OLDER, OLDEST, PROGRESS, STATE, SUMS, Damage, garbled, tree, write
-from tiny import make_target, own_answers
+from tiny import own_answers
 
 from peagle.data.example import Example
 from peagle.errors import InputError
@@ -32,11 +32,6 @@ STEPS, SPEC = 6, HeadSpec(layers=1, depths=2, draft_vocab=100, feature_layers=(1
 @pytest.fixture(autouse=True)
 def counted(count: Callable[..., None]) -> None:
     count("runs to resume, damaged in a way of its own")
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="module")

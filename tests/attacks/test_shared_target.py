@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_target, own_answers, random_prompts
+from tiny import own_answers, random_prompts
 
 from peagle.backends.batch import Batch
 from peagle.backends.tiles import ROW_TILE, TiledTarget
@@ -34,11 +34,6 @@ K = 4
 THREADS = Path(__file__).with_name("threads.py")
 
 Outcome = list[tuple[list[int], int, tuple[int, ...]]]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ECHO = """
 import json, sys
 for line in sys.stdin:
@@ -20,9 +18,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("engines")
+def engines(benchmark_script):
+    return benchmark_script("engines")
 
 
 @pytest.fixture

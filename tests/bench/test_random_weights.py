@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from peagle.bench.load import Played, closed_loop
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SHAPES = BENCHMARKS / "shapes"
+SHAPES = Path(__file__).resolve().parents[2] / "benchmarks" / "shapes"
 PARAMETERS = {  # in thousand millions, as their model cards say
     "openai/gpt-oss-20b": 20.9,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.5,
@@ -32,9 +30,8 @@ SMALLER = {
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("random_weights")
+def script(benchmark_script):
+    return benchmark_script("random_weights")
 
 
 @pytest.mark.parametrize(("name", "billions"), PARAMETERS.items())

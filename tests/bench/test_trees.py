@@ -11,13 +11,10 @@ from peagle.bench.load import Played, Sample
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def trees(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("trees")
+def trees(benchmark_script):
+    return benchmark_script("trees")
 
 
 def played(seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Played:
