@@ -50,7 +50,7 @@ from peagle.model.vocab import draft_offsets
 SHAPES = Path(__file__).resolve().parent / "shapes"
 GIVEN_K = 7  # K of the given acceptance lengths
 MAX_K = 32  # of heads and profiles
-SPARE = 64  # tokens of KV cache of a request, beside its prompt and its answer
+SPARE_TOKENS = 64  # of KV cache per request, after its prompt and answer
 
 
 def read_shape(name: str) -> PretrainedConfig:
@@ -178,7 +178,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     accepted = {method: profile(length) for method, length in given.items()}
     target = random_target(args.shape, resolve_device(args.device))
     drafters = {method: random_drafter(target, method) for method in given}
-    room = args.prompt_tokens + args.max_tokens + SPARE
+    room = args.prompt_tokens + args.max_tokens + SPARE_TOKENS
     llm = LLM(target, kv_tokens=max(args.concurrency) * room)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
     ways = [Drafting(), *(Drafting(method, "chain", k) for method in given for k in args.k)]

@@ -26,7 +26,7 @@ PROMPT, TOKENS, DEPTHS, RATIO = 4, 12, 4, 0.7  # the sequence that is drawn
 
 
 class Look(NamedTuple):
-    """Colours of a page."""
+    """Colours of light or dark pages."""
 
     name: str
     ink: str
@@ -101,7 +101,7 @@ def slots(look: Look) -> Figure:
 
 
 def passes(look: Look) -> Figure:
-    """EAGLE-3's K drafter passes beside P-EAGLE's one, K = 4."""
+    """EAGLE-3's K drafter passes and P-EAGLE's one, K = 4."""
     figure, axes = canvas(9, 4.4, (-1.5, 11.3), (-0.9, 5.2))
     label(axes, look, (-1.35, 4.75), "EAGLE-3: K passes of the drafter, one after another",
           weight="bold")  # fmt: skip

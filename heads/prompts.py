@@ -85,7 +85,7 @@ class Pool(NamedTuple):
 
     prompts: list[str]
     texts: list[str]  # answers of the target, in prose
-    functions: list[str]  # heads of Python functions, with what stands under them as a comment
+    functions: list[str]  # heads of Python functions, with the lines under them as a comment
 
 
 Maker = Callable[[random.Random, str], list[str]]

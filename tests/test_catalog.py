@@ -141,14 +141,14 @@ def test_heads_are_found_in_their_package(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert find_head("smollm2-135m") == find_head("smollm2-135m", method="p-eagle") == str(folder)
 
 
-def test_a_head_that_is_not_installed_is_said(
+def test_a_head_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(monkeypatch, tmp_path, "no_such_package")
-    said = r"the p-eagle head of smollm2-135m is not here: pip install 'peagle\[demo\]'"
-    with pytest.raises(InputError, match=said):
+    missing = r"the p-eagle head of smollm2-135m is not here: pip install 'peagle\[demo\]'"
+    with pytest.raises(InputError, match=missing):
         find_head("smollm2-135m", method="p-eagle")
-    with pytest.warns(InputWarning, match=said):
+    with pytest.warns(InputWarning, match=missing):
         assert find_head("smollm2-135m") is None
     assert find_head("smollm2-135m", method="none") is None
 

@@ -183,7 +183,7 @@ def test_the_demo(installed: Installed) -> None:
 
 @contextmanager
 def taken_port() -> Iterator[int]:
-    """A port that somebody listens at."""
+    """A port that is in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

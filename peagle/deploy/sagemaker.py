@@ -210,8 +210,8 @@ def _environment(spec: Spec) -> dict[str, str]:
     engine = {}
     if spec.engine == "native":
         engine["PEAGLE_ENGINE"] = "native"
-        told = {"model": spec.drafting.head, "num_speculative_tokens": spec.drafting.k}
-        drafting = {name: value for name, value in told.items() if value is not None}
+        head = {"model": spec.drafting.head, "num_speculative_tokens": spec.drafting.k}
+        drafting = {name: value for name, value in head.items() if value is not None}
         if drafting:
             options["speculative-config"] = json.dumps(drafting)
     for flag, value in spec.vllm_options().items():
@@ -324,11 +324,11 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, ClientError) as error:
-        said = first_line(error)
-        missing = re.search(r"not authorized to perform: (\S+)", said)
+        message = first_line(error)
+        missing = re.search(r"not authorized to perform: (\S+)", message)
         if missing:
-            said = f"the permission {missing[1]} is missing ({said})"
-        raise DeployFailed(said) from error
+            message = f"the permission {missing[1]} is missing ({message})"
+        raise DeployFailed(message) from error
 
 
 def _client(service: str, region: str) -> Any:

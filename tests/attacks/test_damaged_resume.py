@@ -86,24 +86,24 @@ def follow(line: str) -> None:
 
 
 CASES = [
-    pytest.param(damage, f"{start}{said}", id=f"{name}: {kind}")
+    pytest.param(damage, f"{start}{expected}", id=f"{name}: {kind}")
     for name, start, cases in (
         ("progress.json", "progress.json: ", PROGRESS),
         ("state.safetensors", "state.safetensors: ", STATE),
         ("SHA256SUMS", "", SUMS),
     )
-    for kind, (damage, said) in cases.items()
+    for kind, (damage, expected) in cases.items()
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), CASES)
+@pytest.mark.parametrize(("damage", "expected"), CASES)
 def test_newest_checkpoint(
-    run: Path, target: Target, data: list[Example], damage: Damage, said: str
+    run: Path, target: Target, data: list[Example], damage: Damage, expected: str
 ) -> None:
     damage(run)
     line = refusal(run, target, data)
     newest = run / "checkpoints" / NEWEST
-    assert line.startswith(f"{newest}/{said}")
+    assert line.startswith(f"{newest}/{expected}")
     assert line.endswith(f": delete {newest} to resume from {OLDER}")
     follow(line)
     attempt = trainer(run, target, data)
@@ -137,7 +137,7 @@ def test_all_checkpoints(run: Path, target: Target, data: list[Example]) -> None
 
 
 def test_other_settings_are_no_damage(run: Path, target: Target, data: list[Example]) -> None:
-    """Nobody is told to delete what is good."""
+    """The fix never names an undamaged checkpoint."""
     line = refusal(run, target, data, layers=2)
     assert line.endswith("made with other settings: give the settings it was started with")
     write("progress.json", "[]")(run)
@@ -174,7 +174,7 @@ def test_steps_are_ordered_as_numbers(run: Path, target: Target, data: list[Exam
 
 @pytest.mark.parametrize("name", ["", NEWEST, f"{NEWEST}/progress.json"])
 def test_forbidden(made: Path, target: Target, data: list[Example], name: str) -> None:
-    """Files of another user; root, who may read everything, becomes nobody meanwhile."""
+    """Files of another user. Root, which may read everything, becomes the user nobody here."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         run = Path(shutil.copytree(made, Path(folder) / "run"))

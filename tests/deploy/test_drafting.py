@@ -32,8 +32,8 @@ def test_the_catalogs_head() -> None:
 
 
 def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
-    said = r"mine has no p-eagle head: the public eagle3 head a/e drafts \(source: web\)"
-    with pytest.warns(InputWarning, match=said):
+    warning = r"mine has no p-eagle head: the public eagle3 head a/e drafts \(source: web\)"
+    with pytest.warns(InputWarning, match=warning):
         assert choose("mine", EAGLE3, Drafting(), remote=True) == Drafting("a/e", "eagle3", 3)
     assert chosen(EAGLE3, method="eagle3") == Drafting("a/e", "eagle3", 3)  # as asked
     unpublished = entry(heads={"eagle3": CatalogHead(k=3, hub="a/e")})
@@ -59,9 +59,9 @@ def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
 @pytest.mark.parametrize(
     ("head", "method"), [("me/head", "p-eagle"), ("me/model-Eagle3-v2", "eagle3")]
 )
-def test_the_method_of_an_unknown_head_is_guessed_and_said(head: str, method: str) -> None:
-    said = f"head {head}: not in the catalog, assumed to be a {method} head"
-    with pytest.warns(InputWarning, match=said):
+def test_the_method_of_an_unknown_head_is_guessed_with_a_warning(head: str, method: str) -> None:
+    warning = f"head {head}: not in the catalog, assumed to be a {method} head"
+    with pytest.warns(InputWarning, match=warning):
         found = choose("mine", entry(), Drafting(head), remote=True)
     assert found == Drafting(head, method, DEFAULT_K)
     assert chosen(entry(), head, "eagle3", 2) == Drafting(head, "eagle3", 2)

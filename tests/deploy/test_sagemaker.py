@@ -1,4 +1,4 @@
-"""SageMaker as moto stands in for it; what moto lacks, and what AWS refuses, is put in its way."""
+"""SageMaker by moto; refusals of AWS and features that moto lacks are patched in."""
 
 import json
 import sys
@@ -113,9 +113,9 @@ def refusing(operation: str, code: str, message: str) -> Callable[..., Any]:
 
 
 def deploy(spec: Spec, where: Account | None = None) -> list[str]:
-    said: list[str] = []
-    assert sagemaker.deploy(spec, where or account(), said.append) == spec.resource
-    return said
+    log: list[str] = []
+    assert sagemaker.deploy(spec, where or account(), log.append) == spec.resource
+    return log
 
 
 def test_requests_fit_the_published_service_models() -> None:
@@ -149,9 +149,9 @@ def test_the_environment_of_the_container() -> None:
 
 
 def test_a_deployment_and_its_end(aws: Stage) -> None:
-    said = deploy(spec(), account(max_replicas=2))
+    log = deploy(spec(), account(max_replicas=2))
     assert aws.changes() == ["create_model", "create_endpoint_config", "create_endpoint"]
-    assert said[-1] == "made endpoint peagle-mine; it takes minutes to start"
+    assert log[-1] == "made endpoint peagle-mine; it takes minutes to start"
     state = sagemaker.status(ENDPOINT, REGION)
     assert (state["status"], state["instances"], state["failure"]) == ("InService", 1, None)
     scaling = boto3.client("application-autoscaling", region_name=REGION)
@@ -266,8 +266,8 @@ def test_an_endpoint_that_failed_before_is_made_again(aws: Stage) -> None:
     aws.instead["describe_endpoint"] = failed_once
     aws.instead["get_waiter"] = lambda name: Gone() if name == "endpoint_deleted" else inner(name)
     aws.changes()
-    said = deploy(spec())
-    assert said[0] == "deleting endpoint peagle-mine, which failed: no image"
+    log = deploy(spec())
+    assert log[0] == "deleting endpoint peagle-mine, which failed: no image"
     assert aws.changes() == ["delete_endpoint", "create_endpoint"]
 
 
