@@ -64,14 +64,14 @@ def section(name: str, command: TyperCommand | TyperGroup) -> str:
     """Heading, how it is called, what it does, and its options."""
     context = typer.Context(command, info_name=name)
     usage = command.get_usage(context).removeprefix("Usage:").strip()
-    said = [f"\n## {name}\n", f"```text\n{' '.join(usage.split())}\n```\n", f"{command.help}\n"]
+    page = [f"\n## {name}\n", f"```text\n{' '.join(usage.split())}\n```\n", f"{command.help}\n"]
     for parameter in command.params:
         record = parameter.get_help_record(context)
         if record is None or "completion" in str(parameter.name):
             continue
         names, text = record
-        said.append(f"`{names}`\n:   {plain(text) or '…'}\n")
-    return "\n".join(said)
+        page.append(f"`{names}`\n:   {plain(text) or '…'}\n")
+    return "\n".join(page)
 
 
 def plain(text: str) -> str:

@@ -72,7 +72,7 @@ class Installed:
         return run(*self.command(*words), stdin=subprocess.DEVNULL, **where)
 
     def works(self, *words: object) -> str:
-        """What a command that succeeds prints."""
+        """The output of a command that succeeds."""
         done = self.peagle(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -183,7 +183,7 @@ def test_the_demo(installed: Installed) -> None:
 
 @contextmanager
 def taken_port() -> Iterator[int]:
-    """A port that somebody listens at."""
+    """A port that is in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

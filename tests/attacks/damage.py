@@ -1,4 +1,4 @@
-"""Ways to damage the files of a training run, and what is to be said of each."""
+"""Ways to damage the files of a training run, and the expected error of each."""
 
 import json
 import os

@@ -90,11 +90,11 @@ RUN: dict[str, tuple[Damage, str]] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), RUN.values(), ids=RUN)
-def test_run(copy: Path, refused: Peagle, damage: Damage, said: str) -> None:
+@pytest.mark.parametrize(("damage", "beginning"), RUN.values(), ids=RUN)
+def test_run(copy: Path, refused: Peagle, damage: Damage, beginning: str) -> None:
     damage(copy / "run")
     line = refused(copy, *command(copy), "--steps", 8, "--resume")
-    assert line.startswith(f"{copy / 'run'}/{said}")
+    assert line.startswith(f"{copy / 'run'}/{beginning}")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"[" * 50_000, b"\x00\x00", b"[1]", b"lr: {"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from damage import NEWEST, OLDER, OLDEST, PROGRESS, STATE, SUMS, Damage, garbled, tree, write
-from tiny import make_target, own_answers
+from tiny import own_answers
 
 from peagle.data.example import Example
 from peagle.errors import InputError
@@ -32,11 +32,6 @@ STEPS, SPEC = 6, HeadSpec(layers=1, depths=2, draft_vocab=100, feature_layers=(1
 @pytest.fixture(autouse=True)
 def counted(count: Callable[..., None]) -> None:
     count("runs to resume, damaged in a way of its own")
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +60,7 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 
 def trainer(folder: Path, target: Target, data: list[Example], **changes: Any) -> Trainer:
-    """What `peagle train` makes."""
+    """A trainer, made as `peagle train` makes it."""
     torch.manual_seed(0)
     drafter = new_drafter(target, [e.ids for e in data], replace(SPEC, **changes))
     config = TrainConfig(folder, steps=STEPS, save_every=2, keep=3)
@@ -73,7 +68,7 @@ def trainer(folder: Path, target: Target, data: list[Example], **changes: Any) -
 
 
 def refusal(run: Path, target: Target, data: list[Example], **changes: Any) -> str:
-    """How resuming is refused; nothing on disk may have changed."""
+    """Resume and return the refusal; nothing on disk may have changed."""
     before, attempt = tree(run), trainer(run, target, data, **changes)
     with pytest.raises(InputError) as caught:
         resume(attempt)
@@ -91,24 +86,24 @@ def follow(line: str) -> None:
 
 
 CASES = [
-    pytest.param(damage, f"{start}{said}", id=f"{name}: {kind}")
+    pytest.param(damage, f"{start}{expected}", id=f"{name}: {kind}")
     for name, start, cases in (
         ("progress.json", "progress.json: ", PROGRESS),
         ("state.safetensors", "state.safetensors: ", STATE),
         ("SHA256SUMS", "", SUMS),
     )
-    for kind, (damage, said) in cases.items()
+    for kind, (damage, expected) in cases.items()
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), CASES)
+@pytest.mark.parametrize(("damage", "expected"), CASES)
 def test_newest_checkpoint(
-    run: Path, target: Target, data: list[Example], damage: Damage, said: str
+    run: Path, target: Target, data: list[Example], damage: Damage, expected: str
 ) -> None:
     damage(run)
     line = refusal(run, target, data)
     newest = run / "checkpoints" / NEWEST
-    assert line.startswith(f"{newest}/{said}")
+    assert line.startswith(f"{newest}/{expected}")
     assert line.endswith(f"; delete {newest} to resume from {OLDER}")
     follow(line)
     attempt = trainer(run, target, data)
@@ -175,7 +170,7 @@ def test_steps_are_ordered_as_numbers(run: Path, target: Target, data: list[Exam
 
 @pytest.mark.parametrize("name", ["", NEWEST, f"{NEWEST}/progress.json"])
 def test_forbidden(made: Path, target: Target, data: list[Example], name: str) -> None:
-    """Files of another user; root, who may read everything, becomes nobody meanwhile."""
+    """Files of another user. Root, which may read everything, becomes the user nobody here."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         run = Path(shutil.copytree(made, Path(folder) / "run"))

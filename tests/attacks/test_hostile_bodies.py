@@ -147,4 +147,4 @@ def test_memory(victim: Victim, count: Any) -> None:
     grown = victim.memory() - before
     assert grown < 300 * MB, f"{grown / MB:.0f} MB more"
     count("long prompts", 12)
-    count("MB: they left behind", grown // MB)
+    count("MB: memory that they left", grown // MB)

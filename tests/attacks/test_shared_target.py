@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_target, own_answers, random_prompts
+from tiny import own_answers, random_prompts
 
 from peagle.backends.batch import Batch
 from peagle.backends.tiles import ROW_TILE, TiledTarget
@@ -34,11 +34,6 @@ K = 4
 THREADS = Path(__file__).with_name("threads.py")
 
 Outcome = list[tuple[list[int], int, tuple[int, ...]]]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="module")
@@ -90,30 +85,30 @@ def tokens(found: Outcome) -> list[list[int]]:
 
 def texts(run: Run, chunks: list[Chunk]) -> bool:
     """Whether the chunks of a stream are its whole answers."""
-    told = [
+    received = [
         "".join(chunk.text for chunk in chunks if chunk.index == number)
         for number in range(len(run.requests))
     ]
-    return told == [done.text for done in run.completions()]
+    return received == [done.text for done in run.completions()]
 
 
 def in_turns(*runs: Run) -> None:
     """A chunk of each stream in turn, to their ends. None of them loses text."""
-    told = [list[Chunk]() for _ in runs]
+    received = [list[Chunk]() for _ in runs]
     for chunks in zip_longest(*runs):
-        for own, chunk in zip(told, chunks, strict=True):
+        for own, chunk in zip(received, chunks, strict=True):
             if chunk is not None:
                 own.append(chunk)
-    assert all(texts(run, own) for run, own in zip(runs, told, strict=True))
+    assert all(texts(run, own) for run, own in zip(runs, received, strict=True))
 
 
 def test_streams_of_two_llms_in_turns(target: Target, heads: list[Drafter], other: LLM) -> None:
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
     assert sum(sum(accepted) for *_, accepted in wanted) > 5, "drafts are accepted"
-    run, beside = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
-    in_turns(run, beside)
+    run, other_run = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
+    in_turns(run, other_run)
     assert outcome(run) == wanted
-    assert tokens(outcome(beside)) == tokens(wanted)
+    assert tokens(outcome(other_run)) == tokens(wanted)
     assert tokens(play(other)) == tokens(wanted)
 
 
@@ -258,12 +253,12 @@ def leave(llms: list[LLM], turn: int, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "collected"])
 def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], end: str) -> None:
-    """Of one LLM: those that are left early take nothing from the one that goes on."""
+    """Streams of one LLM: those closed early take nothing from the one that continues."""
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
-    run, told = llm.stream(PROMPTS, PARAMS), list[Chunk]()
+    run, received = llm.stream(PROMPTS, PARAMS), list[Chunk]()
     left = list[Iterator[Chunk]]()
     for number, chunk in enumerate(run):
-        told.append(chunk)
+        received.append(chunk)
         if number % 5 == 0:
             left.append(iter(llm.stream(PROMPTS[:2], PARAMS)))
             next(left[-1])
@@ -275,7 +270,7 @@ def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], en
             gc.collect()
     left.clear()
     gc.collect()
-    assert texts(run, told) and tokens(outcome(run)) == tokens(wanted)
+    assert texts(run, received) and tokens(outcome(run)) == tokens(wanted)
     assert llm.engine.idle
     assert tokens(play(llm)) == tokens(wanted)
 

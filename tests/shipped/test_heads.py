@@ -1,4 +1,4 @@
-"""The heads in the repository beside the real demo target (downloaded on first use)."""
+"""The heads in the repository with the real demo target (downloaded on first use)."""
 
 from functools import cache
 

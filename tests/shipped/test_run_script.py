@@ -1,4 +1,4 @@
-"""heads/run.sh starts, pauses, stops and goes on, with a stand-in for peagle."""
+"""heads/run.sh starts, pauses, stops and continues, with a stand-in for peagle."""
 
 import json
 import os
@@ -32,7 +32,7 @@ while not stop and seen < most:
     time.sleep(0.05)
 (folder / "checkpoints").mkdir(exist_ok=True)
 """
-# A session of its own, without lower priority: beside other tests it would get nothing.
+# A session of its own, without lower priority: with other tests it would get no time.
 SETSID = """#!/usr/bin/env python3
 import os, sys
 os.setsid()

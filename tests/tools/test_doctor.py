@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
 from peagle.backends.torch import TorchBackend
 from peagle.engine.request import Stats
 from peagle.errors import InputError
