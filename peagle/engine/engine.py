@@ -75,11 +75,11 @@ class Engine:
         self.lock = threading.RLock()
         self._in_round = False
         self._cancelled = list[tuple[Request, FinishReason]]()  # in the middle of a round
-        self.chosen = 0  # draft tokens that were thought to pay, at most, when last asked
+        self.last_depth = 0  # largest depth that the budget chose in the last round
         self._ends = end_tokens(target)
 
     def add(self, *requests: Request) -> None:
-        """Queue requests that `LLM.prepare` has made ready."""
+        """Queue requests that `LLM.make_requests` made."""
         with self.lock:
             for request in requests:
                 self.scheduler.add(request)
@@ -282,6 +282,6 @@ class Engine:
         asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
         found = [chance for match in matches for chance in self.lookups.along(match)]
         depths = self.budget.choose(self.scheduler.load, asks, found)
-        self.chosen = max(depths)
+        self.last_depth = max(depths)
         rooms = [max(0, self.target.max_context - len(request.tokens)) for request in requests]
         return list(map(min, depths, rooms))

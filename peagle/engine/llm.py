@@ -20,11 +20,11 @@ from peagle.engine.costs import draft_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.drafting import Drafting, Mode, check_options
 from peagle.engine.engine import Engine, Settings
-from peagle.engine.loaded import Loaded, load_quantized
 from peagle.engine.memory import default_max_batch, kv_tokens
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Chunk, Request
-from peagle.engine.sampling import Sampler
+from peagle.engine.sampling import Sampler, check_tokens
+from peagle.engine.shared import SharedTarget, load_quantized
 from peagle.engine.text import TextStream
 from peagle.errors import InputError, InputWarning
 from peagle.methods.base import Method
@@ -55,7 +55,7 @@ class LLM:
     nodes: int | None  # of a draft tree, at most; None: chains
     max_batch: int  # requests that run together
     kv_tokens: int | None  # of KV cache, for all of them; None: by free memory
-    _loaded: Loaded
+    _shared: SharedTarget
     _asked_batch: int | None
 
     def __init__(  # noqa: PLR0913 (what an engine is made of)
@@ -89,12 +89,12 @@ class LLM:
             raise InputError(f"quantize {quantize!r}: give the target by name, it is loaded here")
         if deterministic and backend is not None:
             raise InputError("deterministic True: make the backend with exact=True instead")
-        loaded = Loaded(target, own=own, deterministic=deterministic, backend=backend)
+        loaded = SharedTarget(target, own=own, deterministic=deterministic, backend=backend)
         self._fill(loaded, head, k, nodes, lookup, max_batch, kv_tokens)
 
     def _fill(  # noqa: PLR0913, PLR0917 (what an engine is made of)
         self,
-        loaded: Loaded,
+        loaded: SharedTarget,
         head: str | Path | Drafter | None,
         k: int | None,
         nodes: int | None,
@@ -115,7 +115,7 @@ class LLM:
             _warn_of_depth(most, drafter.config.depths)
         drafting = _drafting(k, nodes, lookup, method)
         vars(self).update(
-            _loaded=loaded,
+            _shared=loaded,
             target=target,
             drafter=drafter,
             drafting=drafting,
@@ -149,7 +149,7 @@ class LLM:
         other = object.__new__(LLM)
         batch = self._asked_batch if max_batch is None else max_batch
         tokens = self.kv_tokens if kv_tokens is None else kv_tokens
-        other._fill(self._loaded, head, k, nodes, lookup, batch, tokens)
+        other._fill(self._shared, head, k, nodes, lookup, batch, tokens)
         return other
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
@@ -165,7 +165,7 @@ class LLM:
     @property
     def engine(self) -> Engine:
         """What decodes: made when it is first needed, once for all threads."""
-        with self._loaded.lock:
+        with self._shared.lock:
             return self._engine
 
     @cached_property
@@ -176,13 +176,13 @@ class LLM:
         settings = Settings(self.max_batch, room, self.k, self.nodes, self.drafting.lookup)
         proposer = None
         if self.drafter is not None:
-            proposer = self._loaded.proposer(self.drafter, blocks_of(room))
+            proposer = self._shared.proposer(self.drafter, blocks_of(room))
         budget = self._budget(proposer) if self.drafting.mode == "auto" else None
-        return Engine(self.target, self._loaded.model, settings, proposer, budget)
+        return Engine(self.target, self._shared.model, settings, proposer, budget)
 
     def _budget(self, proposer: Proposer | None) -> Budget:
         most = self.max_batch + max(self.max_batch * self.k, self.nodes or 0)
-        verify = self._loaded.verify_curve(most)
+        verify = self._shared.verify_curve(most)
         if proposer is None:
             return Budget(lambda *_: [], 0, verify, Curve({1: 0.0}))
         method, draft = proposer.method, draft_curve(proposer.model, most)
@@ -191,22 +191,7 @@ class LLM:
     def warm_up(self) -> None:
         """Make ready what the first request would wait for: the engine, and grammars."""
         assert self.engine
-        self._loaded.grammars.warm_up()
-
-    def prepare(self, request: Request) -> None:
-        """Make ready what a request needs before `Engine.add`; any thread may call it. Raises
-        InputError when the request can never run."""
-        self.engine.scheduler.check(request)
-        params = request.params
-        generator = torch.Generator()
-        if params.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(params.seed)
-        matcher = self._loaded.grammars.matcher(params, request.tokens)
-        vocabulary = len(self.target.embedding)
-        request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
-        request.text = TextStream(self.tokenizer, params.stop)
+        self._shared.grammars.warm_up()
 
     @cached_property
     def max_characters(self) -> int:
@@ -214,45 +199,57 @@ class LLM:
         longest = max(map(len, self.tokenizer.get_vocab()))
         return self.target.max_context * longest
 
-    def check_text(self, text: str, name: str) -> None:
-        """Raises InputError, which calls the text `name`, for one that cannot fit."""
+    def check_text(self, text: str, field: str) -> None:
+        """Raises InputError of `field` for a text that cannot fit."""
         if len(text) > self.max_characters:
-            raise InputError(
-                f"{name} has {len(text)} characters; {model_name(self.target.name)} takes "
-                f"{self.target.max_context} tokens with the answer: shorten it"
-            )
+            raise self._too_long(f"has {len(text)} characters", field)
 
     def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
         """Token ids of a prompt that the target can run.
 
-        Raises InputError, which names the prompt by its `number`, for any other.
+        Raises InputError of `prompt[number]` for any other.
         """
+        field = f"prompt[{number}]"
         if isinstance(prompt, str):
-            self.check_text(prompt, f"prompt {number}")
+            self.check_text(prompt, field)
             ids = self.tokenizer(prompt)["input_ids"]
         else:
             ids = list(prompt)
         if not ids:
-            raise InputError(f"prompt {number} is empty: give at least one token")
-        limit, most = self.target.max_context, len(self.target.embedding) - 1
-        if len(ids) >= limit:
-            raise InputError(
-                f"prompt {number} has {len(ids)} tokens; {model_name(self.target.name)} takes "
-                f"{limit} with the answer: shorten it"
-            )
-        if wrong := [token for token in ids if not 0 <= token <= most]:
-            why = f"the target's token ids are 0 to {most}"
-            raise InputError(f"prompt {number} has token {wrong[0]}: {why}")
+            raise InputError("is empty", field=field, fix="give at least one token")
+        if len(ids) >= self.target.max_context:
+            raise self._too_long(f"has {len(ids)} tokens", field)
+        check_tokens(ids, len(self.target.embedding), field)
         return ids
 
-    def requests(self, ids: list[int], params: SamplingParams, first: int = 0) -> list[Request]:
-        """What the engine is asked for one prompt: a request for each of n answers, numbered from
-        `first`."""
-        most = min(params.max_tokens, self.target.max_context - len(ids))
-        return [
-            Request(first + i, len(ids), list(ids), replace(own, max_tokens=most))
-            for i, own in enumerate(params.copies())
-        ]
+    def _too_long(self, size: str, field: str) -> InputError:
+        room = f"{self.target.max_context} tokens with the answer"
+        why = f"{size}; {model_name(self.target.name)} takes {room}"
+        return InputError(why, field=field, fix="shorten it")
+
+    def make_requests(
+        self, ids: list[int], params: SamplingParams, first: int = 0
+    ) -> list[Request]:
+        """Requests for the n answers to one prompt, numbered from `first`, ready for `Engine.add`.
+
+        Any thread may call it: compiling a grammar may take seconds. Raises InputError when a
+        request can never run.
+        """
+        room = self.target.max_context - len(ids)
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        self.engine.scheduler.check(len(ids) + params.max_tokens, first)
+        return [self._request(first + i, ids, copy) for i, copy in enumerate(params.copies())]
+
+    def _request(self, index: int, ids: list[int], params: SamplingParams) -> Request:
+        generator = torch.Generator()
+        if params.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(params.seed)
+        matcher = self._shared.grammars.matcher(params, ids)
+        sampler = Sampler(params, ids, generator, len(self.target.embedding), matcher)
+        text = TextStream(self.tokenizer, params.stop)
+        return Request(index, len(ids), list(ids), params, sampler, text)
 
     def generate(
         self,
@@ -290,15 +287,13 @@ class Run:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise InputError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
+        prompts_ids = [llm.prompt_ids(prompt, number) for number, prompt in enumerate(prompts)]
         self.requests = list[Request]()
-        for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            ids = llm.prompt_ids(prompt, number)
-            self.requests += llm.requests(ids, own, len(self.requests))
+        for ids, each in zip(prompts_ids, params, strict=True):
+            self.requests += llm.make_requests(ids, each, len(self.requests))
         self.engine = llm.engine
         self.seconds = 0.0
         self._begun = False
-        for request in self.requests:
-            llm.prepare(request)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Left early, the requests that still run are cancelled."""

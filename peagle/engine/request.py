@@ -83,6 +83,8 @@ class Request:
     prompt_length: int
     tokens: list[int]  # prompt, then output
     params: SamplingParams
+    sampler: "Sampler"
+    text: "TextStream"
     num_computed_tokens: int = 0  # tokens the target has run and keeps
     num_drafter_slots: int = 0  # slots the drafter has run and keeps, at most as many
     draft: Draft = field(default_factory=Draft)  # to verify in the next round
@@ -94,8 +96,6 @@ class Request:
     preempted: int = 0  # how often
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, where asked for
-    text: "TextStream" = field(init=False)  # LLM.prepare fills these two in
-    sampler: "Sampler" = field(init=False)
     emitted: list["Chunk"] = field(default_factory=list)  # output that was not fetched yet
     finish_reason: FinishReason | None = None
     failure: str | None = None  # why, where that is "error"
@@ -128,11 +128,11 @@ class Chunk:
 
     index: int
     text: str
-    place: int  # in the draft, from 1; 0: the target's own token
+    depth: int  # in the draft, from 1; 0: the target's own token
     source: Source
     logprob: TokenLogprob | None = None
 
     @property
     def drafted(self) -> bool:
         """An accepted draft token wrote it."""
-        return self.place > 0
+        return self.depth > 0

@@ -11,6 +11,7 @@ without drafting. Bias, penalties and grammar are part of p: each row has what t
 on its path make of them.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -46,10 +47,8 @@ class Sampler:
     ) -> None:
         """Raises InputError for token ids that the target does not have."""
         bias = params.logit_bias or {}
-        for name, ids in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
-            if wrong := [token for token in ids if not 0 <= token < vocabulary]:
-                most = vocabulary - 1
-                raise InputError(f"{name} {wrong[0]}: the target's token ids are 0 to {most}")
+        check_tokens(bias, vocabulary, "logit_bias")
+        check_tokens(params.stop_token_ids, vocabulary, "stop_token_ids")
         self.params, self.matcher = params, matcher
         self._generator = generator
         self._vocabulary = vocabulary
@@ -120,6 +119,14 @@ class Sampler:
             TokenLogprob(token, value, list(zip(*best, strict=True)))
             for token, value, best in zip(tokens, own, likeliest, strict=True)
         ]
+
+
+def check_tokens(ids: Iterable[int], vocabulary: int, field: str) -> None:
+    """Raises InputError of `field` for a token id that the target does not have."""
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            why = f"the target's token ids are 0 to {vocabulary - 1}"
+            raise InputError(why, field=field, value=token)
 
 
 def greedy(logits: Tensor) -> Choice:

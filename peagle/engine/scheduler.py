@@ -52,14 +52,15 @@ class Scheduler:
         self.waiting = deque[Request]()
         self.running = list[Request]()
 
-    def check(self, request: Request) -> None:
-        """Raises InputError for a request that would not fit if it were alone."""
-        tokens = request.prompt_length + request.params.max_tokens + self.num_lookahead_tokens
-        if self.pool.blocks(tokens) > self.pool.count:
-            room = self.pool.count * self.pool.size
+    def check(self, tokens: int, index: int) -> None:
+        """Raises InputError for a prompt that would not fit, with its answer, if it were alone."""
+        tokens += self.num_lookahead_tokens
+        room = self.pool.count * self.pool.size
+        if tokens > room:
             raise InputError(
-                f"prompt {request.index} needs {tokens} tokens of KV cache with its answer, all of "
-                f"it is {room}: lower max_tokens, or raise kv_tokens"
+                f"needs {tokens} tokens of KV cache with its answer, all of it is {room}",
+                field=f"prompt[{index}]",
+                fix="lower `max_tokens` or raise `kv_tokens`",
             )
 
     def add(self, request: Request) -> None:

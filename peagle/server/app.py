@@ -129,7 +129,7 @@ class Api:
             made = list[EngineRequest]()
             for ids in token_ids():
                 params = body.params(room=self.context - len(ids))
-                made += self.llm.requests(ids, params, len(made))
+                made += self.llm.make_requests(ids, params, len(made))
             return made
 
         job = await self.worker.submit(count * body.n, make, body.n, bool(body.constraint()))

@@ -72,4 +72,4 @@ class Job:
 
 def pieces(chunks: list[Chunk]) -> list[dict[str, Any]]:
     """Text as it was emitted, with each piece's place in the draft and its source."""
-    return [{"text": one.text, "place": one.place, "source": one.source} for one in chunks]
+    return [{"text": one.text, "place": one.depth, "source": one.source} for one in chunks]

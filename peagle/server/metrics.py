@@ -70,7 +70,7 @@ class Metrics:
             "vllm:num_requests_running": lambda: len(scheduler.running),
             "vllm:num_requests_waiting": lambda: len(scheduler.waiting),
             "vllm:kv_cache_usage_perc": lambda: 1 - pool.free / pool.count,
-            "peagle:spec_decode_chosen_k": lambda: engine.chosen,  # vLLM's K never changes
+            "peagle:spec_decode_chosen_k": lambda: engine.last_depth,  # vLLM's K never changes
         }
         for name, read in gauges.items():
             gauge = Gauge(name, "Now.", ["model_name"], registry=registry)

@@ -182,7 +182,7 @@ def test_the_deterministic_mode_stays_tiled(
     target: Target, heads: list[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, plain = LLM(target, backend=TorchBackend(exact=True)), LLM(target, heads[0], k=K)
-    tiled = exact._loaded.model
+    tiled = exact._shared.model
     assert isinstance(tiled, TiledTarget)
     sizes = {"tiled": set[int](), "plain": set[int]()}
 
@@ -196,7 +196,7 @@ def test_the_deterministic_mode_stays_tiled(
         monkeypatch.setattr(model, "forward", noted)
 
     note(tiled.model, "tiled")
-    note(plain._loaded.model, "plain")
+    note(plain._shared.model, "plain")
     in_turns(exact.stream(PROMPTS, PARAMS), plain.stream(PROMPTS, PARAMS))
     assert sizes["tiled"] == {ROW_TILE} != sizes["plain"]
 
@@ -286,7 +286,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_round(
 ) -> None:
     """Cycles are collected wherever memory is asked for."""
     llm, wanted = LLM(target, heads[0], k=K, max_batch=32), play(LLM(target, heads[0], k=K))
-    model = llm._loaded.model
+    model = llm._shared.model
     compute = getattr(model, verb)
 
     def collected(*given: Any) -> object:

@@ -17,7 +17,7 @@ PROMPTS = [[70, 71, 72], [80, 81]]
 PARAMS = SamplingParams(max_tokens=12)
 SETTINGS = (
     "target", "drafter", "drafting", "k", "nodes", "max_batch", "kv_tokens",
-    "deterministic", "engine", "tokenizer", "_loaded", "something_new",
+    "deterministic", "engine", "tokenizer", "_shared", "something_new",
 )  # fmt: skip
 
 

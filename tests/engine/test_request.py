@@ -1,5 +1,7 @@
 """Sampling parameters are checked; statistics count as vLLM does."""
 
+from unittest.mock import Mock
+
 import pytest
 from tiny import chain
 
@@ -128,7 +130,7 @@ def test_stats_add() -> None:
 
 
 def test_pending_is_what_was_not_run() -> None:
-    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), num_computed_tokens=3)
+    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), Mock(), Mock(), num_computed_tokens=3)
     request.draft = chain([9, 10])
     assert request.pending == [8, 9, 10] and request.num_pending == 3
     assert request.output == [8]

@@ -61,15 +61,14 @@ def test_under_load(
     method, k = METHODS[seed % 2], (None, 3, 9)[seed]
     llm = LLM(target, drafters[method], k=k, deterministic=True, max_batch=6, kv_tokens=210)
     engine, chance = llm.engine, random.Random(seed)
-    arriving = [
-        Request(number, len(ids), list(ids), params) for number, (ids, params) in enumerate(asked())
-    ]
+    arriving = list[Request]()
+    for ids, params in asked():
+        arriving += llm.make_requests(ids, params, len(arriving))
     everyone, cancelled = list(arriving), 0
     while arriving or not engine.idle:
         for _ in range(chance.choice([0, 0, 1, 2, 9])):
             if arriving:
                 request = arriving.pop(chance.randrange(len(arriving)))
-                llm.prepare(request)
                 engine.add(request)
         for where in (engine.scheduler.waiting, engine.scheduler.running):
             if where and chance.random() < 0.02:
@@ -249,7 +248,7 @@ def test_a_stream_that_is_left_is_cancelled(target: Target) -> None:
 
 
 def test_too_little_cache_is_refused(target: Target) -> None:
-    with pytest.raises(InputError, match="prompt 0 needs 60 tokens of KV cache .* it is 48"):
+    with pytest.raises(InputError, match="needs 60 tokens of KV cache .* it is 48"):
         alone = LLM(target, kv_tokens=40, lookup=False)
         alone.generate([[7] * 50], SamplingParams(max_tokens=10))
     with pytest.raises(InputError, match="kv_tokens 1000000000000: needs .* GiB.* at most"):

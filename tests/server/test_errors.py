@@ -44,10 +44,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"suffix": "b"}, "suffix", "suffix 'b': "),
     ({"prompt": ""}, "prompt", "is empty"),
     ({"prompt": []}, "prompt", "is empty"),
-    ({"prompt": [[]]}, "prompt", "prompt 0 is empty"),
-    ({"prompt": [500]}, "prompt", "prompt 0 has token 500: the target's token ids are 0 to 127"),
+    ({"prompt": [[]]}, "prompt[0]", "prompt[0]: is empty"),
+    ({"prompt": [500]}, "prompt[0]", "prompt[0] 500: the target's token ids are 0 to 127"),
     ({"prompt": ["a", LONG]}, "prompt", ""),
-    ({"prompt": LONG}, "prompt", "prompt 0 has 256 tokens; tiny-0 takes 256 with the answer"),
+    ({"prompt": LONG}, "prompt[0]", "prompt[0]: has 256 tokens; tiny-0 takes 256 tokens with the"),
 ]
 BAD += [
     ({name: value}, name, f"{name}: no such field, did you mean {meant}?")

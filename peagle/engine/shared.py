@@ -20,7 +20,7 @@ from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 
 
-class Loaded:
+class SharedTarget:
     """A target that is ready to decode: what all LLMs over it share. Nothing here changes."""
 
     def __init__(
