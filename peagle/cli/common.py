@@ -15,8 +15,9 @@ from rich.table import Table
 
 from peagle.catalog import find_head
 from peagle.cli.options import check_at_least
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure
+from peagle.engine.run import Run
 from peagle.errors import InputError
 from peagle.methods.load import head_folder
 from peagle.model.loader import load_target, resolve_device

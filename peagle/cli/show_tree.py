@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import typer
 
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.request import Chunk
+from peagle.engine.run import Run
 from peagle.engine.tree import Draft
 
 LEGEND = "a line a node: token, chance that all up to it is accepted, source; ✓ accepted"

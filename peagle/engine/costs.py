@@ -2,21 +2,70 @@
 
 import logging
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
-from peagle.engine.budget import PROMPT_ROWS, Curve
 from peagle.model.target import Target
 
 REPEATS = 5  # of each measurement at the start
+PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
+MEASURED = 0.1  # weight of a new measurement
+MAX_RATIO = 1.5  # of a measurement to the expectation: a first forward may take ten times as long
 SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
 MAX_SLOW_SECONDS = 10.0  # of slow forwards in a row, before a warning
 
 log = logging.getLogger(__name__)
+
+
+class Curve:
+    """Seconds by rows: linear between the row counts measured, proportional above the last."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.rows = sorted(seconds)
+        self.seconds = [seconds[rows] for rows in self.rows]
+
+    def __call__(self, rows: float) -> float:
+        """Seconds of a forward."""
+        after = bisect_right(self.rows, rows)
+        if not after:
+            return self.seconds[0]
+        fewer, seconds = self.rows[after - 1], self.seconds[after - 1]
+        if after == len(self.rows):
+            return seconds * rows / fewer
+        step = (self.seconds[after] - seconds) / (self.rows[after] - fewer)
+        return seconds + step * (rows - fewer)
+
+    def min_step(self, rows: int) -> float:
+        """Seconds of one more row where it costs least, at `rows` or above."""
+        points = list(zip(self.rows, self.seconds, strict=True))
+        steps = [
+            (seconds - before) / (more - fewer)
+            for (fewer, before), (more, seconds) in pairwise(points)
+            if more > rows
+        ]
+        return min([*steps, self.seconds[-1] / self.rows[-1]])
+
+    def observe(self, passes: Sequence[float], seconds: float) -> None:
+        """Move the curve a little towards what some forwards took together: the points between
+        which these lie, and all others half as far. What slows the machine down slows all of it;
+        its shape changes, too, as with the length of contexts."""
+        step = MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
+        near = {at for rows in passes for at in self._beside(rows)}
+        self.seconds = [
+            point * (1 + (step if at in near else step / 2))
+            for at, point in enumerate(self.seconds)
+        ]
+
+    def _beside(self, rows: float) -> tuple[int, int]:
+        """The points between which some rows lie, which may be one point twice."""
+        last = len(self.rows) - 1
+        return max(0, bisect_right(self.rows, rows) - 1), min(last, bisect_left(self.rows, rows))
 
 
 class WatchedCurve(Curve):

@@ -1,6 +1,7 @@
-"""A target that is made ready to decode, and its heads: what several LLMs share."""
+"""A target made ready to decode, which several LLMs share."""
 
 import threading
+from functools import cached_property
 from typing import Any
 
 from peagle.backends.base import Backend
@@ -8,9 +9,8 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
-from peagle.engine.budget import Curve
 from peagle.engine.corrected import correction_table
-from peagle.engine.costs import WatchedCurve, verify_curve
+from peagle.engine.costs import Curve, WatchedCurve, verify_curve
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
 from peagle.errors import InputError
@@ -21,27 +21,34 @@ from peagle.model.target import Target
 
 
 class SharedTarget:
-    """A target that is ready to decode: what all LLMs over it share. Nothing here changes."""
+    """A target made ready to decode. All LLMs over it share it, and nothing here changes."""
 
     def __init__(
         self, target: Target, *, own: bool, deterministic: bool, backend: Backend | None = None
     ) -> None:
-        """`own`: nobody else has this target."""
+        """`own`: the target has no other user."""
         self.target = target
         self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
         self.model = self.backend.target(target, own=own)
         self.grammars = Grammars(target)
         self.lock = threading.Lock()  # held while an engine is made
-        self._verify: Curve | None = None  # measured once, for the most rows so far
+        self._verify: Curve | None = None  # measured once, for the largest count so far
 
-    def verify_curve(self, most: int) -> Curve:
-        """What the target costs, up to `most` rows: a copy that its engine corrects."""
-        if self._verify is None or self._verify.rows[-1] < most:
-            self._verify = verify_curve(self.target, self.model, most)
+    def verify_curve(self, max_rows: int) -> Curve:
+        """Costs of the target, up to `max_rows` rows: a copy for one engine, which corrects it."""
+        if self._verify is None or self._verify.rows[-1] < max_rows:
+            self._verify = verify_curve(self.target, self.model, max_rows)
         return WatchedCurve(self._verify)
 
+    @cached_property
+    def max_characters(self) -> int:
+        """Characters of the longest prompt that could fit: a bound before it is tokenised."""
+        assert self.target.tokenizer is not None
+        longest = max(map(len, self.target.tokenizer.get_vocab()))
+        return self.target.max_context * longest
+
     def proposer(self, drafter: Drafter, blocks: int) -> Proposer:
-        """A proposer with empty caches of so many blocks."""
+        """A proposer with empty caches of `blocks` blocks."""
         target = self.target
         weight = drafter.norm.weight
         cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, target.device)
@@ -50,11 +57,32 @@ class SharedTarget:
         return Proposer(method, model, cache, features, correction_table(drafter))
 
 
-def load_quantized(name: str, kind: str, **load: Any) -> Target:
-    """A target whose layers hold weights of few bits, on a CPU. Raises InputError as `load_target`
-    does, and for an unknown kind or another device."""
-    check_quantize(kind, resolve_device(load.get("device", "auto")))
+def open_target(
+    target: str | Target,
+    kind: str | None,  # "int8" or "int4": weights of the target's layers, on a CPU
+    backend: Backend | None,
+    *,
+    deterministic: bool,
+    **load: Any,
+) -> SharedTarget:
+    """A target made ready to decode; one given by name is loaded first.
+
+    Raises InputError as `load_target` does, and for settings that do not fit.
+    """
+    if deterministic and backend is not None:
+        fix = "make the `backend` with exact=True instead"
+        raise InputError("a given backend has its own mode", field="deterministic", fix=fix)
+    if isinstance(target, Target):
+        if kind is not None:
+            why = "a loaded target cannot be quantized"
+            fix = "give the target by name"
+            raise InputError(why, field="quantize", value=kind, fix=fix)
+        return SharedTarget(target, own=False, deterministic=deterministic, backend=backend)
+    if kind is not None:
+        check_quantize(kind, resolve_device(load.get("device", "auto")))
+    loaded = load_target(target, **load)
     try:
-        return quantize(load_target(name, **load), kind)
+        loaded = loaded if kind is None else quantize(loaded, kind)
     except NoCompiler as error:
-        raise InputError(f"quantize {kind!r}: needs native code: {error}") from error
+        raise InputError(f"needs native code: {error}", field="quantize", value=kind) from error
+    return SharedTarget(loaded, own=True, deterministic=deterministic, backend=backend)

@@ -10,7 +10,7 @@ from refusals import refused
 from tiny import METHODS, make_target, random_prompts
 
 from peagle.engine.completion import Completion
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
@@ -93,7 +93,7 @@ def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) ->
         SamplingParams(temperature=1.2, max_tokens=12, seed=seed, n=3),
         SamplingParams(temperature=1.2, max_tokens=12, seed=seed),
     ]
-    run = Run(llm, PROMPTS[:2], params)
+    run = llm.stream(PROMPTS[:2], params)
     chunks, done = list(run), run.completions()
     assert len(done) == 4 and len({tuple(c.token_ids) for c in done}) > (3 if seed else 1)
     said = {i for i, answer in enumerate(done) if answer.text}
