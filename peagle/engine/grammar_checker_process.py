@@ -1,5 +1,5 @@
-"""The program behind `peagle.engine.judge`: it compiles a grammar before an engine does. It is run
-as a script and imports nothing but llguidance.
+"""The program of `peagle.engine.grammar_checker`: it compiles a grammar before an engine does. It
+runs as a script and imports nothing but llguidance.
 
 A child of it compiles each grammar, with little stack and little time: a grammar that makes native
 code crash or hang ends that child alone.
