@@ -60,9 +60,11 @@ class CorrectedScores:
         self.candidates = Candidates(ids, probs.log())
         self.mass = probs.sum(-1)  # (R,) of the candidates
         tokens = ids + drafter.d2t[ids]
-        before = tokens.roll(1, 0)  # the row before is the same request's, except at depth 0
+        before = torch.empty_like(tokens)
         for rows, token in zip(drafted.rows, drafted.newest, strict=True):
-            before[rows.start : rows.start + bool(rows)] = token
+            if rows:
+                before[rows.start] = token
+                before[rows.start + 1 : rows.stop] = tokens[rows.start : rows.stop - 1]
         self.tokens, self.before = tokens.tolist(), before.tolist()
         self.probs = self._score(slice(None), before)
         self.ranked = dict[tuple[int, int], Ranked]()  # by row and the token before

@@ -82,8 +82,7 @@ def _stack() -> int:
 
 def _send(process: subprocess.Popen[bytes], text: str) -> None:
     assert process.stdin is not None
-    message = text.encode()
-    process.stdin.write(len(message).to_bytes(4, "big") + message)
+    process.stdin.write(json.dumps(text).encode() + b"\n")
     process.stdin.flush()
 
 
