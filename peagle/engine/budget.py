@@ -1,4 +1,4 @@
-"""How deep to draft, and how many nodes to verify. No torch here.
+"""The depth of drafts and the number of nodes to verify. No torch here.
 
 A `Budget` does the same in every round; `adaptive.py` has one that minimises the time per token.
 """

@@ -30,18 +30,18 @@ class Drafted(NamedTuple):
     """States that predict the draft tokens of B requests."""
 
     normed: Tensor  # (R, D)
-    rows: list[range]  # of each request, by depth
+    rows: list[range]  # rows of each request, by depth
     newest: list[int]  # the token before each draft
 
     @property
     def depths(self) -> list[int]:
-        """Of each row."""
+        """The depth of each row."""
         return [row - rows.start for rows in self.rows for row in rows]
 
 
 class CorrectedScores:
     """Probabilities of candidates given the token before. Each row is scored at once after all
-    candidates of the row before it, and after another token (lookup's) when that is asked for."""
+    candidates of the row before it, and after another token (lookup's) on request."""
 
     def __init__(
         self,

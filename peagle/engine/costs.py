@@ -1,4 +1,4 @@
-"""What a forward costs by its number of rows, measured on the models themselves."""
+"""The cost of a forward by its number of rows, measured on the models themselves."""
 
 import logging
 import time
@@ -13,12 +13,12 @@ from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
 from peagle.model.target import Target
 
-REPEATS = 5  # of each measurement at the start
+REPEATS = 5  # repetitions of each measurement at the start
 PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
 MEASURED = 0.1  # weight of a new measurement
-MAX_RATIO = 1.5  # of a measurement to the expectation: a first forward may take ten times as long
+MAX_RATIO = 1.5  # maximum of measured to expected seconds: a first forward may take ten times
 SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
-MAX_SLOW_SECONDS = 10.0  # of slow forwards in a row, before a warning
+MAX_SLOW_SECONDS = 10.0  # slow forwards in a row take this long before a warning
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Curve:
         return seconds + step * (rows - fewer)
 
     def min_step(self, rows: int) -> float:
-        """Seconds of one more row where it costs least, at `rows` or above."""
+        """Seconds of one more row where a row is cheapest, at `rows` or above."""
         points = list(zip(self.rows, self.seconds, strict=True))
         steps = [
             (seconds - before) / (more - fewer)
@@ -91,32 +91,32 @@ class WatchedCurve(Curve):
             )
 
 
-def verify_curve(target: Target, model: TargetModel, most: int) -> Curve:
-    """Seconds of the target and its output head, up to `most` rows."""
-    cache = KVCache(blocks_of(most), target.kv_shapes, target.dtype, target.device)
+def verify_curve(target: Target, model: TargetModel, max_rows: int) -> Curve:
+    """Seconds of the target and its output head, up to `max_rows` rows."""
+    cache = KVCache(blocks_of(max_rows), target.kv_shapes, target.dtype, target.device)
 
     def run(rows: int) -> None:
         out = model.forward(batch_of(rows), cache, ())
         model.logits(out.hidden).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), most)
+    return measure(seconds_of(run), max_rows)
 
 
-def draft_curve(model: DrafterModel, most: int) -> Curve:
-    """Seconds of one drafter forward, every row of it predicting, up to `most` rows, and of one
+def draft_curve(model: DrafterModel, max_rows: int) -> Curve:
+    """Seconds of one drafter forward, every row of it predicting, up to `max_rows` rows, and of one
     over a prompt, of which no more rows than that predict."""
     drafter = model.drafter
     weight = drafter.norm.weight
-    blocks = blocks_of(max(most, PROMPT_ROWS))
+    blocks = blocks_of(max(max_rows, PROMPT_ROWS))
     cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, weight.device)
 
     @torch.no_grad()
     def run(rows: int) -> None:
         features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
         out = model.forward(batch_of(rows), features, cache)
-        drafter.logits(out.normed[:most]).max(-1).indices.tolist()
+        drafter.logits(out.normed[:max_rows]).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), most, PROMPT_ROWS)
+    return measure(seconds_of(run), max_rows, PROMPT_ROWS)
 
 
 def batch_of(rows: int) -> Batch:
@@ -135,13 +135,13 @@ def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
     return seconds
 
 
-def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:
-    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds. All row
-    counts take turns, so that what slows the machine down for a while slows all of them."""
+def measure(run: Callable[[int], float], max_rows: int, *also: int) -> Curve:
+    """A curve up to `max_rows` rows, and also at more: `run` takes rows and returns seconds. All
+    row counts take turns, so that a slow phase of the machine slows all of them."""
     rows = [1]
-    while rows[-1] < most:
-        rows.append(min(2 * rows[-1], most))
-    rows += [count for count in also if count > most]
+    while rows[-1] < max_rows:
+        rows.append(min(2 * rows[-1], max_rows))
+    rows += [count for count in also if count > max_rows]
     rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
     seconds = dict(zip(rows, map(min, *rounds), strict=True))
     # More rows never take less: where they did, what came before was disturbed.

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an engine runs."""
+    """Settings of an engine."""
 
     max_batch: int  # requests that run together
     kv_tokens: int  # tokens of KV cache, for all requests
@@ -161,9 +161,9 @@ class Engine:
     @torch.no_grad()
     def accept(self, scheduled: list[ScheduledRequest], out: TargetOutput) -> None:
         """Accept the draft tokens that the target agrees with, and emit them and its next token.
-        What the caches hold of them moves to where it stays."""
+        Accepted cache slots move to their final positions."""
         deciding = [item for item in scheduled if item.complete]
-        rows = list[int]()  # of the newest token and its draft
+        rows = list[int]()  # rows of newest tokens and their drafts
         end = 0
         for item in scheduled:
             end += item.num_tokens
@@ -194,7 +194,7 @@ class Engine:
         start, draft = request.num_computed_tokens, request.draft
         try:
             path = accept(request, logits, best, self._ends)
-        except Exception as failure:  # of its sampler, grammar or text: the others go on
+        except Exception as failure:  # its sampler, grammar or text failed: the others go on
             log.warning("request %s: %r", request.index, failure)
             request.finish_reason = "error"
             request.failure = str(failure) or type(failure).__name__
@@ -208,8 +208,8 @@ class Engine:
 
     @torch.no_grad()
     def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
-        """Propose the next tokens of requests that go on; returns the rows of the drafter's
-        forwards."""
+        """Propose the next tokens of requests that go on: look up, run the drafter, grow a tree of
+        both, keep what the budget allows. Returns the rows of the drafter's forwards."""
         going = [item.request for item in scheduled if item.request.finish_reason is None]
         if not going or not self.size:
             return []
@@ -269,7 +269,8 @@ class Engine:
         return list(map(min, depths, rooms))
 
     def _propose(self, going: list[Request], new: dict[int, NewSlots]) -> dict[int, Offer]:
-        """The drafter's offers, by index of the request."""
+        """The drafter's offers, by index of the request: the method runs the new slots and yields
+        states, and these are scored (draft.py)."""
         if self.proposer is None or not new:
             return {}
         matchers = [going[at].sampler.matcher for at in new]

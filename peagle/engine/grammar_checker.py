@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).with_name("grammar_checker_process.py")
-SECONDS = 2  # of CPU time for one grammar
+SECONDS = 2  # CPU time for one grammar
 PATIENCE = 30  # seconds until the process is taken for dead; it starts in less than one
 MEMORY = 2**29  # bytes
 STACK = 2**22  # bytes; every thread has at least twice as much

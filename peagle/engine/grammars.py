@@ -24,9 +24,9 @@ from peagle.model.target import Target
 from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
-MAX_BYTES = 2**18  # of a grammar's text
-MAX_DEPTH = 64  # of objects and lists in a JSON schema
-MAX_RULES = 1000  # of a Lark grammar, and definitions of a JSON schema
+MAX_BYTES = 2**18  # text of a grammar
+MAX_DEPTH = 64  # levels of objects and lists in a JSON schema
+MAX_RULES = 1000  # rules of a Lark grammar, or definitions of a JSON schema
 RULE = re.compile(r"^\s*[?!]*\w+(\.\d+)?\s*(\[|\{|:)", re.MULTILINE)
 # llguidance's own limits, but for what a grammar may cost before its first token.
 LIMITS: dict[str, Any] = {"verbose_errors": False, "initial_lexer_fuel": 300_000}

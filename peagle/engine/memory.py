@@ -8,7 +8,7 @@ from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
-SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
+SHARE = {"cpu": 0.5, "cuda": 0.85}  # share of free memory; a CPU has other things to do
 MAX_BATCH = {"cpu": 8, "cuda": 64}  # by default
 MIN_TOKENS = 512  # KV cache for each request of a default batch, where the context is longer
 

@@ -1,5 +1,4 @@
-"""Which requests run in the next round, and on which blocks: continuous batching with chunked
-prefill.
+"""The requests of the next round and their blocks: continuous batching with chunked prefill.
 
 No torch here: requests, block numbers and counts only.
 """
@@ -14,7 +13,7 @@ from peagle.errors import InputError
 
 
 class ScheduledRequest(NamedTuple):
-    """What the target runs of a request in one round: its next pending tokens."""
+    """The next pending tokens of a request, which the target runs in one round."""
 
     request: Request
     num_tokens: int
@@ -70,9 +69,9 @@ class Scheduler:
     def schedule(self) -> list[ScheduledRequest]:
         """The next round. Its requests own the blocks for all that the round writes."""
         scheduled = list[ScheduledRequest]()
-        most = self.num_lookahead_tokens + 1
-        decoding = [request for request in self.running if request.num_pending <= most]
-        prompts = [request for request in self.running if request.num_pending > most]
+        limit = self.num_lookahead_tokens + 1
+        decoding = [request for request in self.running if request.num_pending <= limit]
+        prompts = [request for request in self.running if request.num_pending > limit]
         room = self.budget
         for request in decoding:
             count = request.num_pending
@@ -112,8 +111,8 @@ class Scheduler:
             request.content = self.pool.remember(block, request.content, tokens)
             request.known += 1
 
-    def undrafted(self, request: Request, most: int) -> range:
-        """The next slots that the drafter has to run, at least one and at most `most`. Slots of
+    def undrafted(self, request: Request, limit: int) -> range:
+        """The next slots that the drafter has to run, at least one and at most `limit`. Slots of
         shared blocks that it has run for another request are skipped."""
         size = self.pool.size
         computed = request.num_computed_tokens
@@ -121,7 +120,7 @@ class Scheduler:
             found = self.pool.drafted(request.blocks) * size
             request.num_drafter_slots = max(request.num_drafter_slots, min(found, computed - 1))
         start = request.num_drafter_slots
-        return range(start, min(computed, start + most))
+        return range(start, min(computed, start + limit))
 
     def drafted(self, request: Request, slots: int) -> None:
         """Note that the drafter has run the first `slots` slots of a request."""

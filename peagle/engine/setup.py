@@ -1,4 +1,4 @@
-"""The parts of an LLM, and the engine that is made of them."""
+"""The parts of an LLM, and the engine made of them."""
 
 import warnings
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from peagle.model.drafter import Drafter
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """A target, a head, and the settings that were asked for. It never changes.
+    """A target, a head, and the requested settings. It never changes.
 
     Raises InputError for settings and heads that do not fit.
     """
