@@ -170,15 +170,6 @@ def test_a_larger_batch_in_the_middle_of_a_stream(target: Target, heads: list[Dr
     assert outcome(run) == wanted
 
 
-@pytest.mark.parametrize("name", ["drafter", "k", "max_batch", "kv_tokens", "drafting", "target"])
-def test_nothing_of_an_llm_can_be_set(target: Target, heads: list[Drafter], name: str) -> None:
-    llm = LLM(target, heads[0], k=K)
-    before = getattr(llm, name)
-    with pytest.raises(AttributeError, match=f"{name}: an LLM does not change; `use`"):
-        setattr(llm, name, None)
-    assert getattr(llm, name) is before
-
-
 def test_the_deterministic_mode_stays_tiled(
     target: Target, heads: list[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
