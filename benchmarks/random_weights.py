@@ -139,15 +139,17 @@ class Accepting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.llm, name)
 
-    def prepare(self, request: Request) -> None:
-        """Replace the request's sampler."""
-        self.llm.prepare(request)
+    def make_requests(self, ids: list[int], params: SamplingParams) -> list[Request]:
+        """Requests with another sampler."""
+        requests = self.llm.make_requests(ids, params)
         vocabulary = len(self.llm.target.embedding)
-        sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
-        sampler.accepted = self.accepted
-        sampler.draws = random.Random(self._requests)
-        request.sampler = sampler
-        self._requests += 1
+        for request in requests:
+            sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
+            sampler.accepted = self.accepted
+            sampler.draws = random.Random(self._requests)
+            request.sampler = sampler
+            self._requests += 1
+        return requests
 
 
 class Synthetic(Native):

@@ -60,8 +60,7 @@ class Native(AbstractAsyncContextManager["Native"]):
         """Answer a conversation. Raises AnswerError when it does not fit or fails."""
         try:
             ids = self.llm.prompt_ids(self.ids(messages))
-            [request] = self.llm.requests(ids, replace(self.params, seed=next(self._seeds)))
-            self.llm.prepare(request)
+            [request] = self.llm.make_requests(ids, replace(self.params, seed=next(self._seeds)))
         except InputError as error:
             raise AnswerError(str(error)) from error
         opened = _OpenRequest(request, asyncio.get_running_loop().create_future())

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from peagle.cli.options import check_at_least, flag, with_flags
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure
+from peagle.engine.run import Run
 from peagle.errors import InputError
 from peagle.files import unusable
 from peagle.heads.find import find_head

@@ -22,9 +22,10 @@ from peagle.cli.common import (
 )
 from peagle.cli.options import App, Fields
 from peagle.data.chat import Message, prompt_ids
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
+from peagle.engine.run import Run
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
 from peagle.model.template import check_template

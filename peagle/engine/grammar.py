@@ -16,8 +16,8 @@ from peagle.engine.tree import Draft
 
 
 class Matcher:
-    """How far one sequence is in its grammar. `spelled`: of each added token the token that begins
-    to spell its text."""
+    """How far one sequence is in its grammar. `spelled`: for each added token, the token that
+    begins to spell its text."""
 
     def __init__(
         self, state: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]
@@ -56,8 +56,8 @@ class Matcher:
         return int(self._state.validate_tokens(list(tokens)))
 
     def masks(self, draft: Draft) -> Tensor:
-        """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes; all,
-        behind a token that may not come or ends the answer, where nothing is ever read."""
+        """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes.
+        Rows after an illegal or final token allow all tokens; they are never read."""
         rows = torch.ones(len(draft) + 1, self.vocabulary, dtype=torch.bool)
         rows[0], matchers = self.allowed(), {0: self}
         for row, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True), 1):
@@ -67,8 +67,7 @@ class Matcher:
         return rows
 
     def after(self, token: int) -> "Matcher | None":
-        """A matcher that is a token further, which is allowed; None behind the end of the answer.
-        This one stays where it is."""
+        """A copy advanced by one allowed token; None at the end. Does not change self."""
         if token in self._ends:
             return None
         state = self._state.deep_copy()  # `rollback` leaves states that refuse what they allowed

@@ -110,7 +110,7 @@ class Api:
             made = list[EngineRequest]()
             for ids in token_ids():
                 params = body.params(room=self.context - len(ids))
-                made += self.llm.requests(ids, params, len(made))
+                made += self.llm.make_requests(ids, params, len(made))
             return made
 
         with body.refusals():

@@ -210,7 +210,7 @@ def _deliver(updates: list[tuple[Job, Update]]) -> None:
 
 def pieces(chunks: list[Chunk]) -> list[Piece]:
     """The text of chunks, with its depth in the draft and its source."""
-    return [Piece(text=one.text, place=one.place, source=one.source) for one in chunks]
+    return [Piece(text=one.text, place=one.depth, source=one.source) for one in chunks]
 
 
 def _drafts(request: Request, chunks: list[Chunk]) -> Drafts:

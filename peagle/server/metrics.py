@@ -81,7 +81,7 @@ class Metrics:
         gauge("vllm:num_requests_running", lambda: len(scheduler.running))
         gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
         gauge("vllm:kv_cache_usage_perc", lambda: 1 - pool.free / pool.count)
-        gauge("peagle:spec_decode_chosen_k", lambda: engine.chosen)  # vLLM's K never changes
+        gauge("peagle:spec_decode_chosen_k", lambda: engine.last_depth)  # vLLM's K never changes
         self._counters = {}
         abouts = COUNTERS | {name: about for name, (about, _) in DRAFTING.items()}
         for name, about in abouts.items():

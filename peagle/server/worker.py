@@ -96,17 +96,14 @@ class Worker:
         return await to_thread.run_sync(work, limiter=self._tokenisers)
 
     def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
-        requests = make()
         try:
-            for request in requests:
-                self.llm.prepare(request)
-        except InputError:
+            return make()
+        except (InputError, ApiError):
             raise
         except BaseException as error:  # a panic in native code is no Exception
             log.exception("a request could not be prepared")
             why = "the request could not be prepared: see the server's log"
             raise ApiError(500, why) from error
-        return requests
 
     async def _wait_for_exclusive_job(self, deadline: float) -> None:
         try:

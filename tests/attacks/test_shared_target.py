@@ -17,9 +17,10 @@ from tiny import own_answers, random_prompts
 from peagle.backends.batch import Batch
 from peagle.backends.tiles import ROW_TILE, TiledTarget
 from peagle.backends.torch import TorchBackend
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
+from peagle.engine.run import Run
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -141,7 +142,7 @@ def test_another_head_in_the_middle_of_a_stream(
     chunks = iter(run)
     next(chunks)
     other = llm.use(None if switched is None else heads[switched])
-    assert (llm.drafter, llm.k, llm.drafting.mode) == (heads[0], K, "chain"), "as it was"
+    assert (llm.drafter, llm.drafting.chain) == (heads[0], K), "as it was"
     in_turns_with = other.stream(PROMPTS, PARAMS)
     for _ in in_turns_with:
         next(chunks, None)
@@ -164,20 +165,11 @@ def test_a_larger_batch_in_the_middle_of_a_stream(target: Target, heads: list[Dr
     assert outcome(run) == wanted
 
 
-@pytest.mark.parametrize("name", ["drafter", "k", "max_batch", "kv_tokens", "drafting", "target"])
-def test_nothing_of_an_llm_can_be_set(target: Target, heads: list[Drafter], name: str) -> None:
-    llm = LLM(target, heads[0], k=K)
-    before = getattr(llm, name)
-    with pytest.raises(AttributeError, match=f"{name}: an LLM does not change; `use`"):
-        setattr(llm, name, None)
-    assert getattr(llm, name) is before
-
-
 def test_the_deterministic_mode_stays_tiled(
     target: Target, heads: list[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, plain = LLM(target, backend=TorchBackend(exact=True)), LLM(target, heads[0], k=K)
-    tiled = exact._loaded.model
+    tiled = exact.engine.model
     assert isinstance(tiled, TiledTarget)
     sizes = {"tiled": set[int](), "plain": set[int]()}
 
@@ -191,7 +183,7 @@ def test_the_deterministic_mode_stays_tiled(
         monkeypatch.setattr(model, "forward", noted)
 
     note(tiled.model, "tiled")
-    note(plain._loaded.model, "plain")
+    note(plain.engine.model, "plain")
     in_turns(exact.stream(PROMPTS, PARAMS), plain.stream(PROMPTS, PARAMS))
     assert sizes["tiled"] == {ROW_TILE} != sizes["plain"]
 
@@ -281,7 +273,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_round(
 ) -> None:
     """Cycles are collected wherever memory is asked for."""
     llm, wanted = LLM(target, heads[0], k=K, max_batch=32), play(LLM(target, heads[0], k=K))
-    model = llm._loaded.model
+    model = llm.engine.model
     compute = getattr(model, verb)
 
     def collected(*given: Any) -> object:

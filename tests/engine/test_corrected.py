@@ -29,8 +29,7 @@ def head(drafters: dict[str, Drafter]) -> Drafter:
 
 def drafted(llm: LLM, prompt: list[int], params: SamplingParams) -> Request:
     """A request after its first round."""
-    [request] = llm.requests(prompt, params)
-    llm.prepare(request)
+    [request] = llm.make_requests(prompt, params)
     llm.engine.add(request)
     llm.engine.step()
     return request

@@ -114,8 +114,7 @@ def test_each_token_is_drafted_given_the_one_before(target: Target, trained: Pat
         for token in range(len(drafter.bigram)):
             drafter.bigram[token, (token * 7 + 3) % len(ids)] = 1e4
     llm = LLM(target, drafter, k=DEPTHS)
-    request = llm.requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
-    llm.prepare(request)
+    request = llm.make_requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
     llm.engine.add(request)
     llm.engine.step()
     token, chain = request.tokens[-1], list[int]()
@@ -139,8 +138,7 @@ def test_a_tree_is_drafted_given_the_token_before(target: Target, trained: Path)
         for token, after in successors.items():
             drafter.bigram[token, list(after)] = 1e4
     llm = LLM(target, drafter, nodes=12, lookup=False)
-    request = llm.requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
-    llm.prepare(request)
+    request = llm.make_requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
     llm.engine.add(request)
     llm.engine.step()
     draft = request.draft

@@ -70,7 +70,7 @@ def test_sources_of_tokens(running: Running, llm: LLM, path: str) -> None:
         ids = http.post("/tokenize", json=asked).json()["tokens"]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     run = llm.stream([ids], params)
-    wanted = [(chunk.text, chunk.place, chunk.source) for chunk in run]
+    wanted = [(chunk.text, chunk.depth, chunk.source) for chunk in run]
     drafts = [part["peagle_drafts"] for part in parts if "peagle_drafts" in part]
     pieces = [(p["text"], p["place"], p["source"]) for draft in drafts for p in draft["pieces"]]
     assert pieces == wanted and {place for _, place, _ in pieces} >= {0, 1}

@@ -11,6 +11,8 @@ from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request
 from peagle.server import middleware
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
@@ -163,14 +165,14 @@ def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: 
 def test_a_request_that_cannot_be_prepared(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = LLM.prepare
+    make_requests = LLM.make_requests
 
-    def picky(llm: LLM, request: Any) -> None:
-        if request.params.top_k == 78:
+    def picky(llm: LLM, ids: list[int], params: SamplingParams, first: int) -> list[Request]:
+        if params.top_k == 78:
             raise RuntimeError("a bug")
-        prepare(llm, request)
+        return make_requests(llm, ids, params, first)
 
-    monkeypatch.setattr(LLM, "prepare", picky)
+    monkeypatch.setattr(LLM, "make_requests", picky)
     client = running.client()
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model=MODEL, prompt="a", extra_body={"top_k": 78})

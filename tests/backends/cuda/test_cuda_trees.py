@@ -170,5 +170,5 @@ def test_the_engine_gives_the_tokens_of_the_target(
     llm = LLM(target, drafter, nodes=9, kv_tokens=96, backend=CudaBackend(exact=exact))
     found = llm.generate(prompts, params)
     assert [a.token_ids for a in found] == [a.token_ids for a in alone]
-    assert all(a.stats.drafted > llm.k * a.stats.rounds for a in found)
+    assert all(a.stats.drafted > llm.engine.settings.k * a.stats.rounds for a in found)
     assert sum(sum(a.stats.accepted) for a in found) > 3

@@ -1,13 +1,12 @@
-"""The program behind `peagle.engine.judge`: it compiles a grammar before an engine does. It is run
-as a script and imports nothing but llguidance.
+"""The program of `peagle.engine.grammar_checker`: it compiles a grammar before an engine does. It
+runs as a script and imports nothing but llguidance.
 
 A child of it compiles each grammar, with little stack and little time: a grammar that makes native
 code crash or hang ends that child alone.
 
-Messages are texts: four bytes of length (big-endian), then UTF-8. The first one is a JSON object:
-tokenizer (its JSON), vocabulary, ends, stack and memory (bytes), seconds (of CPU time), limits
-(llguidance's). Each later one is a grammar; the answer is the child's wait status as decimal digits
-and a line break.
+Each line of the input is a JSON string. The first one is a JSON object: tokenizer (its JSON),
+vocabulary, ends, stack and memory (bytes), seconds (of CPU time), limits (llguidance's). Each later
+one is a grammar; the answer is a line with the child's wait status.
 """
 
 import json
@@ -15,17 +14,11 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, BinaryIO
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 STEPS = 8  # tokens that are tried
-
-
-def read(source: BinaryIO) -> str | None:
-    """The next message; None at the end of the input."""
-    size = source.read(4)
-    return source.read(int.from_bytes(size, "big")).decode() if len(size) == 4 else None
 
 
 def limit(which: int, value: int) -> None:
@@ -66,16 +59,12 @@ def in_child(grammar: str, tokenizer: LLTokenizer, setup: dict[str, Any]) -> int
 
 def main() -> None:
     """Answer until the input ends."""
-    source = sys.stdin.buffer
-    first = read(source)
-    if first is None:
-        return
-    setup = json.loads(first)
+    setup = json.loads(json.loads(sys.stdin.readline()))
     tokenizer = LLTokenizer(setup["tokenizer"], setup["vocabulary"], setup["ends"])
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_STACK, setup["stack"])
-    while (grammar := read(source)) is not None:
-        print(in_child(grammar, tokenizer, setup), flush=True)
+    for line in sys.stdin:
+        print(in_child(json.loads(line), tokenizer, setup), flush=True)
 
 
 if __name__ == "__main__":

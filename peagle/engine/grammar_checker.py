@@ -1,11 +1,10 @@
-"""Whether a grammar can be compiled without harm, found out in another process.
+"""A check, in another process, that a grammar can be compiled without harm.
 
 llguidance is native code: a grammar that is chained or nested too deeply overflows its stack and
-ends the process, with all requests in it. `judge_process.py` compiles every new grammar first, with
-less stack than any thread here has.
+ends the process, with all requests in it. `grammar_checker_process.py` compiles every new grammar
+first, with less stack than any thread here has.
 """
 
-import hashlib
 import json
 import os
 import resource
@@ -19,17 +18,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).with_name("judge_process.py")
-SECONDS = 2  # of CPU time for one grammar
+PROGRAM = Path(__file__).with_name("grammar_checker_process.py")
+SECONDS = 2  # CPU time for one grammar
 PATIENCE = 30  # seconds until the process is taken for dead; it starts in less than one
 MEMORY = 2**29  # bytes
 STACK = 2**22  # bytes; every thread has at least twice as much
 UNLIMITED_STACK = 2**21  # bytes of a thread's stack where `ulimit -s` is unlimited (glibc)
-MOST_VERDICTS = 4096  # that are remembered
 
 
-class Judge:
-    """A process that tries grammars. It is started with the first one and ends with this object."""
+class GrammarChecker:
+    """A process that tries grammars. It starts with the first one and ends with this object."""
 
     def __init__(
         self, tokenizer: str, vocabulary: int, ends: list[int], limits: dict[str, Any]
@@ -39,33 +37,25 @@ class Judge:
         setup |= {"stack": _stack(), "memory": MEMORY, "seconds": SECONDS}
         self._setup = json.dumps(setup)
         self._lock = threading.Lock()
-        self._verdicts = dict[bytes, str | None]()
         self._process: subprocess.Popen[bytes] | None = None
 
     def refusal(self, grammar: str) -> str | None:
-        """Why a grammar, in llguidance's own form, must not be compiled; None where it may be.
+        """The reason why a grammar, in llguidance's own form, must not be compiled; None if it may
+        be, even if the compiler then finds a fault in it.
 
-        What is wrong with a grammar that can be compiled is not looked at. Verdicts are kept.
         Raises RuntimeError when the process cannot be run.
         """
-        digest = hashlib.sha256(grammar.encode()).digest()
         with self._lock:
-            if digest not in self._verdicts:
-                if len(self._verdicts) >= MOST_VERDICTS:
-                    self._verdicts.pop(next(iter(self._verdicts)))
-                self._verdicts[digest] = _reason(self._try(grammar))
-            return self._verdicts[digest]
+            return _reason(self._try(grammar))
 
     def _try(self, grammar: str) -> int:
         """The wait status of a process that compiled it."""
-        for _ in range(2):  # somebody may have ended the process
+        for _ in range(2):  # start again if the process has died
             process = self._process or self._start()
-            try:
+            with suppress(BrokenPipeError):
                 _send(process, grammar)
                 if line := _answer(process):
                     return int(line)
-            except BrokenPipeError:
-                pass
             _end(process)
             self._process = None
         raise RuntimeError(f"grammars cannot be tried: {PROGRAM.name} ends or does not answer")
@@ -86,19 +76,18 @@ class Judge:
 def _stack() -> int:
     """Bytes of stack that every thread of this process has twice."""
     soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    least = UNLIMITED_STACK if soft == resource.RLIM_INFINITY else soft
-    return min(STACK, least // 2)
+    smallest = UNLIMITED_STACK if soft == resource.RLIM_INFINITY else soft
+    return min(STACK, smallest // 2)
 
 
 def _send(process: subprocess.Popen[bytes], text: str) -> None:
     assert process.stdin is not None
-    message = text.encode()
-    process.stdin.write(len(message).to_bytes(4, "big") + message)
+    process.stdin.write(json.dumps(text).encode() + b"\n")
     process.stdin.flush()
 
 
 def _answer(process: subprocess.Popen[bytes]) -> bytes:
-    """Nothing when the process has ended, or does not answer."""
+    """The answer; empty when the process has ended or does not answer."""
     assert process.stdout is not None
     ready = select.select([process.stdout], [], [], PATIENCE)[0]
     return process.stdout.readline() if ready else b""
@@ -109,18 +98,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(BrokenPipeError):  # of what it has not read
+        with suppress(BrokenPipeError):  # unread input
             pipe.close()
 
 
 def _reason(status: int) -> str | None:
-    """What a wait status says of the grammar."""
+    """The reason that a wait status gives; None for success."""
     if status == 0:
         return None
     if not os.WIFSIGNALED(status):
-        return "it cannot be compiled: make it smaller or less deep"
+        return "cannot be compiled"
     number = os.WTERMSIG(status)
     if number in (signal.SIGXCPU, signal.SIGALRM):
-        return f"compiling it takes more than {SECONDS} seconds: make it smaller"
-    name = signal.Signals(number).name
-    return f"compiling it breaks the compiler ({name}): make it smaller or less deep"
+        return f"takes more than {SECONDS} seconds to compile"
+    return f"breaks the compiler ({signal.Signals(number).name})"
