@@ -259,7 +259,8 @@ def _check_choice(name: str, hint: Any, value: object) -> None:
     """Raises InputError for a value that the option's Literal does not have."""
     kind, _ = optional(_plain(hint)[0])
     if get_origin(kind) is Literal and value is not None and value not in get_args(kind):
-        raise InputError(f"choose {' or '.join(get_args(kind))}", field=name, value=value)
+        *others, last = get_args(kind)
+        raise InputError(f"choose {', '.join(others)} or {last}", field=name, value=value)
 
 
 def _build(kind: type, values: dict[str, Any]) -> Any:

@@ -163,8 +163,12 @@ def serve(
             )
         )
     if vllm_flags:
-        why = f"flags after -- are vLLM's, as {vllm_flags[0]}"
-        raise InputError(why, field="vllm_flags", fix="set `engine` to vllm")
+        raise InputError(
+            "flags after -- are vLLM's",
+            field="vllm_flags",
+            value=vllm_flags[0],
+            fix="set `engine` to vllm",
+        )
     check_host(host, api_key, allow_no_key)
     check_at_least(0, max_queue=max_queue)
     if not max_seconds > 0:

@@ -268,4 +268,4 @@ def test_without_its_packages(
     monkeypatch.setattr("sys.argv", ["peagle", "serve", "anything"])
     with pytest.raises(SystemExit):
         main()
-    assert "fastapi is not installed, pip install 'peagle[serve]'" in capsys.readouterr().err
+    assert "fastapi is not installed; pip install 'peagle[serve]'" in capsys.readouterr().err
