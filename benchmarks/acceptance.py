@@ -2,8 +2,8 @@
 
     python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
 
-Greedy, chat template, every turn. Each (data set, K, head) is one row, written when it is done;
-a second call goes on: it skips rows measured with the same settings and the same head.
+Greedy, chat template, every turn. Each (data set, K, head) is one row, written at once. A second
+call measures only the rows that are missing or have other settings or another head.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LONGEST = {"HumanEval": 512, "MT-Bench": 256}  # tokens of an answer; MT-Bench a
 
 
 class Cell(NamedTuple):
-    """What makes a row: the table holds one of each."""
+    """Key of a row in the table."""
 
     dataset: str
     k: int
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
 
 def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
-    """Conversations to hold, by name."""
+    """User turns of the conversations, by data set."""
     found = {"HumanEval": [[question] for question in human_eval(args.limit)]}
     if args.mt_bench:
         found["MT-Bench"] = read_prompts(args.mt_bench)[: args.limit]
@@ -54,7 +54,7 @@ def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
 def settings(
     args: argparse.Namespace, conversations: Conversations, head: Path, max_tokens: int
 ) -> dict[str, Any]:
-    """What a row's numbers depend on."""
+    """Settings that a row's numbers depend on."""
     return {
         "target": TARGET,
         "head": fingerprint(head),
@@ -66,14 +66,8 @@ def settings(
     }
 
 
-def read_rows(path: Path) -> dict[Cell, dict[str, Any]]:
-    """Rows measured earlier."""
-    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    return {Cell(row["dataset"], row["k"], row["method"]): row for row in rows}
-
-
 def measure(llm: LLM, cell: Cell, conversations: Conversations, max_tokens: int) -> dict[str, Any]:
-    """One row."""
+    """Measure one row."""
     started = time.perf_counter()
     with progress_bar(f"{cell.dataset} {cell.method} K = {cell.k}") as bar:
         task = bar.add_task("", total=sum(map(len, conversations)))
@@ -92,7 +86,9 @@ def show(row: dict[str, Any]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure the cells that are missing."""
-    folders, rows = heads(args), read_rows(args.output)
+    folders = heads(args)
+    before = json.loads(args.output.read_text())["rows"] if args.output.is_file() else []
+    rows = {Cell(row["dataset"], row["k"], row["method"]): row for row in before}
     llm = load(args.dtype, args.batch)
     for name, conversations in datasets(args).items():
         longest = args.max_tokens or LONGEST[name]

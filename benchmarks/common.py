@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, prompts, heads, and how results are recorded."""
+"""Code shared by the benchmarks: options, prompts, heads, and records of results."""
 
 import argparse
 import hashlib
@@ -15,10 +15,11 @@ from transformers.utils import logging
 from peagle.bench import run, workload
 from peagle.bench.load import Played, Sample
 from peagle.bench.native import device_name
-from peagle.catalog import find_entry, find_head
+from peagle.catalog import find_entry
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Stats
+from peagle.heads.find import find_head
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")
@@ -35,7 +36,8 @@ def options(description: str | None, output: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for method in METHODS:
-        parser.add_argument(f"--{method}", type=Path, default=find_head(TARGET, method=method),
+        head = find_head(TARGET, method=method)
+        parser.add_argument(f"--{method}", type=Path, default=head and head.folder,
                             metavar="HEAD", help=f"folder of the {method} head")  # fmt: skip
     parser.add_argument("--output", type=Path, default=RESULTS / output, help="JSON file to write")
     return parser
@@ -65,14 +67,14 @@ def whole_numbers(text: str) -> list[int]:
 def load(
     dtype: str, batch: int = 1, *, deterministic: bool = False, quantize: str | None = None
 ) -> LLM:
-    """The demo target, alone as yet."""
+    """Load the demo target without a head."""
     logging.disable_progress_bar()
     how = {"dtype": dtype, "quantize": quantize}
     return LLM(TARGET, lookup=False, max_batch=batch, deterministic=deterministic, **how)
 
 
 def human_eval(limit: int = PROBLEMS) -> list[str]:
-    """The first HumanEval problems, asked as the demo asks its own (which are the last ones)."""
+    """The first HumanEval problems as prompts. (The demo uses the last ones.)"""
     return workload.human_eval()[:limit]
 
 
@@ -82,7 +84,7 @@ def as_ids(llm: LLM, questions: list[str]) -> list[list[int]]:
 
 
 def fingerprint(head: Path) -> str:
-    """Changes when a head's weights do."""
+    """A hash of a head's weights."""
     digest = hashlib.sha256()
     for file in sorted(head.rglob("*.safetensors")):
         digest.update(file.read_bytes())
@@ -90,7 +92,7 @@ def fingerprint(head: Path) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Where numbers were measured."""
+    """The device and the versions of this measurement."""
     packages = {name: version(name) for name in ("torch", "transformers")}
     versions = {"python": platform.python_version(), **packages}
     return {"device": device_name(), "versions": versions}
@@ -103,10 +105,10 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 
 
 class Journal:
-    """A file of JSON lines: what all was measured with, then what was played, in order."""
+    """A JSON Lines file: the settings first, then each measured turn in order."""
 
     def __init__(self, file: Path, about: dict[str, Any], *, resume: bool) -> None:
-        """Exits where `resume` finds a file that was measured with anything else."""
+        """Open the file; exit if `resume` finds one with other settings."""
         self.file = file
         self.plays = dict[str, dict[int, Plays]]()  # by part and number
         if resume and file.is_file():
@@ -116,7 +118,7 @@ class Journal:
             file.write_text(json.dumps(about) + "\n")
 
     def add(self, part: str, number: int, plays: Plays) -> None:
-        """Note what was played at one place of a part, in every way."""
+        """Record the plays of one conversation of a part, by way."""
         self.plays.setdefault(part, {})[number] = plays
         kept = {way: _kept(played) for way, played in plays.items()}
         with self.file.open("a") as lines:

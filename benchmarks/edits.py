@@ -1,9 +1,7 @@
-"""An edit set: 20 Python files of about 60 lines, each to be given back with one variable renamed.
+"""Prompts of `trees.py`: rename a variable in each of 20 Python files of about 60 lines.
 
-    python benchmarks/edits.py        # prints the first question
-
-Made from the templates and words of edits.txt: four of eight functions, in some order, over a
-record of some kind.
+A file is made from the templates and words of edits.txt: four of eight functions in random order,
+over one kind of record.
 """
 
 import random
@@ -12,7 +10,7 @@ from string import Template
 from typing import NamedTuple
 
 SEED = 24
-PARTS = 4  # functions of a file, beside its first and its last
+PARTS = 4  # functions of a file, between its first and its last part
 ASK = (
     "Rename the variable `{old}` to `{new}` everywhere in this file. Change nothing else, and "
     "answer with the whole file.\n```python\n{file}```"
@@ -24,7 +22,7 @@ class Words(NamedTuple):
 
     one: str  # record
     many: str  # the variable that is renamed
-    new: str  # its name then
+    new: str  # its new name
     text: str  # fields of a record
     number: str
     group: str
@@ -46,10 +44,6 @@ def files() -> list[str]:
 
 
 def edits() -> list[str]:
-    """What is asked."""
+    """The prompts: one for each file."""
     pairs = zip(WORDS, files(), strict=True)
     return [ASK.format(old=words.many, new=words.new, file=file) for words, file in pairs]
-
-
-if __name__ == "__main__":
-    print(edits()[0])

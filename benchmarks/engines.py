@@ -2,14 +2,14 @@
 
     python benchmarks/engines.py --vllm-python .venv-vllm/bin/python --llama-python PYTHON
 
-This engine with bf16, int8 and int4 weights, alone and with both heads; transformers; vLLM with the
-same heads; llama.cpp on the GGUF file that the target comes from (PYTHON has llama-cpp-python).
-HumanEval prompts through the chat template, greedy, EOS ignored: all get the same token ids and
-give as many back. Prompt processing is timed, loading and warm-up are not. No prompt is found in a
-cache of an earlier repeat. All ways take turns within a repeat, the order rotates from repeat to
-repeat, and a ratio is the median of the repeats' own ratios. `same` counts answers with the token
-ids of our target alone: bf16 and quantised weights part at near ties. Acceptance length of
-transformers: tokens a forward.
+The engines: peagle with bf16, int8 and int4 weights, alone and with both heads; transformers; vLLM
+with the same heads; llama.cpp on the target's GGUF file (PYTHON has llama-cpp-python). HumanEval
+prompts with the chat template, greedy, EOS ignored: all engines get the same token ids and emit the
+same number of tokens. Times include prompt processing, but not loading and warm-up. No prompt is in
+a cache of an earlier repeat. All ways take turns within a repeat, in rotating order. A ratio is the
+median of the ratios within the repeats. `same` counts answers equal to those of peagle's bf16
+target alone: other weights differ at near ties. The acceptance length of transformers is its number
+of tokens per forward.
 """
 
 import argparse
@@ -55,14 +55,14 @@ from peagle.cli.common import progress_bar
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
 
-WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}  # quantize of our targets
-LOOKUP = 3  # tokens transformers drafts from the prompt
-WARM = 32  # tokens of the warm-up: adaptive depths have seen something by then
+WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}  # `quantize` of peagle's targets
+LOOKUP = 3  # draft tokens of transformers' prompt lookup
+WARM_TOKENS = 32  # of the warm-up, so that the budget has observed some rounds
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Row:
         return [sum(map(len, result.token_ids)) / result.seconds for result in self.results]
 
     def report(self, base: "Row") -> dict[str, Any]:
-        """The row as the JSON file has it."""
+        """The row of the JSON file."""
         pairs = zip(self.results[0].token_ids, base.results[0].token_ids, strict=True)
         return {
             "engine": self.engine,
@@ -100,24 +100,24 @@ class Row:
             "least": round(min(self.speeds), 2),
             "most": round(max(self.speeds), 2),
             "acceptance_length": round(median(r.acceptance_length for r in self.results), 3),
-            "same": sum(mine == theirs for mine, theirs in pairs),
+            "same": sum(own == other for own, other in pairs),
         }
 
 
 def ratio(row: Row, base: Row) -> float:
-    """Times the speed of another row."""
+    """Speed relative to another row."""
     return median(a / b for a, b in zip(row.speeds, base.speeds, strict=True))
 
 
 def our_decoder(
     llm: LLM, drafter: Drafter | None, k: int | None, concurrency: int, warm_up: list[int]
 ) -> Decode:
-    """This engine; a new one each time, which has nothing in its cache. `warm_up` shares no
-    beginning with what is measured."""
+    """A decoder that makes an engine, with an empty cache, for each call. `warm_up` has no common
+    prefix with the prompts."""
 
     def decode(prompts: Prompts, max_tokens: int) -> Decoded:
         used = llm.use(drafter, k, lookup=False, max_batch=concurrency)
-        used.generate([warm_up], SamplingParams(max_tokens=WARM, ignore_eos=True))
+        used.generate([warm_up], SamplingParams(max_tokens=WARM_TOKENS, ignore_eos=True))
         started = time.perf_counter()
         answers = used.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         seconds = time.perf_counter() - started
@@ -128,7 +128,7 @@ def our_decoder(
 
 
 def our_rows(llm: LLM, weights: str, args: argparse.Namespace, warm_up: list[int]) -> list[Row]:
-    """Pinned best K, and what pays; with more than one request at a time bf16 alone."""
+    """Rows of peagle: the best K pinned, and adaptive; under load bf16 only."""
     drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
     rows = []
     for concurrency in args.concurrency if weights == "bf16" else [1]:
@@ -146,7 +146,7 @@ def our_rows(llm: LLM, weights: str, args: argparse.Namespace, warm_up: list[int
 
 
 def transformers_rows() -> list[Row]:
-    """Plain, and with drafts looked up in the prompt."""
+    """Rows of transformers: plain, and with prompt lookup."""
     decode = transformers_decoder(torch.bfloat16)
     look_up = transformers_decoder(torch.bfloat16, LOOKUP)
     return [
@@ -174,8 +174,8 @@ def vllm_rows(
             start["speculative_config"] = speculative_config(parallel, str(folder / method), k)
         peer = vllm_peer(python, args.threads)
         request = {"start": start, "ignore_eos": True}
-        answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM})
-        # Where the head lies for now says nothing.
+        answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
+        # The temporary folder of the head is left out.
         drafts = speculative_config(parallel, method, k) if k else None
         known[method] = {**answer["versions"], **start, "speculative_config": drafts}
         for concurrency in args.concurrency:
@@ -193,7 +193,7 @@ def llama_rows(
     start = {"model_path": str(gguf_file()), "n_ctx": CONTEXT, "n_threads": threads}
     request = {"start": {**start, "n_threads_batch": threads}}
     peer = llama_peer(python, threads)
-    answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM})
+    answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
     return [Row("llama.cpp", "none", 0, "Q4_1", 1, peer.decoder(request))], answer["versions"]
 
 
@@ -211,43 +211,8 @@ def measure(rows: list[Row], prompts: Prompts, max_tokens: int, repeats: int) ->
                 bar.advance(task)
 
 
-def goals(rows: list[Row]) -> list[dict[str, Any]]:
-    """What is aimed for, and whether it is met; None where a row is left out."""
-
-    def best(engine: str, *methods: str, weights: str = "bf16") -> Row | None:
-        """The fastest of some rows at c = 1."""
-        found = [
-            r for r in rows if r.concurrency == 1 and (r.engine, r.weights) == (engine, weights)
-        ]
-        found = [r for r in found if r.method in methods]
-        return max(found, key=lambda r: median(r.speeds), default=None)
-
-    none = best("peagle", "none")
-    aims = [
-        ("P-EAGLE : the target alone", best("peagle", "p-eagle"), none, 2.0),
-        ("P-EAGLE : vLLM's P-EAGLE", best("peagle", "p-eagle"), best("vllm", "p-eagle"), 1.3),
-        ("the target alone : transformers", none, best("transformers", "none"), 1.4),
-        ("int4, alone or P-EAGLE : llama.cpp",
-         best("peagle", "none", "p-eagle", weights="int4"),
-         best("llama.cpp", "none", weights="Q4_1"), 1.0),
-    ]  # fmt: skip
-    for row in rows:
-        if (row.method, row.weights, row.k) == ("p-eagle", "bf16", "adaptive"):
-            aim = f"P-EAGLE adaptive : the target alone, c = {row.concurrency}"
-            aims.append((aim, row, base_of(row, rows), 0.98))
-    return [
-        {
-            "goal": aim,
-            "wanted": wanted,
-            "ratio": round(ratio(a, b), 3) if a and b else None,
-            "met": ratio(a, b) >= wanted if a and b else None,
-        }
-        for aim, a, b, wanted in aims
-    ]
-
-
 def base_of(row: Row, rows: list[Row]) -> Row:
-    """Our target alone, in bf16, at the row's concurrency."""
+    """The row of peagle's target alone, in bf16, at the same concurrency."""
     wanted = ("peagle", "none", "bf16", row.concurrency)
     return next(r for r in rows if (r.engine, r.method, r.weights, r.concurrency) == wanted)
 
@@ -255,7 +220,7 @@ def base_of(row: Row, rows: list[Row]) -> Row:
 def peer_rows(
     args: argparse.Namespace, folder: Path, warm_up: list[int]
 ) -> tuple[list[Row], dict[str, Any], dict[str, str]]:
-    """The rows of vLLM and llama.cpp, what is known of these, and why one is left out."""
+    """Rows of vLLM and llama.cpp, their versions and settings, and reasons of those left out."""
     peers = {
         "vllm": (args.vllm_python, lambda python: vllm_rows(python, args, folder, warm_up)),
         "llama.cpp": (args.llama_python, lambda python: llama_rows(python, args, warm_up)),
@@ -264,7 +229,7 @@ def peer_rows(
     for name, (python, start) in peers.items():
         try:
             if not python:
-                raise PeerFailure("no interpreter is named that has it")
+                raise PeerFailure("no interpreter for it is named")
             more, known[name] = start(python)
             rows += more
         except (PeerFailure, OSError) as reason:
@@ -278,7 +243,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     llms = {weights: load("bfloat16", quantize=kind) for weights, kind in WEIGHTS.items()}
     llm, folders, questions = llms["bf16"], heads(args), human_eval()
     prompts = as_ids(llm, questions[: max(args.prompts)])
-    # Without the template that the others begin with.
+    # Without the template, which is the prefix of all other prompts.
     warm_up = list(llm.tokenizer(questions[-1])["input_ids"])
     rows = [row for weights in llms for row in our_rows(llms[weights], weights, args, warm_up)]
     rows += transformers_rows()
@@ -309,7 +274,6 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "settings": settings,
         "peers": known,
         "left_out": left_out,
-        "goals": goals(rows),
         "rows": [row.report(base_of(row, rows)) for row in rows],
     }
 
@@ -323,7 +287,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=whole_numbers, default=[12, 32], help="c = 1, above")
     parser.add_argument("--max-tokens", type=whole_numbers, default=[64, 48], help="c = 1, above")
     parser.add_argument("--repeats", type=whole_numbers, default=[3, 9], help="c = 1, above")
-    parser.add_argument("--threads", type=int, default=2, help="of everybody")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every engine")
     args = parser.parse_args()
     args.k = catalog_k()
     torch.set_num_threads(args.threads)

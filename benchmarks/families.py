@@ -1,18 +1,19 @@
-"""Does everything work for every family of targets? Tiny random models of each, from data to vLLM.
+"""Every family of targets, from data to vLLM, with tiny random models.
 
-    python benchmarks/families.py [--vllm-python .venv-vllm/bin/python] [--families llama,gpt_oss]
+    python benchmarks/families.py [--vllm-python .venv-vllm/bin/python] [--families llama gpt_oss]
 
-For each: the target answers prompts, a P-EAGLE head of the published layout (4 layers, a draft
-vocabulary) is trained for 30 steps on the answers and exported for vLLM; our engine decodes with
-it and without, and the token ids are compared; vLLM decodes with the exported head, and its token
-ids and acceptance are compared with ours. All in float32, greedy, our engine in the deterministic
-mode. What vLLM refuses is written down with its message. Weights are random: acceptance lengths
-say no more than that some drafts were accepted, and others not.
+For each family, the target answers prompts. A P-EAGLE head of the published layout (4 layers, a
+draft vocabulary) is trained on the answers for 30 steps and exported for vLLM. The native engine
+decodes with and without the head, and token ids are compared. vLLM decodes with the exported head;
+its token ids and acceptance are compared with the native engine's. Everything is greedy and in
+float32; the native engine is in the deterministic mode. Refusals of vLLM are recorded with their
+message. Weights are random, so acceptance lengths only show that some drafts were accepted.
 """
 
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from common import RESULTS, environment, human_eval, write_json
 from peers import PeerFailure, vllm_peer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,28 +30,25 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     PretrainedConfig,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 
-from peagle.cli.main import app
-from peagle.engine.completion import Completion
-from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
-from peagle.engine.request import Stats
-from peagle.methods.checkpoint import read_config
-from peagle.methods.load import load_drafter
-from peagle.vllm.head import Head
-from peagle.vllm.process import look
-from peagle.vllm.serve import plan
+sys.path.append(str(RESULTS.parents[1] / "tests"))
+from tiny import CHATML, make_tokenizer  # noqa: E402
+
+from peagle.cli.main import app  # noqa: E402
+from peagle.engine.completion import Completion  # noqa: E402
+from peagle.engine.llm import LLM  # noqa: E402
+from peagle.engine.params import SamplingParams  # noqa: E402
+from peagle.engine.request import Stats  # noqa: E402
+from peagle.heads.find import Head  # noqa: E402
+from peagle.heads.load import load_drafter  # noqa: E402
+from peagle.vllm.head import speculative  # noqa: E402
+from peagle.vllm.process import look  # noqa: E402
+from peagle.vllm.serve import plan  # noqa: E402
 
 VOCAB, WINDOW, STEPS, K, TOKENS = 384, 16, 30, 5, 48
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>"]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -90,22 +88,16 @@ def make_target(config: PretrainedConfig, folder: Path) -> None:
         for name, weight in model.named_parameters():
             weight.copy_(torch.randn(weight.shape) * 0.15 + ("norm" in name))
     model.save_pretrained(folder)
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    tokenizer = make_tokenizer().train_new_from_iterator(
+        human_eval(), VOCAB, initial_alphabet=alphabet
     )
-    backend.train_from_iterator(human_eval(), trainer)
-    names = {"eos_token": SPECIAL[2], "bos_token": SPECIAL[0], "pad_token": SPECIAL[0]}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-    tokenizer.chat_template = CHATML
+    tokenizer.pad_token, tokenizer.chat_template = tokenizer.bos_token, CHATML
     tokenizer.save_pretrained(folder)
 
 
 def peagle(*words: object) -> None:
-    """A command of ours, in this process. Raises what it raises."""
+    """Run a command of peagle in this process."""
     app([str(word) for word in words], standalone_mode=False)
 
 
@@ -126,7 +118,7 @@ def train(target: Path, folder: Path) -> dict[str, Any]:
 
 
 def export(head: Path, target: LLM, output: Path) -> dict[str, Any]:
-    """The head for vLLM, read back: the layout of the published ones, and the same weights."""
+    """Export the head for vLLM and read it back; report its layout and compare its weights."""
     peagle("export", head, output, "--to", "vllm", "--target", target.target.name)
     config = json.loads((output / "config.json").read_text())
     ours, back = (load_drafter(folder, target.target) for folder in (head, output))
@@ -148,16 +140,11 @@ def decode(llm: LLM, prompts: list[list[int]]) -> list[Completion]:
     return llm.generate(prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
 
 
-def count(answers: list[Completion]) -> Stats:
-    """Rounds and accepted draft tokens of all answers."""
-    return sum((answer.stats for answer in answers), Stats())
-
-
 def in_vllm(
     python: str, target: Path, head: Path, prompts: list[list[int]], ours: list[Completion]
 ) -> dict[str, Any]:
     """vLLM's ids and acceptance beside ours, or what it says against the target or the head."""
-    drafter = Head(head, read_config(head), K)
+    drafter = Head(str(head), head, "p-eagle", K)
     _, flags = plan(look(Path(python)), drafter, AutoConfig.from_pretrained(target))
     start = {
         "model": str(target), "dtype": "float32", "max_num_seqs": 1, "max_model_len": 1024,
@@ -166,24 +153,24 @@ def in_vllm(
     }  # fmt: skip
     request = {"prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True}
     result: dict[str, Any] = {"flags": flags}
-    for method, drafts in {"none": None, "p-eagle": drafter.speculative()}.items():
+    for method, drafts in {"none": None, "p-eagle": speculative(drafter)}.items():
         peer = vllm_peer(python, int(os.environ.get("OMP_NUM_THREADS", "1")))
         try:
-            said = peer.ask({**request, "start": {**start, "speculative_config": drafts}})
+            answer = peer.ask({**request, "start": {**start, "speculative_config": drafts}})
         except PeerFailure as failure:
             return {**result, "refused": {"method": method, "message": str(failure)}}
         finally:
             peer.close()
-        pairs = zip(said["token_ids"], ours, strict=True)
+        pairs = zip(answer["token_ids"], ours, strict=True)
         result[method] = {
             "same": sum(theirs == mine.token_ids for theirs, mine in pairs),
-            "acceptance_length": round(said["acceptance_length"], 4),
+            "acceptance_length": round(answer["acceptance_length"], 4),
         }
     return result
 
 
 def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
-    """One row of the table; everything is made in `folder`."""
+    """Measure one row; all files are in `folder`."""
     target = folder / "target"
     make_target(FAMILIES[name](), target)
     trained = train(target, folder)
@@ -192,7 +179,7 @@ def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
     prompts = [llm.tokenizer(q[-120:])["input_ids"] for q in human_eval(8)]
     alone = decode(llm, prompts)
     drafted = decode(llm.use(folder / "run" / "head", K), prompts)
-    stats = count(drafted)
+    stats = sum((answer.stats for answer in drafted), Stats())
     same = sum(a.token_ids == b.token_ids for a, b in zip(alone, drafted, strict=True))
     row = {
         "family": name,
@@ -211,7 +198,7 @@ def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"))
-    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--output", type=Path, default=RESULTS / "families.json")
     args = parser.parse_args()
     rows = []

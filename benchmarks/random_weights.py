@@ -3,12 +3,12 @@
     python benchmarks/random_weights.py openai/gpt-oss-20b --device cuda [--k 3,5,7]
         [--concurrency 1,8,64] [--acceptance p-eagle=3.94,eagle3=3.03]
 
-Weights of the target and of a head are drawn at random, and drafts are accepted as often as those
-of a head with the given acceptance length at K = 7: each token with the same probability if those
-before it are accepted. The cost of a round does not depend on the values of the weights, so the
-throughput is that of a real pair with this acceptance. Texts mean nothing. (Random routers spread
-tokens evenly over the experts of a mixture, as trained ones aim to.) Shapes are in
-benchmarks/shapes/; any folder or file with a configuration does as well.
+Weights of the target and of a head are random. Drafts are accepted at a given acceptance length at
+K = 7: each token with the same probability if the tokens before it are accepted. The cost of a
+round does not depend on the values of the weights, so the throughput is that of a real pair with
+this acceptance. Texts are meaningless. (Random routers spread tokens evenly over the experts of a
+mixture, as trained ones should.) Shapes are in benchmarks/shapes/; any folder or file with a
+configuration works, too.
 """
 
 import argparse
@@ -39,35 +39,28 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.sampling import Choice, Sampler, greedy
 from peagle.engine.tree import Draft
-from peagle.errors import InputError, first_line
+from peagle.errors import InputError
 from peagle.methods.registry import METHODS
-from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
+from peagle.train.spec import HeadSpec, drafter_config
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
 GIVEN_K = 7  # K of the given acceptance lengths
 MAX_K = 32  # of heads and profiles
-SPARE = 64  # tokens of KV cache of a request, beside its prompt and its answer
+SPARE_TOKENS = 64  # of KV cache per request, after its prompt and answer
 
 
 def read_shape(name: str) -> PretrainedConfig:
-    """The text model's configuration of a shipped shape (`openai/gpt-oss-20b`), or of a folder or
-    file. Raises InputError for others, which lists those shipped."""
-    shipped = {file.stem: file for file in sorted(SHAPES.glob("*.json"))}
-    path = Path(name).expanduser()
-    places = (path / "config.json", path, shipped.get(path.name.lower(), path))
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        why = f"no folder with a config.json, and the shapes shipped are {', '.join(shipped)}"
-        raise InputError(f"target {name}: {why}")
-    try:
-        return AutoConfig.from_pretrained(file).get_text_config()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        why = f"{file} is no configuration that transformers knows"
-        raise InputError(f"target {name}: {why} ({first_line(error)})") from error
+    """The text model's configuration of a shipped shape (`openai/gpt-oss-20b`), a folder or a
+    file."""
+    shipped = SHAPES / f"{Path(name).name.lower()}.json"
+    path = shipped if shipped.is_file() else Path(name).expanduser()
+    if not path.exists():
+        raise InputError("no such shape, folder or file", field="shape", value=name)
+    return AutoConfig.from_pretrained(path).get_text_config()
 
 
 def random_target(name: str, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Target:
@@ -75,7 +68,7 @@ def random_target(name: str, device: str = "cpu", dtype: torch.dtype = torch.bfl
     config = read_shape(name)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    # Ids without words: every prompt is given in ids, and nobody reads the answers.
+    # A tokenizer without words: prompts are ids, and no answer is read.
     words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     return Target(model, PreTrainedTokenizerFast(tokenizer_object=words), name)
 
@@ -100,7 +93,8 @@ def profile(acceptance_length: float) -> list[float]:
     Raises InputError for an impossible length.
     """
     if not 1 <= acceptance_length < GIVEN_K + 1:
-        raise InputError(f"acceptance length {acceptance_length}: must be 1 to below {GIVEN_K + 1}")
+        why = f"must be 1 to below {GIVEN_K + 1}"
+        raise InputError(why, field="acceptance length", value=acceptance_length)
     low, high = 0.0, 1.0
     for _ in range(50):
         chance = (low + high) / 2
@@ -112,18 +106,18 @@ def profile(acceptance_length: float) -> list[float]:
 
 
 class GivenAcceptance(Sampler):
-    """Accepts as much of a draft as a profile says, whatever the target's logits are."""
+    """Accepts draft tokens by a profile, whatever the target's logits are."""
 
     accepted: list[float]  # share of rounds whose i-th draft token is accepted
     draws: random.Random
 
     @property
     def plain(self) -> bool:
-        """`choose` is always asked."""
+        """False, so that `choose` is always called."""
         return False
 
     def choose(self, logits: Tensor, draft: Draft) -> Choice:
-        """The chain up to a place that is drawn, then another token than the chain's."""
+        """The chain up to a random length, then a token that differs from the chain's."""
         tokens = draft.tokens
         drawn = self.draws.random()
         accepted = sum(drawn < share for share in self.accepted[: len(tokens)])
@@ -135,7 +129,7 @@ class GivenAcceptance(Sampler):
 
 
 class Accepting:
-    """An LLM whose requests accept drafts as a profile says."""
+    """An LLM whose requests accept drafts by a profile."""
 
     def __init__(self, llm: LLM, accepted: list[float]) -> None:
         self.llm = llm
@@ -145,15 +139,17 @@ class Accepting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.llm, name)
 
-    def prepare(self, request: Request) -> None:
-        """Replace the request's sampler."""
-        self.llm.prepare(request)
+    def make_requests(self, ids: list[int], params: SamplingParams) -> list[Request]:
+        """Requests with another sampler."""
+        requests = self.llm.make_requests(ids, params)
         vocabulary = len(self.llm.target.embedding)
-        sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
-        sampler.accepted = self.accepted
-        sampler.draws = random.Random(self._requests)
-        request.sampler = sampler
-        self._requests += 1
+        for request in requests:
+            sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
+            sampler.accepted = self.accepted
+            sampler.draws = random.Random(self._requests)
+            request.sampler = sampler
+            self._requests += 1
+        return requests
 
 
 class Synthetic(Native):
@@ -166,7 +162,7 @@ class Synthetic(Native):
         self.prompt_tokens = prompt_tokens
 
     def ids(self, messages: list[Message]) -> list[int]:
-        """A prompt for each text, always the same."""
+        """Random token ids that depend on the text only."""
         draws = torch.Generator().manual_seed(len(messages) + sum(map(ord, messages[0]["content"])))
         vocabulary = len(self.llm.target.embedding)
         return torch.randint(vocabulary, (self.prompt_tokens,), generator=draws).tolist()
@@ -179,18 +175,18 @@ def lengths(text: str) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The report, as `peagle bench` writes it; it is written after every load."""
+    """The report in the form of `peagle bench`; it is written after every load."""
     given = args.acceptance
     accepted = {method: profile(length) for method, length in given.items()}
     target = random_target(args.shape, resolve_device(args.device))
     drafters = {method: random_drafter(target, method) for method in given}
-    room = args.prompt_tokens + args.max_tokens + SPARE
+    room = args.prompt_tokens + args.max_tokens + SPARE_TOKENS
     llm = LLM(target, kv_tokens=max(args.concurrency) * room)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
     ways = [Drafting(), *(Drafting(method, "chain", k) for method in given for k in args.k)]
     cells = [Cell(way, load, 0.0) for load in args.concurrency for way in ways]
 
-    def opened(cell: Cell) -> Synthetic:
+    def opened(cell: Cell, seed: int) -> Synthetic:
         method = cell.drafting.method
         used = llm.use(drafters.get(method), **cell.drafting.options, max_batch=cell.concurrency)
         return Synthetic(used, params, args.prompt_tokens, accepted.get(method, []))
@@ -204,15 +200,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     about = {**run.environment(device_name()), "settings": settings}
 
-    def on_done(done: list[Result], whole: bool) -> None:
-        run.write_json(args.output, run.report(done, about, whole))
+    def on_load() -> None:
+        run.write_json(args.output, run.report(results, about))
         bar.advance(task)
 
     prompts = [[f"prompt {number}"] for number in range(args.limit)]
     with progress_bar("loads") as bar:
         task = bar.add_task("", total=len(cells) * args.repeats)
-        run.run([results], opened, prompts, args.repeats, None, on_done)
-    return run.report(results, about, True)
+        run.play(run.by_repeat(results, prompts, args.repeats), opened, on_load=on_load)
+    return run.report(results, about)
 
 
 def main() -> None:
@@ -231,7 +227,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         report = measure(args)
-    except InputError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     print("\n".join(tables.grid(report)))
 

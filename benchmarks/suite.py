@@ -1,10 +1,10 @@
-"""Every benchmark that people quote, one after another: `make bench`.
+"""All published benchmarks, one after another: `make bench`.
 
     python benchmarks/suite.py [--mt-bench FILE] [--vllm-python PYTHON] [--device cuda] [--short]
 
-Each step makes the file of its name in benchmarks/results/; `--only NAME` runs one. The tables of
-the docs are written at the end. `--short` only proves that it works, on a few tokens, and writes
-nothing but to --output. On CUDA a large shape with random weights is measured, too.
+Each step writes the file of its name in benchmarks/results/; `--only NAME` runs one step. Then the
+tables of the docs are written. `--short` tests the scripts on a few tokens and writes to --output
+only. On CUDA a large shape with random weights is measured, too.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from common import RESULTS, TARGET
 
 HERE = Path(__file__).resolve().parent
 GRID = [sys.executable, "-m", "peagle", "bench", TARGET, "--repeats", "1", "--ignore-eos"]
-LONG = "it takes minutes, and tests run its parts"
 
 
 class Step(NamedTuple):
@@ -31,7 +30,7 @@ class Step(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Options that say how much is measured; `short` is None where that takes minutes, too."""
+    """Options for the amount of work; `short` is None if even that takes minutes."""
 
     full: str
     short: str | None
@@ -41,7 +40,6 @@ ROWS = Sizes(
     "--k 1,3,5,7 --concurrency 1,2,4,8 --limit 12 --max-tokens 64",
     "--k 3 --concurrency 2 --limit 2 --max-tokens 4",
 )
-IN_VLLM = ROWS._replace(short=None)
 SHAPE = Sizes(
     "openai/gpt-oss-20b --k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
     "openai/gpt-oss-20b --k 3 --concurrency 1 --limit 1 --max-tokens 8",
@@ -66,6 +64,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     vllm = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
     no_vllm = None if vllm else "no interpreter has vLLM: name it with --vllm-python"
     device = ["--device", args.device]
+    in_vllm = ROWS._replace(short=None)
     given = {
         "acceptance": mt_bench,
         "engines": [] if args.short else vllm,  # which takes minutes to start
@@ -77,12 +76,12 @@ def steps(args: argparse.Namespace) -> list[Step]:
     def step(name: str, command: list[str], sizes: Sizes, missing: str | None = None) -> Step:
         options = sizes.short if args.short else sizes.full
         if options is None:
-            return Step(name, command, LONG)
+            return Step(name, command, "takes minutes, and tests run its parts")
         return Step(name, [*command, *options.split()], missing)
 
     found = [
         step("bench", [*GRID, *device], ROWS),
-        step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], IN_VLLM, no_vllm),
+        step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], in_vllm, no_vllm),
     ]
     for name, sizes in SCRIPTS.items():
         script = [sys.executable, str(HERE / f"{name}.py"), *given.get(name, [])]
@@ -103,7 +102,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     if args.short and args.output == RESULTS:
-        parser.error("--short writes no results that mean anything: name another --output")
+        parser.error("--short writes meaningless results: name another --output")
     for step in steps(args):
         if args.only not in (None, step.name):
             continue

@@ -33,7 +33,7 @@ Report = dict[str, Any]
 
 
 def table(head: list[str], rows: list[list[object]]) -> Lines:
-    """Markdown."""
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(map(str, line)) + " |" for line in lines] + [""]
 
@@ -55,15 +55,6 @@ def length(row: Report) -> str:
     return f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
 
 
-def aims(found: list[Report], name: str, ratio: str) -> Lines:
-    """Aims and whether they are met; None is not measured."""
-    words = {True: "met", False: "not met", None: "not measured"}
-    rows: list[list[object]] = [
-        [aim[name], aim["wanted"], aim[ratio] or "–", words[aim["met"]]] for aim in found
-    ]
-    return table(["aim", "wanted", "found", ""], rows)
-
-
 def acceptance(report: Report) -> Lines:
     """Acceptance length by data set, K and head."""
     found = report["rows"]
@@ -79,7 +70,7 @@ def acceptance(report: Report) -> Lines:
 
 
 def lossless(report: Report) -> Lines:
-    """Outputs with each head beside those of the target alone."""
+    """Outputs with each head compared with the target alone."""
     rows: list[list[object]] = []
     for part, method in dict.fromkeys((row["part"], row["method"]) for row in report["rows"]):
         mine = [r for r in report["rows"] if (r["part"], r["method"]) == (part, method)]
@@ -116,7 +107,7 @@ def heads() -> Lines:
 
 
 def grid(report: Report) -> Lines:
-    """Times the target alone at each load, the best K of each method, and where they cross."""
+    """Speed-ups over the target alone by load, and the best K of each method."""
     rows = report["rows"]
     loads = sorted({row["concurrency"] for row in rows})
     base = {row["concurrency"]: row["output_tps"] for row in rows if row["method"] == "none"}
@@ -133,7 +124,7 @@ def grid(report: Report) -> Lines:
 
 
 def _best(rows: list[Report], loads: list[int]) -> Lines:
-    """P-EAGLE and EAGLE-3 at their best K, one against the other."""
+    """P-EAGLE compared with EAGLE-3, each at its best K."""
     best = dict[tuple[str, int], Report]()
     for row in sorted(rows, key=lambda row: row["output_tps"]):
         best[row["method"], row["concurrency"]] = row
@@ -159,12 +150,13 @@ def trees(report: Report) -> Lines:
             loads[int(part.removeprefix("load "))] = rows
         else:
             lines += _compared(part, rows)
-    more = _under_load(dict(sorted(loads.items()))) if loads else []
-    return [*lines, *more, *aims(report["aims"], "aim", "found")]
+    if loads:
+        lines += _under_load(dict(sorted(loads.items())))
+    return lines
 
 
 def _compared(part: str, rows: list[Report]) -> Lines:
-    """A data set."""
+    """The table of one data set."""
     bases = sorted({base for row in rows for base in row["over"]})
     bases.sort(key=lambda base: base != "alone")
     lines: list[list[object]] = []
@@ -180,7 +172,7 @@ def _compared(part: str, rows: list[Report]) -> Lines:
 
 
 def _under_load(loads: dict[int, list[Report]]) -> Lines:
-    """Times the target alone, by load."""
+    """Speed-ups over the target alone, by load."""
     found = {(c, row["way"]): row for c, rows in loads.items() for row in rows}
     ways = [row["way"] for row in next(iter(loads.values()))]
     lines: list[list[object]] = []
@@ -191,8 +183,8 @@ def _under_load(loads: dict[int, list[Report]]) -> Lines:
     best = list[str]()
     for c in loads:
         row = found[c, "P-EAGLE"]
-        beside = next(base for base in row["over"] if base != "alone")
-        best.append(f"{_over(row, beside)} {beside} (c = {c})")
+        pinned = next(base for base in row["over"] if base != "alone")
+        best.append(f"{_over(row, pinned)} {pinned} (c = {c})")
     first = found[next(iter(loads)), ways[0]]
     title = f"**Loads**, {first['repeats']} repeats, {first['requests']} answers each:"
     against = f"P-EAGLE ÷ the best pinned setting: {', '.join(best)}."
@@ -200,7 +192,7 @@ def _under_load(loads: dict[int, list[Report]]) -> Lines:
 
 
 def _over(row: Report, base: str) -> str:
-    """Times another way's speed."""
+    """The speed-up over another way."""
     return times(*row["over"][base]) if base in row["over"] else "–"
 
 
@@ -214,7 +206,7 @@ def engines(report: Report) -> Lines:
     head = ["c", "engine", "weights", "method", "K", "× ours alone", "tok/s", "AL", "same ids"]
     left = [f"Left out: {name}: {why}." for name, why in report["left_out"].items()]
     settings = where(report, "prompts", "max_tokens", "repeats", "threads")
-    return [settings, "", *table(head, lines), *left, "", *aims(report["goals"], "goal", "ratio")]
+    return [settings, "", *table(head, lines), *left, ""]
 
 
 def families(report: Report) -> Lines:
@@ -243,8 +235,8 @@ def _in_vllm(found: Report | None, prompts: int) -> str:
         if method in found
     ]
     if refused := found.get("refused"):
-        said = refused["message"].replace("|", "\\|")
-        parts.append(f"{NAMES[refused['method']]} refused: `{said}`")
+        message = refused["message"].replace("|", "\\|")
+        parts.append(f"{NAMES[refused['method']]} refused: `{message}`")
     return "; ".join(parts)
 
 

@@ -24,15 +24,15 @@ import torch
 from common import RESULTS, TARGET, environment, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
-from peagle.data.captured import Captured
+from peagle.data.captured import Captures
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
-from peagle.methods.spec import HeadSpec
 from peagle.model.device import keep_freed_memory
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
@@ -104,20 +104,20 @@ def peak(device: torch.device) -> float:
     return 2 * 4096**3 / median(taken[1:])
 
 
-def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captured:
+def captured(folder: Path, target: Target, examples: list[Example], length: int) -> Captures:
     """States of the target for documents of at most `length` tokens, captured into `folder`."""
     config = CaptureConfig(folder, max_length=length)
     plan = plan_capture(target, examples, config)
     capture(in_process(target, plan.origin.feature_layers), examples, folder, plan)
-    return Captured(folder)
+    return Captures([folder])
 
 
-def make(target: Target, examples: list[Example], states: Captured, row: dict[str, Any]) -> Row:
+def make(target: Target, examples: list[Example], states: Captures, row: dict[str, Any]) -> Row:
     """A training that is ready to run; it is never saved."""
     changes = dict(row)
     method, stored = changes.pop("method", "p-eagle"), changes.pop("captured", False)
     spec = HeadSpec(method, layers=4 if method == "p-eagle" else 1, draft_vocab=7680)
-    answers = [[i for i, said in zip(*e, strict=True) if said] for e in examples]
+    answers = [[token for token, trained in zip(*e, strict=True) if trained] for e in examples]
     torch.manual_seed(0)
     drafter = new_drafter(target, answers, spec)
     if changes.pop("correction", False):
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(args.threads)
     target = load_target(TARGET, dtype="bfloat16", device=args.device)
     if device.type == "cpu":
-        keep_freed_memory()  # as a run does
+        keep_freed_memory()  # as in `peagle train`
     examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
         states = captured(Path(folder), target, examples, LENGTH)
@@ -150,22 +150,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.steps):
             for row in rows.values():
                 row.step(count=False)
-        most = peak(device)
+        peak_flops = peak(device)
     settings = {"target": TARGET, "documents": len(examples), "pack": LENGTH, "steps": args.steps,
                 "threads": torch.get_num_threads()}  # fmt: skip
-    lines = [line(name, row, most) for name, row in rows.items()]
-    return {**environment(), "settings": settings, "peak_flops": round(most), "rows": lines}
+    lines = [line(name, row, peak_flops) for name, row in rows.items()]
+    return {**environment(), "settings": settings, "peak_flops": round(peak_flops), "rows": lines}
 
 
-def line(name: str, row: Row, most: float) -> dict[str, Any]:
-    """What is reported of a row."""
+def line(name: str, row: Row, peak_flops: float) -> dict[str, Any]:
+    """The report of one row."""
     seconds, flops = median(row.seconds), median(row.flops)
     return {
         "row": name,
         "answer_tokens_per_second": round(1 / seconds, 1),
         "answer_tokens_a_step": round(median(row.tokens)),
         "megaflops_a_token": round(flops / 1e6),
-        "share_of_peak": round(flops / seconds / most, 3),
+        "share_of_peak": round(flops / seconds / peak_flops, 3),
     }
 
 

@@ -18,7 +18,7 @@ RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch
 COPY pyproject.toml README.md LICENSE ./
 COPY peagle ./peagle
 COPY heads ./heads
-# In place, so that the catalog finds the heads beside the package.
+# In place, so that the catalog finds the heads next to the package.
 RUN pip install --constraint constraints.txt --editable '.[serve]' \
     && useradd --uid 10001 --create-home peagle
 USER 10001

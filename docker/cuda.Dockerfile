@@ -1,4 +1,4 @@
-# Both engines on NVIDIA's GPUs: peagle in vLLM's own image, beside the torch that is there.
+# Both engines on NVIDIA's GPUs: peagle in vLLM's own image, with its torch.
 #   docker build -f docker/cuda.Dockerfile -t peagle:cuda .
 # PEAGLE_ENGINE says which one runs. The entrypoint is that of SageMaker: it is configured by
 # variables (peagle/deploy/container.py).
@@ -10,7 +10,7 @@ WORKDIR /opt/peagle
 COPY constraints-vllm.txt pyproject.toml README.md LICENSE ./
 COPY peagle ./peagle
 COPY heads ./heads
-# In place, so that the catalog finds the heads beside the package.
+# In place, so that the catalog finds the heads next to the package.
 RUN python3 -m pip install --constraint constraints-vllm.txt --editable '.[serve]' \
     && useradd --uid 10001 --create-home peagle
 USER 10001

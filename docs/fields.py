@@ -1,4 +1,4 @@
-"""For the API reference: what the source says beside docstrings, and in them as examples."""
+"""Additions to the API reference: comments of attributes, and examples in docstrings."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ EXAMPLE = re.compile(r"(?:^>>> .*\n?)+", re.MULTILINE)
 
 
 class Fields(Extension):
-    """Gives attributes without a docstring the comment behind them; fences `>>>` examples."""
+    """Give attributes without a docstring the comment after them; fence `>>>` examples."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -17,16 +17,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from peagle.train.batches import Sequence
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import visible
-from peagle.train.partition import partition
+from peagle.train.partition import one_pass, partition
 
 FOLDER = Path(__file__).parent / "figures"
 PROMPT, TOKENS, DEPTHS, RATIO = 4, 12, 4, 0.7  # the sequence that is drawn
 
 
 class Look(NamedTuple):
-    """Colours of a page."""
+    """Colours of light or dark pages."""
 
     name: str
     ink: str
@@ -76,7 +77,7 @@ def canvas(width: float, height: float, x: tuple[float, float], y: tuple[float, 
 
 
 def slots(look: Look) -> Figure:
-    """What the drafter reads and says after x0 … x4, K = 4."""
+    """Inputs and outputs of the drafter after x0 … x4, K = 4."""
     figure, axes = canvas(9, 4.1, (-2.1, 7.1), (-1.25, 3.6))
     rows = ("position", "feature in", "token in", "predicts")
     for y, name in enumerate(rows):
@@ -101,7 +102,7 @@ def slots(look: Look) -> Figure:
 
 
 def passes(look: Look) -> Figure:
-    """EAGLE-3's K drafter passes beside P-EAGLE's one, K = 4."""
+    """EAGLE-3's K drafter passes and P-EAGLE's one, K = 4."""
     figure, axes = canvas(9, 4.4, (-1.5, 11.3), (-0.9, 5.2))
     label(axes, look, (-1.35, 4.75), "EAGLE-3: K passes of the drafter, one after another",
           weight="bold")  # fmt: skip
@@ -137,27 +138,27 @@ def verify(axes: Axes, look: Look, x: float, y: float) -> None:
 
 
 def verification(look: Look) -> Figure:
-    """Which draft tokens stand: two of four, and one token of the target's own."""
+    """Verification of four draft tokens: two are accepted, and the target adds one."""
     figure, axes = canvas(9, 3.5, (-2.5, 5.6), (-0.9, 3.45))
-    rows = ((0, "the target reads"), (1, "the target says"), (2, "draft token"), (3, "emitted"))
+    rows = ((0, "the target reads"), (1, "the target outputs"), (2, "draft token"), (3, "emitted"))
     for y, name in rows:
         label(axes, look, (-0.75, y), name, ha="right", weight="bold")
-    said = ("x5", "x6", "x7", "x8", "x9")
+    outputs = ("x5", "x6", "x7", "x8", "x9")
     read = ("x4", "d1", "d2", "d3", "d4")
     draft = ("d1 = x5", "d2 = x6", "d3 ≠ x7", "d4", "")
     for i in range(5):
         late = i > 2
         box(axes, look, (i, 0), read[i], colour=look.real if i == 0 else look.drafted, dashed=late)
         arrow(axes, look, (i, 0.33), (i, 0.67))
-        box(axes, look, (i, 1), "·" if late else said[i], colour="none" if late else look.target,
+        box(axes, look, (i, 1), "·" if late else outputs[i], colour="none" if late else look.target,
             dashed=late)  # fmt: skip
         if draft[i]:
             box(axes, look, (i, 2), draft[i], colour=look.drafted if i < 2 else "none",
                 dashed=i >= 2, size=8.5)  # fmt: skip
         if i < 3:
-            box(axes, look, (i, 3), said[i], colour=look.drafted if i < 2 else look.target)
-    label(axes, look, (3.6, 3), "two accepted, one of its own", fontsize=8.5, ha="center")
-    label(axes, look, (2, -0.7), "rows behind the first wrong draft token are thrown away",
+            box(axes, look, (i, 3), outputs[i], colour=look.drafted if i < 2 else look.target)
+    label(axes, look, (3.6, 3), "two accepted, one by the target", fontsize=8.5, ha="center")
+    label(axes, look, (2, -0.7), "rows after the first wrong draft token are discarded",
           ha="center", fontsize=8.5)  # fmt: skip
     return figure
 
@@ -170,7 +171,7 @@ def drawn() -> tuple[Elements, torch.Tensor, torch.Tensor]:
 
 
 def elements(look: Look) -> Figure:
-    """Anchors across, depths up: which elements COD keeps."""
+    """Elements that COD keeps: anchors across, depths up."""
     kept, _, answer = drawn()
     pairs = set(zip(kept.anchor.tolist(), kept.depth.tolist(), strict=True))
     figure, axes = canvas(9, 3.9, (-2.1, TOKENS + 0.4), (-1.75, DEPTHS - 0.3))
@@ -227,15 +228,15 @@ def mask(look: Look) -> Figure:
 
 
 def segments(look: Look) -> Figure:
-    """The same elements in two passes: own ones filled, context outlined."""
-    kept, documents, _ = drawn()
-    parts = partition(kept, documents, 2)
+    """The same elements in two passes: trained ones filled, context outlined."""
+    kept, documents, answer = drawn()
+    parts = partition(one_pass(Sequence(documents, answer, documents), kept), documents, 2)
     figure, axes = canvas(9, 2.9, (-1.2, 2 * TOKENS + 1.2), (-1.6, DEPTHS + 0.6))
     for number, part in enumerate(parts):
         left = number * (TOKENS + 0.9)
         label(axes, look, (left + (TOKENS - 2) / 2, DEPTHS + 0.1), f"pass {number + 1}",
               ha="center", weight="bold")  # fmt: skip
-        rows = zip(*(x.tolist() for x in (*part.elements, part.own)), strict=True)
+        rows = zip(*(x.tolist() for x in (*part.elements, part.trained)), strict=True)
         for anchor, depth, own in rows:
             colour = (look.real if depth == 0 else look.placeholder) if own else "none"
             box(axes, look, (left + anchor, depth), "", colour=colour, dashed=not own, width=0.8,

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.core import TyperCommand, TyperGroup
 
-from peagle.cli.main import COMMANDS
+from peagle.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -52,8 +51,8 @@ def heads() -> str:
 
 def commands() -> Iterator[str]:
     """A section for every command that can be run."""
-    for name, (module, _) in COMMANDS.items():
-        found = typer.main.get_command(import_module(module).app)
+    for name in COMMANDS:
+        found = load_command(name)
         parts = found.commands if isinstance(found, TyperGroup) else {}
         if not isinstance(found, TyperGroup) or found.invoke_without_command:
             yield section(f"peagle {name}", found)
@@ -65,14 +64,14 @@ def section(name: str, command: TyperCommand | TyperGroup) -> str:
     """Heading, how it is called, what it does, and its options."""
     context = typer.Context(command, info_name=name)
     usage = command.get_usage(context).removeprefix("Usage:").strip()
-    said = [f"\n## {name}\n", f"```text\n{' '.join(usage.split())}\n```\n", f"{command.help}\n"]
+    page = [f"\n## {name}\n", f"```text\n{' '.join(usage.split())}\n```\n", f"{command.help}\n"]
     for parameter in command.params:
         record = parameter.get_help_record(context)
         if record is None or "completion" in str(parameter.name):
             continue
         names, text = record
-        said.append(f"`{names}`\n:   {plain(text) or '…'}\n")
-    return "\n".join(said)
+        page.append(f"`{names}`\n:   {plain(text) or '…'}\n")
+    return "\n".join(page)
 
 
 def plain(text: str) -> str:

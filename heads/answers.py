@@ -40,7 +40,7 @@ class Missing(Exception):
 
 
 def key(prompt_ids: list[int]) -> str:
-    """Of what was asked."""
+    """A hash of a prompt."""
     return hashlib.sha256(json.dumps(prompt_ids).encode()).hexdigest()[:20]
 
 
@@ -53,7 +53,7 @@ def pack(files: Sequence[Path], output: Path) -> None:
 
 
 def packed_line(line: dict[str, Any], file: Path) -> dict[str, Any]:
-    """What is kept of a line of a data file."""
+    """A line of a data file without its prompt."""
     asked = key(line["prompt_ids"])
     kept = {"file": file.name, "prompt": asked, "answer_ids": line["answer_ids"]}
     if "draw" in line:  # the target wrote the prompt

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make training data for the heads of smollm2-135m: prompts of many kinds, answered by the target.
 #   heads/data.sh train_prompts.jsonl.gz runs/data answers.jsonl.gz more_answers.jsonl.gz
-# The files behind the output are answers that are there already: no prompt is answered twice, and
+# The files after the output are earlier answers: no prompt is answered twice, and
 # texts to translate or to sum up come from them. The same command again continues; what
 # heads/answers.jsonl.gz holds is not decoded again. Two thirds of the answers are greedy; more.jsonl,
 # which was made on a GPU, is greedy and only unpacked.

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from peagle.methods.checkpoint import parse, read_head, state_dict_of
+from peagle.heads.format import read_head, state_dict_of
+from peagle.heads.save import save_drafter
 from peagle.methods.registry import method_of
-from peagle.methods.save import save_drafter
 
 
 def main() -> None:
     head, output = map(Path, sys.argv[1:])
     files = read_head(head)
-    config = parse(files.raw, head / "config.json", None)
+    config = files.parse()
     drafter = method_of(config).build(config)
     drafter.load_state_dict(state_dict_of(files.tensors, config))
     save_drafter(drafter, output, dtype=torch.int8)

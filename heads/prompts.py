@@ -81,11 +81,11 @@ COMPLETE = (
 
 
 class Pool(NamedTuple):
-    """What prompts are made from; each is used at most once for a kind."""
+    """Material of the prompts; each item is used at most once for a kind."""
 
     prompts: list[str]
     texts: list[str]  # answers of the target, in prose
-    functions: list[str]  # heads of Python functions, with what stands under them as a comment
+    functions: list[str]  # heads of Python functions, with the lines under them as a comment
 
 
 Maker = Callable[[random.Random, str], list[str]]

@@ -168,7 +168,7 @@ branch() { # name, tokens
   cd "$folder"
   for method in p-eagle eagle3; do
     mkdir -p "$out/$method"
-    cp -r "$method/checkpoints" "$method/metrics.jsonl" "$method/settings.json" "$out/$method/"
+    cp -r "$method/checkpoints" "$method/metrics.jsonl" "$out/$method/"
     local total=$(($(last "$method/metrics.jsonl" answer_tokens) + $2))
     local share; share=$(awk "BEGIN { print $2 / $total }")
     peagle_train "$out/$method" "$method" "$captured" \

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from peagle.engine.completion import Completion
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
-    from peagle.methods.load import load_drafter
+    from peagle.heads.load import load_drafter
     from peagle.model.drafter import Drafter
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ _HOMES = {
     "Completion": "peagle.engine.completion",
     "SamplingParams": "peagle.engine.params",
     "Drafter": "peagle.model.drafter",
-    "load_drafter": "peagle.methods.load",
+    "load_drafter": "peagle.heads.load",
 }
 
 

@@ -5,10 +5,10 @@ Entries are in catalog.yaml and in files of the same form that users name; see t
 
 import difflib
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import yaml
 
 from peagle.catalog_fields import HubId, Rule, VllmFlags, read_mapping, read_record
-from peagle.errors import InputError, InputWarning, first_line
+from peagle.errors import InputError, first_line
 
 METHODS = ("p-eagle", "eagle3")  # the best first
 PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
@@ -62,11 +62,11 @@ class CatalogHead:
     folder: Path | None = None  # absolute
     hub: HubId | None = None
     licence: str | None = None
-    source: str | None = None  # where somebody else published it
+    source: str | None = None  # page of a head that others published
     acceptance: tuple[Acceptance, ...] = ()
 
     @property
-    def place(self) -> str | None:
+    def location(self) -> str | None:
         """Hub id or folder; None for a folder that is not there."""
         if self.folder is None:
             return self.hub
@@ -75,7 +75,7 @@ class CatalogHead:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One catalog entry; `heads` by method. What nobody recorded is None or empty."""
+    """One catalog entry; `heads` by method. Unknown fields are None or empty."""
 
     target: PackagedGGUF | HubId
     heads: Mapping[MethodName, CatalogHead]
@@ -91,7 +91,7 @@ class Entry:
 
     @property
     def target_name(self) -> str:
-        """Where the target is, for people."""
+        """The target as shown to people."""
         if isinstance(self.target, PackagedGGUF):
             return f"{self.target.member} in {self.target.package}"
         return self.target
@@ -102,7 +102,7 @@ def load_catalog(extra: Path | None = None) -> Mapping[str, Entry]:
     $PEAGLE_CATALOG names. Raises InputError that names file, entry, field and value."""
     named = os.environ.get("PEAGLE_CATALOG")
     if extra is None and named:
-        extra = Path(named).expanduser()
+        extra = Path(expanduser(named))
     entries = _read(PACKAGED)
     if extra is not None:
         entries |= _read(extra)
@@ -118,33 +118,27 @@ def find_entry(name: str, extra: Path | None = None) -> Entry:
 def find_name(name: str, extra: Path | None = None) -> str:
     """The catalog's name for a name or a target's hub id. Raises as `find_entry`."""
     entries = load_catalog(extra)
-    known = _name_in(entries, name)
+    known = _names(entries).get(name.lower())
     if known is not None:
         return known
-    near = [*entries, *_hub_ids(entries)]
+    near = [*entries, *(entry.target_name for entry in entries.values())]
     hint = did_you_mean(name, near) or f"known are {', '.join(sorted(entries))}"
-    raise InputError(f"{name!r} is not in the catalog: {hint}")
+    raise InputError("is not in the catalog", field="name", value=name, fix=hint)
 
 
 def known_entry(name: str, extra: Path | None = None) -> Entry | None:
     """The entry of a catalog name, or of a target's hub id; None for what no entry knows."""
     entries = load_catalog(extra)
-    known = _name_in(entries, name)
+    known = _names(entries).get(name.lower())
     return entries[known] if known else None
 
 
-def _name_in(entries: Mapping[str, Entry], name: str) -> str | None:
-    """Of several entries with one target the last, which is the user's. The hub tells no upper
-    case from lower case."""
-    if name in entries:
-        return name
-    names = {hub_id.lower(): each for hub_id, each in _hub_ids(entries).items()}
-    return names.get(name.lower())
-
-
-def _hub_ids(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Catalog names by their targets' hub ids."""
-    return {entry.target: name for name, entry in entries.items() if isinstance(entry.target, str)}
+def _names(entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Catalog names by themselves and by their targets' hub ids, in lower case as the hub tells
+    none from upper case. Of several entries with one target the last, which is the user's."""
+    targets = {entry.target.lower(): name for name, entry in entries.items()
+               if isinstance(entry.target, str)}  # fmt: skip
+    return targets | {name.lower(): name for name in entries}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
@@ -171,36 +165,10 @@ def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
     return config | {"parallel_drafting": True} if parallel else config
 
 
-def find_head(
-    target: str, head: str | None = None, method: str | None = None, *, field: str = "head"
-) -> str | None:
-    """Folder or hub id of the head to draft with: `head`, or the catalog's; None for none.
-
-    Raises InputError for a method that there is not, and for one whose head is not found; `field`
-    names one. Warns when no method is named and the catalog's head is not installed.
-    """
-    if method is not None and method not in CHOICES:
-        raise InputError(f"method {method!r}: choose {', '.join(CHOICES)}")
-    if method in HEADLESS:
-        return None
-    if head is not None:
-        return head
-    wanted = method or METHODS[0]
-    entry = known_entry(target)
-    known = entry.heads.get(wanted) if entry else None
-    if known is None:
-        why = f"no {wanted} head is known for {target}: name one with `{field}`"
-    elif known.place is not None:
-        return known.place
-    else:
-        packaged = known.folder and known.folder.is_relative_to(PACKAGED.parents[1])
-        fix = INSTALL_HEADS if packaged else f"there is no folder {known.folder}"
-        why = f"the {wanted} head of {target} is not here: {fix}"
-    if method is not None:
-        raise InputError(why)
-    if known is not None:
-        warnings.warn(InputWarning(why), stacklevel=2)
-    return None
+def how_to_get(head: CatalogHead) -> str:
+    """The way to a head whose folder is not there."""
+    packaged = head.folder and head.folder.is_relative_to(PACKAGED.parents[1])
+    return INSTALL_HEADS if packaged else f"there is no folder {head.folder}"
 
 
 def record(name: str, entry: Entry) -> dict[str, Any]:
@@ -216,21 +184,23 @@ def _read(file: Path) -> dict[str, Entry]:
     """The entries of one file."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = read_mapping(content, None)
+        return {name: _entry(each, name, file) for name, each in entries.items()}
     except OSError as error:
-        raise InputError(f"catalog {file}: {error.strerror}") from error
+        raise InputError(f"{error.strerror}", field="catalog", value=file) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        why = first_line(error).rstrip(",")
-        raise InputError(f"catalog {file}: not readable as YAML ({why})") from error
-    entries = read_mapping(content, f"catalog {file}")
-    return {name: _entry(each, f"catalog {file}: {name}", file) for name, each in entries.items()}
+        why = f"not readable as YAML ({first_line(error).rstrip(',')})"
+        raise InputError(why, field="catalog", value=file) from error
+    except InputError as error:
+        raise InputError(str(error), field="catalog", value=file) from error
 
 
-def _entry(content: Any, where: str, file: Path) -> Entry:
-    entry = read_record(Entry, content, where)
+def _entry(content: Any, name: str, file: Path) -> Entry:
+    entry = read_record(Entry, content, name)
     heads = {}
     for method, head in entry.heads.items():
         if (head.folder is None) == (head.hub is None):
-            raise InputError(f"{where}.heads.{method}: give either folder or hub")
+            raise InputError("give either folder or hub", field=f"{name}.heads.{method}")
         folder = _folder(file, head.folder) if head.folder else None
         heads[method] = replace(head, folder=folder)
     return replace(entry, heads=heads)

@@ -1,7 +1,7 @@
-"""Dataclasses made of what a catalog file has, each field checked as its type hint says.
+"""Dataclasses made of a catalog file's content, each field checked as its type hint says.
 
-Each plain type has a rule; `Annotated` gives a field one of its own. Errors name the field and the
-value, after the file and the entry.
+Each plain type has a rule; `Annotated` gives a field one of its own. An error's field is the path
+from the entry's name to the value, as mine.heads.eagle3.k.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ Record = TypeVar("Record")
 
 
 class Rule(NamedTuple):
-    """A test of a value, true for an accepted one, and the words that follow a refused one."""
+    """A test of a value, true for an accepted one, and the reason why a value is refused."""
 
     accepts: Callable[[Any], object]
     refused: str
@@ -52,53 +52,52 @@ FlagValue = Annotated[
 VllmFlags = Mapping[FlagName, FlagValue]
 
 
-def read_record(kind: type[Record], content: Any, where: str) -> Record:
+def read_record(kind: type[Record], content: Any, field: str) -> Record:
     """Make a dataclass of a mapping of its fields: all the required ones and no others."""
-    given = read_mapping(content, where)
+    given = read_mapping(content, field)
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
-    for name in given:
-        if name not in known:
-            raise InputError(f"{where}: unknown field {name!r}; known are {', '.join(known)}")
-    for name, each in known.items():
-        required = each.default is MISSING and each.default_factory is MISSING
-        if required and name not in given:
-            raise InputError(f"{where}: the field {name} is missing")
+    required = {name for name, each in known.items()
+                if each.default is MISSING and each.default_factory is MISSING}  # fmt: skip
+    for name in sorted(given.keys() - known.keys()):
+        fix = f"known are {', '.join(known)}"
+        raise InputError("there is no such field", field=f"{field}.{name}", fix=fix)
+    for name in sorted(required - given.keys()):
+        raise InputError("is missing", field=f"{field}.{name}")
     hints = get_type_hints(kind, include_extras=True)
-    return kind(**{name: _read(hints[name], given[name], f"{where}.{name}") for name in given})
+    return kind(**{name: _read(hints[name], given[name], f"{field}.{name}") for name in given})
 
 
-def read_mapping(content: Any, where: str) -> dict[str, Any]:
+def read_mapping(content: Any, field: str | None) -> dict[str, Any]:
     """Return `content`, which must be a mapping of names."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise InputError(f"{where}: {content!r} is no mapping of names")
+        raise InputError("is no mapping of names", field=field, value=content)
     return content
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
+def _read(hint: Any, value: Any, field: str) -> Any:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         options = [each for each in parts if each is not NoneType]
         chosen = options[0] if isinstance(value, dict) else options[-1]  # a dataclass comes first
-        return _read(chosen, value, where)
+        return _read(chosen, value, field)
     if origin is tuple:
         if not isinstance(value, list):
-            raise InputError(f"{where}: {value!r} is no list")
-        return tuple(_read(parts[0], each, f"{where}[{at}]") for at, each in enumerate(value))
+            raise InputError("is no list", field=field, value=value)
+        return tuple(_read(parts[0], each, f"{field}[{at}]") for at, each in enumerate(value))
     if origin is Mapping:
-        given = read_mapping(value, where)
+        given = read_mapping(value, field)
         for name in given:
-            _check(parts[0], name, where)
-        return {name: _read(parts[1], each, f"{where}.{name}") for name, each in given.items()}
+            _check(parts[0], name, field)
+        return {name: _read(parts[1], each, f"{field}.{name}") for name, each in given.items()}
     if is_dataclass(hint):
-        return read_record(hint, value, where)  # type: ignore[arg-type]
-    if hint is Path:
-        return Path(_read(str, value, where))
-    _check(hint, value, where)
-    return value
+        return read_record(hint, value, field)  # type: ignore[arg-type]
+    kind = str if hint is Path else hint
+    _check(kind, value, field)
+    return Path(value) if hint is Path else value
 
 
-def _check(hint: Any, value: Any, where: str) -> None:
+def _check(hint: Any, value: Any, field: str) -> None:
     """Raise InputError for a value that a plain or annotated type does not accept."""
     rule = hint.__metadata__[0] if get_origin(hint) is Annotated else PLAIN_RULES[hint]
     if not rule.accepts(value):
-        raise InputError(f"{where}: {value!r} {rule.refused}")
+        raise InputError(rule.refused, field=field, value=value)

@@ -1,5 +1,7 @@
 """The error and the warning that users see, and texts shortened for them."""
 
+from pathlib import Path
+
 
 class InputError(ValueError):
     """Bad input of the user: one line that names the field, the value and the fix (exit code 2).
@@ -16,7 +18,7 @@ class InputError(ValueError):
 
     def named(self, field: str | None) -> str:
         """The line, with the field under another name."""
-        value = None if self.value is None else shortened(_shown(self.value))
+        value = None if self.value is None else _shown(self.value)
         subject = " ".join(part for part in (field, value) if part is not None)
         line = f"{subject}: {self.why}" if subject else self.why
         return f"{line}; {self.fix}" if self.fix else line
@@ -37,4 +39,7 @@ def shortened(text: str, most: int = 60) -> str:
 
 
 def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
+    """A value for a message; a path whole, because its end tells more than its beginning."""
+    if isinstance(value, Path):
+        return str(value)
+    return shortened(repr(value) if isinstance(value, str) else str(value))

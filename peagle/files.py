@@ -16,13 +16,13 @@ def unusable(error: Exception, path: Path | None = None, field: str = "output") 
     """The error of a file or folder that cannot be read or written: its path, why, and the fix.
     `path` is the one that the user named; an error of a file elsewhere has its own."""
     own = getattr(error, "filename", None)
-    text = getattr(error, "strerror", None) or first_line(error)
+    why = getattr(error, "strerror", None) or first_line(error)
+    room = "make room, or " if "No space left" in why else ""
     if path and (own is None or Path(str(own)).absolute().is_relative_to(path.absolute().parent)):
-        text = f"{field} {path}: {text}"
-    elif own:
-        text = f"{own}: {text}"
-    room = "make room, or " if "No space left" in text else ""
-    return InputError(f"{text}: {room}{cache_fix(text) or 'name another path'}")
+        own = path
+    fix = room + (cache_fix(f"{own} {why}") or "name another path")
+    where = None if own is None else Path(str(own))
+    return InputError(why, field=field if own is path else None, value=where, fix=fix)
 
 
 def cache_fix(text: str) -> str:
@@ -39,7 +39,7 @@ def writing(path: Path, field: str = "output") -> Iterator[None]:
     """Raises InputError, which names `path`, where something cannot be written there."""
     try:
         yield
-    except (OSError, SafetensorError) as error:  # the latter: the writer's word for a full disk
+    except (OSError, SafetensorError) as error:  # the latter: for a full disk
         raise unusable(error, path, field) from error
 
 
@@ -50,14 +50,23 @@ def check_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=there).close()
 
 
-def replace_file(file: Path, content: str) -> None:
-    """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield a path to write to; its file takes the place of `file` when the block ends, on the disk
+    by then: all of it or none. Raises OSError."""
     made = file.with_name(f".{file.name}")
     try:
-        with made.open("w") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
+        yield made
+        with made.open("rb+") as written:
+            os.fsync(written.fileno())
         os.replace(made, file)
+    except SafetensorError as error:  # the writer's word for a full disk
+        raise OSError(str(error)) from error
     finally:
         made.unlink(missing_ok=True)
+
+
+def replace_file(file: Path, content: str) -> None:
+    """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
+    with replacing(file) as made:
+        made.write_text(content)

@@ -1,4 +1,4 @@
-"""Where files are kept."""
+"""The folder of cached files."""
 
 import os
 from pathlib import Path

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Reply(NamedTuple):
-    """What is sent back; a body of None drops the connection."""
+    """A response; a body of None drops the connection."""
 
     body: Any
     status: int = 200

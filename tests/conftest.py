@@ -1,6 +1,10 @@
-"""Shared fixtures; the tiny random models themselves are in tiny.py and model/families.py."""
+"""Fixtures of all tests; tiny.py and families.py make the tiny random models."""
 
 import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,6 +12,8 @@ import torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from peagle.model.target import Target
 
 if not torch.cuda.is_available():  # before anything imports Triton, as transformers does
     os.environ["TRITON_INTERPRET"] = "1"
@@ -18,3 +24,18 @@ def tokenizer() -> "PreTrainedTokenizerFast":
     from tiny import make_tokenizer  # noqa: PLC0415
 
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def target() -> "Target":
+    """A tiny Llama. Targets never change, so all tests share it."""
+    from tiny import make_target  # noqa: PLC0415
+
+    return make_target()
+
+
+@pytest.fixture
+def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A function that imports a script of benchmarks/ by name."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return import_module

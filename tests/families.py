@@ -42,7 +42,7 @@ def _gemma4_text() -> dict[str, object]:
 
 
 def _gemma4_multimodal() -> Gemma4Config:
-    """What the published Gemma-4 checkpoints are: a text decoder inside a multimodal model."""
+    """A text decoder inside a multimodal model, as in the published Gemma-4 checkpoints."""
     vision = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
@@ -111,7 +111,7 @@ def build(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 @dataclass
 class Reference:
-    """What transformers itself computes for a sequence: logits (T, V), features (T, F·E) of LEFT,
+    """Results of transformers itself for a sequence: logits (T, V), features (T, F·E) of LEFT,
     the last before the final norm."""
 
     ids: Tensor

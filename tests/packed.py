@@ -12,7 +12,7 @@ from peagle.model.attention import AttentionSpec, HeadShape
 
 
 class Rows(NamedTuple):
-    """What one request runs in one forward, and which of its tokens each row sees."""
+    """Rows of one request in one forward, and the tokens that each row sees."""
 
     span: Span
     visible: list[list[tuple[str, int]]]  # ("token", position) or ("row", index), by position

@@ -1,5 +1,5 @@
-"""The documentation site: it builds without a warning, loads nothing from elsewhere, its pictures
-are what the code draws, and every command in it and in the README can be called as it is shown."""
+"""The documentation: it builds without warnings and loads nothing from other hosts. Its pictures
+are up to date, and its commands, imports and file names exist."""
 
 import json
 import re
@@ -12,42 +12,41 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-import typer
 from typer.core import TyperCommand, TyperGroup
 
 import peagle
-from peagle.cli.main import COMMANDS
+from peagle.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`(peagle\s[^`]+)`")
 
 
 def shown(text: str) -> list[list[str]]:
-    """Words behind `peagle` of every command in the shell blocks of a page."""
+    """Arguments of every `peagle` command in the shell blocks of a page."""
     blocks = [block for language, block in FENCE.findall(text) if language == "sh"]
     return [words for block in blocks for words in calls(block)]
 
 
 def calls(block: str) -> Iterator[list[str]]:
-    """Words behind `peagle`, of every line of a shell block that calls it."""
+    """Arguments of every `peagle` command in a shell block."""
     block = re.sub(r"(?:^|(?<=\s))#.*", "", block.replace("\\\n", " "), flags=re.MULTILINE)
     lexer = shlex.shlex(block, posix=True, punctuation_chars=";&|<>\n")
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t", "", True
     for ends, words in groupby(lexer, key=lambda word: set(word) <= set(";&|<>\n")):
         line = list(words)
         if not ends and "peagle" in line:
-            words_behind = line[line.index("peagle") + 1 :]
-            and_more = words_behind[-1:] == ["..."] and not words_behind[-2].startswith("-")
-            yield words_behind[:-1] if and_more else words_behind
+            arguments = line[line.index("peagle") + 1 :]
+            and_more = arguments[-1:] == ["..."] and not arguments[-2].startswith("-")
+            yield arguments[:-1] if and_more else arguments
 
 
 def command_of(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
-    """The command that words call, and the words behind its name."""
+    """The command that words call, and the words after its name."""
     if words[0] not in COMMANDS:
         raise ValueError(f"there is no command {words[0]}")
-    command, rest = typer.main.get_command(import_module(COMMANDS[words[0]][0]).app), words[1:]
+    command, rest = load_command(words[0]), words[1:]
     while isinstance(command, TyperGroup):
         if not rest and not command.invoke_without_command:
             return command, rest
@@ -69,7 +68,7 @@ def check_call(words: list[str]) -> None:
 
 
 def check_span(words: list[str]) -> None:
-    """A command in a sentence, which may lack what the command needs: its name and its options."""
+    """Check the name and the options of a command in a sentence; arguments may be missing."""
     if words[0].startswith("-"):
         return
     command, rest = command_of([word for word in words if word != "…"])
@@ -124,6 +123,14 @@ def test_every_name_that_is_imported_is_there(page: Path) -> None:
             assert hasattr(import_module(module), name.strip()), f"{module}.{name.strip()}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    names = re.findall(r"`([\w/.-]+/[\w.-]+\.(?:py|h|sh|yaml|Dockerfile))`", page.read_text())
+    for name in names:
+        placeholder = name.endswith(("/mine.py", "/test_mine.py", "/NAME.py"))
+        assert placeholder or (ROOT / name).exists() or (ROOT / "peagle" / name).exists(), name
+
+
 def test_every_public_name_is_there() -> None:
     for name in peagle.__all__:
         assert hasattr(peagle, name), name
@@ -161,7 +168,7 @@ def test_recordings_are_small() -> None:
 
 
 def test_the_readmes_speed_ups_were_measured() -> None:
-    """Of what the engine drafts by default, in every part of the benchmark of trees."""
+    """The README's speed-ups of default drafting are those of benchmarks/trees.py."""
     parts = json.loads((ROOT / "benchmarks" / "results" / "trees.json").read_text())["parts"]
     text = (ROOT / "README.md").read_text()
     ways = {

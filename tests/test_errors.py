@@ -31,6 +31,17 @@ def test_a_field_has_another_name_elsewhere() -> None:
 
 def test_a_long_value_is_shortened() -> None:
     assert len(str(InputError("is wrong", field="x", value="y" * 999))) < 90
+    assert "y" * 99 in str(InputError("is wrong", field="x", value=Path("y" * 99))), "but a path"
+
+
+def test_a_path_is_not_shortened() -> None:
+    path = Path("/very/long" * 20, "head")
+    assert str(InputError("is wrong", field="x", value=path)) == f"x {path}: is wrong"
+
+
+def test_a_path_is_whole() -> None:
+    path = Path("folder") / ("y" * 99)
+    assert str(InputError("no such file", field="x", value=path)) == f"x {path}: no such file"
 
 
 def test_refused_compares_the_field() -> None:

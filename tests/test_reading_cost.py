@@ -1,4 +1,4 @@
-"""What must be read to understand a part: the code lines of everything its entry module imports.
+"""Reading cost of each part: the code lines of its entry module and of all that it imports.
 
 A backend is an entry of its own: the engine takes one as an argument and imports none.
 Limits go down, never up: what needs more room makes it elsewhere.

@@ -15,6 +15,7 @@ from peagle.shown import mean_length, model_name
         ("/models/qwen2.5-coder-0.5b-q4_k_m.gguf", "qwen2.5-coder-0.5b-q4_k_m"),
         ("models/a.gguf", "a"),
         ("~/a.gguf", "a"),
+        ("~no-such-user/a.gguf", "a"),
         ("/gone/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
         ("./gone/", "gone"),
         ("here/Qwen2.5", "Qwen2.5"),

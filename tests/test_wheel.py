@@ -72,7 +72,7 @@ class Installed:
         return run(*self.command(*words), stdin=subprocess.DEVNULL, **where)
 
     def works(self, *words: object) -> str:
-        """What a command that succeeds prints."""
+        """The output of a command that succeeds."""
         done = self.peagle(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -183,7 +183,7 @@ def test_the_demo(installed: Installed) -> None:
 
 @contextmanager
 def taken_port() -> Iterator[int]:
-    """A port that somebody listens at."""
+    """A port that is in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -221,7 +221,7 @@ def test_serve_answers(installed: Installed) -> None:
 def test_an_unknown_command_or_model(installed: Installed) -> None:
     assert "no command 'serv': did you mean serve?" in installed.refused("serv", TARGET)
     line = installed.refused("generate", "smolm2-135", *SAY)
-    assert "unknown model 'smolm2-135': did you mean smollm2-135m?" in line
+    assert "unknown model; did you mean smollm2-135m?" in line
 
 
 def test_a_name_on_the_hub_without_a_network(installed: Installed) -> None:
@@ -261,7 +261,7 @@ def test_without_a_compiler(installed: Installed, tiny_target: Path) -> None:
 
 
 def test_without_the_package_of_heads(without_heads: Installed) -> None:
-    remedy = "is not here: pip install 'peagle[demo]'"
+    remedy = "is not here; pip install 'peagle[demo]'"
     assert remedy in without_heads.refused("demo")
     assert remedy in without_heads.refused("generate", TARGET, *SAY, "--method", "p-eagle")
     done = without_heads.peagle("generate", TARGET, *SAY)

@@ -1,4 +1,4 @@
-"""Tiny tokenizers of models that think, and a target that says what it is told to."""
+"""Tiny tokenizers of models that think, and a target with given answers."""
 
 from collections.abc import Callable
 

@@ -92,7 +92,7 @@ def accepted_as_the_reference(
     """Check that the engine's trees are the reference's: tokens, rounds, drafts, what is accepted.
     Returns how many draft tokens were accepted."""
     llm = LLM(target, drafter, nodes=nodes, lookup=False)
-    llm.engine.calibration = Uncalibrated()
+    llm.engine.budget.calibration = Uncalibrated()
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     accepted = 0
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""What a backend is: it runs whole models over a KV cache. One is chosen when an LLM is made.
+"""The protocol of a backend, which runs whole models over a KV cache. An LLM has one.
 
 Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V vocabulary.
 
@@ -54,8 +54,8 @@ class Backend(Protocol):
     name: str
 
     def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:
-        """A target that runs here. `own`: nobody else changes or trains it, so its weights may be
-        laid out anew in their place, and are not in memory twice."""
+        """A target that runs here. `own`: no other object uses it, so its weights may be
+        replaced by a new layout, and are not in memory twice."""
         ...
 
     def drafter(self, drafter: Drafter) -> DrafterModel:

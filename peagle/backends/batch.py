@@ -1,8 +1,8 @@
-"""What one forward computes: the rows of several requests, and which keys each row sees.
+"""The rows of one forward, of several requests, and the keys that each row sees.
 
 Shapes: T rows, B requests, P blocks of the longest request, L slots of the longest tail.
 
-A block holds BLOCK tokens of one request. A *slot* is a place in the cache: slot s is place
+A block holds BLOCK tokens of one request. A *slot* holds one token: slot s is token
 s % BLOCK of block s // BLOCK. The token of a request at position p is in slot
 `block_table[p // BLOCK] * BLOCK + p % BLOCK`.
 

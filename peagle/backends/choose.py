@@ -1,4 +1,8 @@
-"""Which backend runs a model: decided once, from its device and dtype."""
+"""The choice of a backend, made once, by device and dtype.
+
+Only code that has run on its hardware is chosen: CUDA's on an H200, the CPU's on x86-64, for ARM in
+an emulator (docs/status.md).
+"""
 
 import logging
 from importlib.util import find_spec

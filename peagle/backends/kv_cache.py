@@ -58,7 +58,7 @@ class KVCache:
 class FeatureCache:
     """The target's features (blocks · BLOCK, F·E) in the blocks that hold the same tokens' keys.
 
-    A drafter may be any number of slots behind its target, and a block that is found by its content
+    A drafter may have run fewer slots than its target, and a block that is found by its content
     brings the features of what the drafter has not run yet.
     """
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server, asked by streaming chat completions. Never imports torch."""
+"""A client of an OpenAI-compatible server, by streaming chat completions. Never imports torch."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from peagle.bench.load import Answer, AskError, Message
+from peagle.bench.load import Answer, AnswerError, Message
 from peagle.engine.request import Stats
 from peagle.errors import first_line
 
@@ -18,9 +18,9 @@ STREAM_TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait in a queue
 ROUNDS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-FROM_LOOKUP = "peagle:spec_decode_num_accepted_tokens_from_lookup_total"  # of our engine only,
-FORWARDS = "peagle:decode_forwards_total"  # as are these two
-TOKENS = "peagle:decode_tokens_total"
+FROM_LOOKUP = "peagle:spec_decode_num_accepted_tokens_from_lookup_total"
+FORWARDS = "peagle:decode_forwards_total"
+TOKENS = "peagle:decode_tokens_total"  # vLLM has none of the last three
 COUNTED = (ROUNDS, DRAFTED, ACCEPTED, FROM_LOOKUP, FORWARDS, TOKENS)
 Totals = Counter[tuple[str, str]]  # of counters, by their name and their label "position", or ""
 
@@ -46,7 +46,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         await self._client.aclose()
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """Answer a conversation. Raises AskError when the server does not."""
+        """Answer a conversation. Raises AnswerError when the server does not."""
         body = {**self.body, "messages": messages, "stream": True, "seed": next(self._seeds)}
         body["stream_options"] = {"include_usage": True}
         text = ""
@@ -59,9 +59,9 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
                 if event.get("usage"):
                     tokens = int(event["usage"]["completion_tokens"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise AskError(f"no answer ({first_line(error)})", gone=True) from error
+            raise AnswerError(f"no answer ({first_line(error)})", gone=True) from error
         if tokens is None:
-            raise AskError("the stream has no usage: the server must support stream_options")
+            raise AnswerError("the stream has no usage: the server must support stream_options")
         return Answer(text, text, tokens, first or time.perf_counter())
 
     async def drafting(self) -> Stats:
@@ -71,11 +71,11 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         if self._before is None or counted is None:
             return Stats()
         counted.subtract(self._before)
-        places = sorted(int(place) for name, place in counted if name == ACCEPTED)
+        positions = sorted(int(position) for name, position in counted if name == ACCEPTED)
         return Stats(
             counted[ROUNDS, ""],
             counted[DRAFTED, ""],
-            [counted[ACCEPTED, str(place)] for place in places],
+            [counted[ACCEPTED, str(position)] for position in positions],
             counted[FROM_LOOKUP, ""],
             counted[FORWARDS, ""],
             counted[TOKENS, ""],
@@ -101,9 +101,9 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         address = f"{self.url}/chat/completions"
         async with self._client.stream("POST", address, json=body) as response:
             if not response.is_success:
-                said = " ".join((await response.aread()).decode(errors="replace").split())[:300]
-                why = f"HTTP {response.status_code}: {said}"
-                raise AskError(why, gone=response.status_code >= 500)
+                detail = " ".join((await response.aread()).decode(errors="replace").split())[:300]
+                why = f"HTTP {response.status_code}: {detail}"
+                raise AnswerError(why, gone=response.status_code >= 500)
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":

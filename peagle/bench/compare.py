@@ -1,11 +1,11 @@
-"""Two measurements of the same thing: what has become slower or faster."""
+"""Compare two measurements row by row."""
 
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from peagle.bench.run import FORMAT
-from peagle.engine.drafting import Drafting
+from peagle.bench.summary import Cell
 from peagle.errors import InputError
 
 Row = dict[str, Any]
@@ -14,6 +14,7 @@ Row = dict[str, Any]
 class Change(NamedTuple):
     """One row, before and after."""
 
+    cell: Cell
     before: Row
     after: Row
 
@@ -30,47 +31,32 @@ class Change(NamedTuple):
             return "alike"
         return "slower" if self.ratio < 1 else "faster"
 
-    def row(self) -> list[str]:
-        """For a table."""
-        after = self.after
-        return [
-            after["method"],
-            str(Drafting.from_row(after)),
-            f"c = {after['concurrency']}" if after["concurrency"] else "random",
-            f"{after['temperature']:g}",
-            f"{self.before['output_tps']:.1f}",
-            f"{self.after['output_tps']:.1f}",
-            f"{self.ratio:.2f}",
-            self.verdict,
-        ]
-
 
 def compare_files(before: Path, after: Path) -> list[Change]:
     """Rows that both have. Raises InputError when hardware or settings differ."""
-    old, new = _read(before), _read(after)
+    old, new = _read(before, "before"), _read(after, "after")
     for name in sorted((old.keys() | new.keys()) - {"rows", "repeats"}):
         if old.get(name) != new.get(name):
             values = f"{name} {old.get(name)!r} in {before}, {new.get(name)!r} in {after}"
-            raise InputError(f"{values}: not comparable")
-    rows = {_key(row): row for row in old["rows"]}
-    changes = [Change(rows[_key(row)], row) for row in new["rows"] if _key(row) in rows]
+            raise InputError(f"not comparable: {values}")
+    earlier = {Cell.from_row(row): row for row in old["rows"]}
+    later = {Cell.from_row(row): row for row in new["rows"]}
+    changes = [Change(cell, earlier[cell], row) for cell, row in later.items() if cell in earlier]
     if not changes:
         raise InputError(f"{before} and {after} have no row in common")
     return changes
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return row["method"], str(Drafting.from_row(row)), row["concurrency"], row["temperature"]
-
-
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, field: str) -> dict[str, Any]:
     """The device, the settings and the rows of a report."""
     try:
         report = json.loads(file.read_text())
         version = report["format"]
         found = {**report["settings"], "device": report["device"], "rows": report["rows"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{file}: not what `peagle bench` writes ({error!r})") from error
+        why = f"not written by `peagle bench` ({error!r})"
+        raise InputError(why, field=field, value=file) from error
     if version != FORMAT:
-        raise InputError(f"{file}: format {version}, this version reads {FORMAT}")
+        why = f"format {version}, this version reads {FORMAT}"
+        raise InputError(why, field=field, value=file)
     return found

@@ -1,6 +1,6 @@
 """A load: conversations are played, and each turn is timed.
 
-The same code plays them with an engine in this process and with a server behind a URL.
+The same code plays them with an engine in this process and with a server at a URL.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from peagle.engine.request import Stats
 
 Message = dict[str, str]
 Conversations = list[list[str]]  # the user turns of each
-OnTurns = Callable[[int], None]  # told how many turns are done, or left out after a failure
-MAX_FAILURES = 3  # of an asker that may be gone, without an answer to a later question
+OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
+MAX_FAILURES = 3  # without a later answer before a client counts as gone
 
 
-class AskError(RuntimeError):
+class AnswerError(RuntimeError):
     """A turn that was not answered. `gone`: no other may be answered either."""
 
     def __init__(self, why: str, *, gone: bool = False) -> None:
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A turn that was asked."""
+    """One measured turn."""
 
     conversation: int
     turn: int
@@ -56,11 +56,11 @@ class Sample:
         return (self.seconds - self.ttft) / (self.tokens - 1)
 
 
-class Asker(Protocol):
+class Client(Protocol):
     """An engine or a server that answers turns."""
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """Answer a conversation. Raises AskError."""
+        """Answer a conversation. Raises AnswerError."""
 
     async def drafting(self) -> Stats:
         """Drafting statistics since it was opened; no rounds where it counts none."""
@@ -72,7 +72,7 @@ class Played(NamedTuple):
     samples: list[Sample]
     seconds: float  # from the first question to the last token
     drafting: Stats
-    whole: bool  # False: the asker was gone, and the rest was not asked
+    whole: bool  # False: the client was gone, and the rest was not played
 
     @property
     def tokens_per_second(self) -> float:
@@ -85,10 +85,10 @@ class Played(NamedTuple):
 
 
 class _Player:
-    """Plays conversations until the asker is gone."""
+    """Plays conversations until the client is gone."""
 
-    def __init__(self, asker: Asker, on_turns: OnTurns) -> None:
-        self.asker = asker
+    def __init__(self, client: Client, on_turns: OnTurns) -> None:
+        self.client = client
         self.on_turns = on_turns
         self.samples = list[Sample]()
         self.failures = list[float]()  # their times; an answer forgets those before its question
@@ -116,8 +116,8 @@ class _Player:
     async def _ask(self, number: int, turn: int, history: list[Message]) -> Sample:
         started = time.perf_counter()
         try:
-            answer = await self.asker.ask(history)
-        except AskError as error:
+            answer = await self.client.ask(history)
+        except AnswerError as error:
             if error.gone:
                 self.failures.append(time.perf_counter())
             return Sample(number, turn, time.perf_counter() - started, error=str(error))
@@ -129,19 +129,19 @@ class _Player:
     async def played(self) -> Played:
         """The samples, once all conversations have ended."""
         seconds = time.perf_counter() - self.started
-        return Played(self.samples, seconds, await self.asker.drafting(), whole=not self.gone)
+        return Played(self.samples, seconds, await self.client.drafting(), whole=not self.gone)
 
 
 async def closed_loop(
     conversations: Conversations,
     concurrency: int,
-    asker: Asker,
+    client: Client,
     on_turns: OnTurns = lambda turns: None,
     first: int = 0,
 ) -> Played:
     """Play `concurrency` conversations at a time, numbered from `first`; the next begins when one
     has ended."""
-    player = _Player(asker, on_turns)
+    player = _Player(client, on_turns)
     waiting = iter(enumerate(conversations, first))
 
     async def worker() -> None:
@@ -154,10 +154,10 @@ async def closed_loop(
     return await player.played()
 
 
-async def open_loop(conversations: Conversations, rate: float, asker: Asker) -> Played:
+async def open_loop(conversations: Conversations, rate: float, client: Client) -> Played:
     """Begin `rate` conversations per second, whether earlier ones have ended or not. The times are
     those of a Poisson process, the same in every call."""
-    player = _Player(asker, lambda turns: None)
+    player = _Player(client, lambda turns: None)
     gaps = random.Random(0)
     begin = player.started
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The engine in this process, asked as a server is."""
+"""The engine in this process as a client of a load, and measurements with it."""
 
 import asyncio
 import os
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from peagle.bench.load import Answer, AskError, Conversations, Message, OnTurns, Played, closed_loop
-from peagle.bench.run import alternate
+from peagle.bench.load import Answer, AnswerError, Conversations, Message, OnTurns
+from peagle.bench.run import Load, by_conversation, play, play_once
 from peagle.bench.summary import Cell, Result, acceptance_row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
@@ -27,8 +27,8 @@ from peagle.model.drafter import Drafter
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request that runs."""
+class _OpenRequest:
+    """A request whose answer is awaited."""
 
     request: Request
     ended: asyncio.Future[None]
@@ -47,34 +47,33 @@ class Native(AbstractAsyncContextManager["Native"]):
         self.stats = Stats()
         self._seeds = count(params.seed or 0)  # one for each answer
         self._engine = llm.engine
-        self._open = list[_Asked]()
+        self._open = list[_OpenRequest]()
         self._pump: asyncio.Task[None] | None = None
 
     async def __aexit__(self, *_: object) -> None:
-        for asked in self._open:  # left early: the engine is free for others
-            self._engine.cancel(asked.request)
+        for each in self._open:  # left early: the engine is free for others
+            self._engine.cancel(each.request)
         if self._pump is not None:
             self._pump.cancel()
 
     async def ask(self, messages: list[Message]) -> Answer:
-        """Answer a conversation. Raises AskError when it does not fit or fails."""
+        """Answer a conversation. Raises AnswerError when it does not fit or fails."""
         try:
             ids = self.llm.prompt_ids(self.ids(messages))
-            [request] = self.llm.requests(ids, replace(self.params, seed=next(self._seeds)))
-            self.llm.prepare(request)
+            [request] = self.llm.make_requests(ids, replace(self.params, seed=next(self._seeds)))
         except InputError as error:
-            raise AskError(str(error)) from error
-        asked = _Asked(request, asyncio.get_running_loop().create_future())
+            raise AnswerError(str(error)) from error
+        opened = _OpenRequest(request, asyncio.get_running_loop().create_future())
         self._engine.add(request)
-        self._open.append(asked)
+        self._open.append(opened)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
-        await asked.ended
+        await opened.ended
         self.stats += request.stats
-        if request.failure is not None or asked.first is None:
-            raise AskError(request.failure or "no token was generated")
+        if request.failure is not None or opened.first is None:
+            raise AnswerError(request.failure or "no token was generated")
         output = tuple(request.output)
-        return Answer(request.text.text, output, len(output), asked.first)
+        return Answer(request.text.text, output, len(output), opened.first)
 
     async def drafting(self) -> Stats:
         """Statistics of the answers so far."""
@@ -92,19 +91,19 @@ class Native(AbstractAsyncContextManager["Native"]):
                 self._notice(time.perf_counter())
                 await asyncio.sleep(0)
         except Exception as error:
-            for asked in self._open:
-                asked.ended.set_exception(error)
+            for each in self._open:
+                each.ended.set_exception(error)
 
     def _notice(self, now: float) -> None:
         """Record first tokens, and close requests that have finished."""
-        for asked in self._open:
-            request = asked.request
+        for each in self._open:
+            request = each.request
             request.emitted = []
-            if asked.first is None and len(request.tokens) > request.prompt_length:
-                asked.first = now
+            if each.first is None and len(request.tokens) > request.prompt_length:
+                each.first = now
             if request.finish_reason is not None:
-                asked.ended.set_result(None)
-        self._open = [asked for asked in self._open if asked.request.finish_reason is None]
+                each.ended.set_result(None)
+        self._open = [each for each in self._open if each.request.finish_reason is None]
 
 
 def measure_acceptance(
@@ -113,7 +112,7 @@ def measure_acceptance(
     params: SamplingParams,
     on_turns: OnTurns = lambda turns: None,
 ) -> dict[str, Any]:
-    """Answer every turn of every conversation (later turns see the target's own earlier answers).
+    """Answer every turn of every conversation (later turns see the target's earlier answers).
 
     Returns what is drafted, temperature, what was accepted, rounds, output tokens, and how many
     turns were left out because their prompt fills the target's context. Raises InputError for a
@@ -121,11 +120,9 @@ def measure_acceptance(
     """
     prompt_ids(llm.tokenizer, [{"role": "user", "content": conversations[0][0]}])
 
-    async def play() -> Played:
-        async with Native(llm, params) as native:
-            return await closed_loop(conversations, llm.max_batch, native, on_turns)
-
-    played = asyncio.run(play())
+    cell = Cell(llm.drafting, llm.max_batch, params.temperature)
+    load = Load(Result(cell), conversations)
+    played = play_once(load, lambda _, seed: Native(llm, params), on_turns=on_turns)
     answered = [sample for sample in played.samples if sample.error is None]
     return {
         **llm.drafting.row,
@@ -142,14 +139,14 @@ def side_by_side(
     drafters: Mapping[Drafting, Drafter | None],
     prompts: list[str],
     params: SamplingParams,
-    on_prompt: Callable[[], None] = lambda: None,
+    on_load: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """Answer prompts, one at a time, with the target alone and with each drafting in turn."""
     ways = {Drafting(): None, **drafters}
     used = {way: llm.use(drafter, **way.options) for way, drafter in ways.items()}
     results = [Result(Cell(way, 1, params.temperature)) for way in ways]
-    turns = [[prompt] for prompt in prompts]
-    alternate(results, lambda cell: Native(used[cell.drafting], params), turns, on_prompt)
+    loads = by_conversation(results, [[prompt] for prompt in prompts])
+    play(loads, lambda cell, _: Native(used[cell.drafting], params), on_load=on_load)
     return results
 
 

@@ -18,7 +18,7 @@ Points = tuple[list[float], list[float]]  # x and y
 
 
 class MethodFacts(NamedTuple):
-    """What a report shows of a method."""
+    """Title and colour of a method in a report."""
 
     title: str
     colour: str
@@ -104,13 +104,13 @@ def latency(axes: Any, rows: list[Row]) -> bool:
     """Milliseconds to the first token and per token: median, and a line to the 99th percentile."""
     rows = [row for row in fastest(rows) if row["tpot_ms_p50"]]
     methods = read_methods()
-    for place, row in enumerate(rows):
+    for x, row in enumerate(rows):
         colour = methods[row["method"]].colour
         for shift, name, hatch in ((-0.2, "ttft", "//"), (0.2, "tpot", "")):
             half = row[f"{name}_ms_p50"]
             spread = [[0], [max(0, row[f"{name}_ms_p99"] - half)]]
             look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            axes.bar(place + shift, half, 0.38, yerr=spread, **look)
+            axes.bar(x + shift, half, 0.38, yerr=spread, **look)
     names = [f"{methods[row['method']].title}\nc = {row['concurrency']}" for row in rows]
     axes.set_xticks(range(len(rows)), names, fontsize=7)
     axes.set(yscale="log", ylabel="ms", title="TTFT (hatched) and TPOT: median, to p99")
@@ -118,7 +118,7 @@ def latency(axes: Any, rows: list[Row]) -> bool:
 
 
 def pareto(axes: Any, rows: list[Row]) -> bool:
-    """What one user sees against what the machine yields, where there are several loads."""
+    """Speed of one user against that of the machine, where there are several loads."""
     rows = [row for row in fastest(rows) if row["tpot_ms_p50"]]
     _plot_lines(axes, rows, _speeds)
     axes.set(xlabel="tokens a second for one user", ylabel="tokens a second for all")

@@ -19,11 +19,11 @@ HERE = Path(__file__).parent
 def check() -> None:
     """Raises InputError when matplotlib is missing, before hours of measuring."""
     if find_spec("matplotlib") is None:
-        raise InputError("matplotlib is not installed: pip install 'peagle[bench]'")
+        raise InputError("matplotlib is not installed", fix="pip install 'peagle[bench]'")
 
 
 def write(report: dict[str, Any], output: Path) -> list[Path]:
-    """Write OUTPUT.html and OUTPUT-NAME.png beside the JSON file `output`; returns their paths."""
+    """Write OUTPUT.html and OUTPUT-NAME.png next to the JSON file `output`; returns their paths."""
     figures = draw(report["rows"])
     written = [output.with_suffix(".html")]
     for name, figure in figures.items():

@@ -1,16 +1,24 @@
-"""A benchmark: every cell in turn, repeat by repeat, the file written after each."""
+"""Loads of a measurement in their order, and its JSON file."""
 
 import asyncio
 import json
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from peagle.bench.load import Asker, AskError, Conversations, Played, closed_loop, open_loop
+from peagle.bench.load import (
+    AnswerError,
+    Client,
+    Conversations,
+    OnTurns,
+    Played,
+    closed_loop,
+    open_loop,
+)
 from peagle.bench.summary import Cell, Result, row
 from peagle.files import replace_file, writing
 
@@ -18,80 +26,98 @@ FORMAT = 1
 WARM_UP = [{"role": "user", "content": "Say hello."}]
 PACKAGES = ("peagle", "torch", "transformers", "vllm")
 
-Open = Callable[[Cell], AbstractAsyncContextManager[Asker]]
-OnDone = Callable[[list[Result], bool], None]  # everything measured so far; whether that is all
+Open = Callable[[Cell, int], AbstractAsyncContextManager[Client]]  # of a cell, with a seed
+SEEDS = 10_000  # seeds of a load: one for each answer
+
+
+class Load(NamedTuple):
+    """Conversations to play in a cell, once."""
+
+    result: Result
+    conversations: Conversations
+    first: int = 0  # number of the first conversation
 
 
 class Stopped(RuntimeError):
-    """The engine or server stopped answering; what was measured is in the file."""
+    """The engine or server stopped answering; earlier loads are in their results."""
 
 
-def run(  # noqa: PLR0913, PLR0917 (what a benchmark is)
-    groups: list[list[Result]],
-    opened: Open,
-    conversations: Conversations,
-    repeats: int,
-    rate: float | None,
-    on_done: OnDone,
-) -> None:
-    """Play the conversations in every cell, `repeats` times, group by group. The cells of a group
-    are interleaved and their order rotates, so that noise of the machine affects all alike.
-
-    Calls `on_done` after each load. Raises Stopped when a load was not answered to its end.
-    """
-    every = [result for group in groups for result in group]
-    for group in groups:
-        for repeat in range(repeats):
-            turn = repeat * len(group) // repeats
-            for result in group[turn:] + group[:turn]:
-                if not repeat:
-                    asyncio.run(_warm_up(result.cell, opened))
-                played = asyncio.run(_play(result.cell, opened, conversations, rate))
-                result.repeats.append(played)
-                on_done(every, played.whole and all(len(r.repeats) == repeats for r in every))
-                if not played.whole:
-                    raise Stopped(f"{result.cell}: {played.errors[-1]}")
+def by_repeat(results: list[Result], conversations: Conversations, repeats: int) -> Iterator[Load]:
+    """Play all conversations in every cell, `repeats` times. The cells are interleaved and their
+    order rotates, so that noise of the machine affects all alike."""
+    for repeat in range(repeats):
+        turn = repeat * len(results) // repeats
+        for result in results[turn:] + results[:turn]:
+            yield Load(result, conversations)
 
 
-def alternate(
-    results: list[Result],
-    opened: Open,
-    conversations: Conversations,
-    on_done: Callable[[], None] = lambda: None,
-) -> None:
-    """Play every conversation in each cell in turn, a repeat each; the order rotates from
-    conversation to conversation. Calls `on_done` after each conversation.
+def by_conversation(results: list[Result], conversations: Conversations) -> Iterator[Load]:
+    """Play every conversation in each cell in turn; the order rotates from one to the next.
 
     Few conversations are compared more fairly so than cell by cell.
     """
-    for result in results:
-        asyncio.run(_warm_up(result.cell, opened))
     for number, turns in enumerate(conversations):
         turn = number % len(results)
         for result in results[turn:] + results[:turn]:
-            result.repeats.append(asyncio.run(_play(result.cell, opened, [turns], None, number)))
-        on_done()
+            yield Load(result, [turns], number)
+
+
+def play(
+    loads: Iterable[Load],
+    opened: Open,
+    rate: float | None = None,
+    on_load: Callable[[], None] = lambda: None,
+) -> None:
+    """Play loads in order, each cell after a warm-up, and add them to their results.
+
+    Calls `on_load` after each. Raises Stopped when a load was not answered to its end.
+    """
+    for number, load in enumerate(loads):
+        cell = load.result.cell
+        if not load.result.repeats:
+            asyncio.run(_warm_up(cell, opened))
+        played = play_once(load, opened, rate, seed=SEEDS * number)
+        on_load()
+        if not played.whole:
+            raise Stopped(f"{cell}: {played.errors[-1]}")
+
+
+def play_once(
+    load: Load,
+    opened: Open,
+    rate: float | None = None,
+    on_turns: OnTurns = lambda turns: None,
+    seed: int = 0,
+) -> Played:
+    """Play one load, and add it to its result."""
+    cell = load.result.cell
+
+    async def run() -> Played:
+        async with opened(cell, seed) as client:
+            if rate is not None:
+                return await open_loop(load.conversations, rate, client)
+            return await closed_loop(
+                load.conversations, cell.concurrency, client, on_turns, load.first
+            )
+
+    played = asyncio.run(run())
+    load.result.repeats.append(played)
+    return played
 
 
 async def _warm_up(cell: Cell, opened: Open) -> None:
-    async with opened(cell) as asker:
+    async with opened(cell, 0) as client:
         try:
-            await asker.ask(WARM_UP)
-        except AskError as error:
+            await client.ask(WARM_UP)
+        except AnswerError as error:
             raise Stopped(f"{cell}: {error}") from error
 
 
-async def _play(
-    cell: Cell, opened: Open, conversations: Conversations, rate: float | None, first: int = 0
-) -> Played:
-    async with opened(cell) as asker:
-        if rate is not None:
-            return await open_loop(conversations, rate, asker)
-        return await closed_loop(conversations, cell.concurrency, asker, first=first)
-
-
-def report(results: list[Result], about: dict[str, Any], complete: bool) -> dict[str, Any]:
+def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
     """The JSON file: `about` (device, versions, settings), then a row for each cell played."""
+    repeats = about["settings"]["repeats"]
+    complete = all(len(result.repeats) == repeats for result in results)
+    complete &= all(played.whole for result in results for played in result.repeats)
     played = [result for result in results if result.repeats]
     alone = {_load(result.cell): result for result in played if result.cell.drafting.mode == "none"}
     rows = [row(result, alone.get(_load(result.cell))) for result in played]

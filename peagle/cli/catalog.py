@@ -84,7 +84,7 @@ def show(
         if value:
             typer.echo(f"  {what}: {value}")
     for method, head in entry.heads.items():
-        here = head.place or f"{head.folder} (not here: heads are in the repository)"
+        here = head.location or f"{head.folder} (not here: heads are in the repository)"
         typer.echo(f"  {method} head: {here}, K = {head.k}, licence {head.licence or 'unknown'}")
         if head.source:
             typer.echo(f"    source: {head.source}")

@@ -1,28 +1,30 @@
-"""What several commands share: option types, loading, printing."""
+"""Shared by the commands: option types, the choice of the engine, loading, printing."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from peagle.catalog import find_head
-from peagle.cli.options import check_at_least
-from peagle.engine.llm import LLM, Run
+from peagle.cli.options import check_at_least, flag, with_flags
+from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure
+from peagle.engine.run import Run
 from peagle.errors import InputError
-from peagle.methods.load import head_folder
+from peagle.files import unusable
+from peagle.heads.find import find_head
 from peagle.model.loader import load_target, resolve_device
 from peagle.model.target import Target
 from peagle.model.template import use_template
 from peagle.shown import model_name
+from peagle.vllm.process import default_engine
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 console = Console(highlight=False, soft_wrap=True)
@@ -62,9 +64,37 @@ ChatTemplateOption = Annotated[
 StrictOption = Annotated[
     bool,
     "Refuse the first record that cannot be used. Default: at most 5 % of the records are left "
-    "out, and told.",
+    "out, with a warning.",
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+EngineOption = Annotated[
+    Literal["auto", "native", "vllm"],
+    "Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a GPU and an "
+    "installed vLLM, else native.",
+]
+VllmPythonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--vllm-python",
+        envvar="PEAGLE_VLLM_PYTHON",
+        help="Python interpreter that has vLLM installed. Default: the one that runs peagle.",
+    ),
+]
+VLLM_DEVICES = ("auto", "cuda")  # values of --device that vLLM on a GPU serves, too
+LEAVE_OUT = "leave it out, or set `engine` to native"
+# Options of the native engine only: why vLLM has none, and what to do with vLLM.
+NOT_VLLMS = {
+    "k adaptive": ("cannot choose K every round", "give numbers, as `k` 7"),
+    "nodes": ("drafts chains only", "give `k`"),
+    "no_lookup": ("drafts by the head alone", LEAVE_OUT),
+    "methods lookup": ("drafts by a head only", LEAVE_OUT),
+    "device": ("finds its devices itself", LEAVE_OUT),
+    "quantize": ("has its own --quantization", "give that after -- of peagle serve"),
+    "kv_tokens": ("sizes its cache in bytes", "give its --kv-cache-memory-bytes after --"),
+    "allowed_hosts": ("answers to every name", LEAVE_OUT),
+    "max_queue": ("has no limit of waiting requests", LEAVE_OUT),
+    "max_seconds": ("has no limit of time", LEAVE_OUT),
+}
 ForceOption = Annotated[
     bool, "Accept a head that was trained for another target of the same sizes."
 ]
@@ -72,7 +102,7 @@ ForceOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a target runs, and with which head.
+    """Options of a target and its head.
 
     Drafting:
     head: Draft head: a folder or a hub id (owner/name@revision). Default: the catalog's head for
@@ -107,7 +137,7 @@ class ModelOptions:
 
     @property
     def drafting(self) -> str | None:
-        """The method asked for; None: of the head."""
+        """The chosen method; None: the head's."""
         return "none" if self.no_speculation else self.method
 
 
@@ -124,8 +154,7 @@ def open_llm(
 
     method = options.drafting
     check_at_least(1, k=options.k)
-    path = find_head(target, options.head, method)
-    folder = head_folder(path) if path else None  # before the target takes its time to load
+    head = find_head(target, options.head, method)  # before the target takes its time to load
     device = announced_device(options.device)
     check_quantize_device(options.quantize, device)
     logging.disable_progress_bar()
@@ -139,9 +168,7 @@ def open_llm(
             quantize=options.quantize,
         )
         use_template(llm.tokenizer, options.chat_template)
-        drafter = None if folder is None else llm.load_head(folder, force=options.force)
-    if drafter is not None and method not in (None, drafter.config.method):
-        raise InputError(f"head {path} is a {drafter.config.method} head, not {method}")
+        drafter = None if head is None else llm.load_head(head.folder, force=options.force)
     lookup = True if method == "lookup" else None
     if options.no_lookup or method == "none":
         lookup = False
@@ -162,7 +189,7 @@ def open_target(
 
 
 def announced_device(name: str) -> str:
-    """The device of `--device`; auto says on stderr when it selects a GPU."""
+    """Resolve `--device`; print on stderr when auto selects a GPU."""
     device = resolve_device(name)
     if name == "auto" and device != "cpu":
         screen.print(
@@ -173,9 +200,45 @@ def announced_device(name: str) -> str:
 
 
 def check_quantize_device(quantize: str | None, device: str) -> None:
-    """Raises InputError when quantised weights are asked for on a GPU."""
+    """Raises InputError for quantized weights on a GPU."""
     if quantize is not None and resolve_device(device) != "cpu":
-        raise InputError(f"--quantize {quantize}: runs on the CPU only, add --device cpu")
+        fix = "set `device` to cpu"
+        raise InputError("runs on the CPU only", field="quantize", value=quantize, fix=fix)
+
+
+def not_vllms(name: str) -> InputError:
+    """The error of an option that vLLM lacks."""
+    field, _, value = name.partition(" ")
+    why, fix = NOT_VLLMS[name]
+    return InputError(f"vLLM {why}", field=field, value=value or None, fix=fix)
+
+
+def resolve_engine(
+    named: Literal["auto", "native", "vllm"],
+    python: Path | None,
+    options: Collection[str],
+    device: str,
+) -> Literal["native", "vllm"]:
+    """The engine of `--engine`; what auto selects on a GPU machine is printed on stderr.
+
+    Those of the given `options` that vLLM lacks select the native engine with auto, and are
+    refused with vllm.
+    """
+    lacking = [name for name in NOT_VLLMS if name in options]
+    if device in VLLM_DEVICES and "device" in lacking:
+        lacking.remove("device")
+    if named == "vllm" and lacking:
+        raise not_vllms(lacking[0])
+    if named != "auto":
+        return named
+    choice = default_engine(python)
+    if choice.engine == "vllm" and lacking:
+        why = f"vLLM has no {flag(lacking[0])}; without it, vLLM is used"
+        screen.print(f"engine: native, because {why}")
+        return "native"
+    if choice.why and device != "cpu":
+        screen.print(with_flags(choice.why), markup=False)
+    return choice.engine
 
 
 def check_answered(run: Run) -> None:
@@ -193,8 +256,8 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def progress_bar(what: str, kept: str = "") -> Iterator[Progress]:
-    """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C says
-    how many of `what` are done, and what is `kept` of them."""
+    """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C
+    ends it with a line that counts the finished `what`, and adds `kept`."""
     count, note = MofNCompleteColumn(), TextColumn("{task.description}")
     columns = (TextColumn(what), BarColumn(), count, note, TimeRemainingColumn())
     bar = Progress(*columns, console=screen, disable=not screen.is_terminal)
@@ -225,7 +288,7 @@ def _done(bar: Progress, what: str) -> str:
 
 @contextmanager
 def counting(what: str, total: int | None, kept: str) -> Iterator[Callable[..., None]]:
-    """A progress bar for work that reports what is done, the total, and perhaps its tokens."""
+    """A progress bar for work that reports its progress, the total, and perhaps its tokens."""
     started = time.monotonic()
 
     def count(done: int, total: int, tokens: int = 0) -> None:
@@ -237,8 +300,15 @@ def counting(what: str, total: int | None, kept: str) -> Iterator[Callable[..., 
         yield count
 
 
-def existing_file(path: Path, option: str) -> Path:
-    """`path`, or an error that names the option."""
+def unwritable(error: Exception, output: Path, kept: str) -> InputError:
+    """The error of an output that cannot be written any more; `kept`: what was written before."""
+    found = unusable(error, output)
+    fix = "; ".join(filter(None, (found.fix, kept)))
+    return InputError(found.why, field=found.field, value=found.value, fix=fix)
+
+
+def existing_file(path: Path, field: str) -> Path:
+    """`path`. Raises InputError when it is no file."""
     if not path.is_file():
-        raise InputError(f"{option} {path}: no such file")
+        raise InputError("no such file", field=field, value=path)
     return path

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -39,7 +39,7 @@ from peagle.model.template import check_template, check_template_args, load_toke
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 MODEL = Fields("head", "chat_template", "dtype", "device")
-USER = SynthConfig().user  # how user turns are sampled unless told otherwise
+USER = SynthConfig().user  # how user turns are sampled by default
 TemplateArgsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -83,7 +83,7 @@ def synth(
         config,
         mix=_mix(mix),
         user=replace(user, temperature=temperature, max_tokens=prompt_tokens),
-        template_args=_pairs(chat_template_arg or [], "--chat-template-arg"),
+        template_args=_pairs(chat_template_arg or [], "chat_template_arg"),
     )
     llm = open_llm(target, model, max_batch=batch)
     with counting("records", config.count, WRITTEN) as count:
@@ -101,7 +101,7 @@ def regenerate(
     *,
     prompts: Path,
     output: OutputOption,
-    engine: str = "native",
+    engine: Literal["native", "vllm"] = "native",
     url: list[str] | None = None,
     model: str | None = None,
     workers: int = 8,
@@ -126,9 +126,9 @@ def regenerate(
     limit: Number of records to answer. Default: all.
     system: System prompt of every conversation. Default: none.
     """
-    existing_file(prompts, "--prompts")
+    existing_file(prompts, "prompts")
     check_at_least(1, workers=workers, limit=limit, batch=batch)
-    args = _pairs(chat_template_arg or [], "--chat-template-arg")
+    args = _pairs(chat_template_arg or [], "chat_template_arg")
     source: LLM | Engine | Servers
     if url:
         _check_no_engine(engine, options)
@@ -139,32 +139,31 @@ def regenerate(
         use_template(loaded, options.chat_template)
         _check_template(loaded, args)
         source = through_vllm(target, loaded)
-    elif engine == "native":
+    else:
         source = open_llm(target, options, max_batch=batch)
         _check_template(source.tokenizer, args)
-    else:
-        raise InputError(f"--engine {engine!r}: choose native or vllm, or name a --url")
     tokenizer = None if isinstance(source, Servers) else source.tokenizer
     conversations = read_conversations(prompts, system, args, tokenizer=tokenizer, strict=strict)
     with counting("answers", None, WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
-    _tell(report, output)
+    _print_report(report, output)
 
 
 def _check_no_engine(engine: str, options: ModelOptions) -> None:
-    """Raises InputError for what a server decides itself."""
-    named = {"--head": options.head, "--chat-template": options.chat_template}
+    """Raises InputError for options that the server decides itself."""
+    named = {"head": options.head, "chat_template": options.chat_template}
     if engine != "native":
-        named["--engine"] = engine
-    for option, value in named.items():
+        named["engine"] = engine
+    for field, value in named.items():
         if value is not None:
-            raise InputError(f"{option} with --url: the endpoint has its own")
+            why = "the server at `url` has its own"
+            raise InputError(why, field=field, value=value, fix="leave it out")
 
 
-def _tell(report: Report, output: Path) -> None:
+def _print_report(report: Report, output: Path) -> None:
     screen.print(f"wrote {report.answers} answers to {output}")
     if report.truncated:
-        screen.print(f"asked without their oldest turns, to fit the context: {report.truncated}")
+        screen.print(f"answered without their oldest turns, to fit the context: {report.truncated}")
     if report.skipped:
         screen.print(f"[yellow]warning:[/] turns left out, too long even alone: {report.skipped}")
     for problem in report.problems:
@@ -193,7 +192,7 @@ def show(
     record: Number of the record whose tokens are shown, from 1. Default: a summary.
     max_length: Maximum length of a document in tokens, as `train` has it. Default: none.
     """
-    existing_file(file, "data file")
+    existing_file(file, "file")
     check_at_least(1, record=record)
     check_at_least(4, max_length=max_length)
     tokenizer = load_tokenizer(target)
@@ -252,26 +251,26 @@ def _check_template(tokenizer: PreTrainedTokenizerBase, args: dict[str, Any]) ->
     check_template_args(tokenizer, args)
 
 
-def _pairs(texts: list[str], option: str) -> dict[str, Any]:
+def _pairs(texts: list[str], field: str) -> dict[str, Any]:
     """["a=1"] → {"a": 1}, values as in YAML."""
     pairs: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.strip().partition("=")
         if not equals or not name or name in pairs:
-            raise InputError(f"{option} {text!r}: expected name=value, each name once")
+            raise InputError("expected name=value, each name once", field=field, value=text)
         try:
             pairs[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise InputError(f"{option} {text!r}: the value is not YAML") from error
+            raise InputError("the value is not YAML", field=field, value=text) from error
     return pairs
 
 
 def _mix(text: str) -> dict[str, float]:
     """ "chat=2,code=1" → shares."""
-    mix = _pairs(text.split(","), "--mix")
+    mix = _pairs(text.split(","), "mix")
     for kind, share in mix.items():
         if isinstance(share, bool) or not isinstance(share, int | float):
-            raise InputError(f"--mix {kind}={share}: expected a number")
+            raise InputError("expected a number", field="mix", value=f"{kind}={share}")
     return mix
 
 
@@ -279,5 +278,5 @@ def _api_key(variable: str | None) -> str | None:
     if variable is None:
         return None
     if not (key := os.environ.get(variable)):
-        raise InputError(f"--api-key-env {variable}: the variable is not set")
+        raise InputError("the variable is not set", field="api_key_env", value=variable)
     return key

@@ -9,15 +9,14 @@ from rich.table import Table
 from peagle.bench import summary
 from peagle.bench.native import device_name, side_by_side
 from peagle.bench.run import write_json
-from peagle.bench.workload import human_eval
-from peagle.catalog import find_head
+from peagle.bench.workload import human_eval_prompts
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
 from peagle.files import check_folder
+from peagle.heads.find import find_head
 from peagle.shown import mean_length
 
 app = App()
@@ -40,19 +39,19 @@ def demo(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    heads = dict[str, Path]()
-    for method in ("eagle3", "p-eagle"):
-        heads[method] = Path(str(find_head(TARGET, method=method)))
+    ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]
+    heads = {way: find_head(TARGET, method=way.method) for way in ways}
     check_folder(output.parent)
     questions = human_eval_prompts(prompts)
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
-        how: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize, "device": "cpu"}
-        llm = LLM(TARGET, max_batch=1, deterministic=True, **how)
-        drafters = {Drafting(method, "auto", lookup=True): llm.load_head(folder)
-                    for method, folder in heads.items()}  # fmt: skip
-    with progress_bar("prompts", "answered") as bar:
-        task = bar.add_task("", total=prompts)
+        llm = LLM(
+            TARGET, max_batch=1, deterministic=True, dtype=model.dtype, quantize=model.quantize,
+            device="cpu",
+        )  # fmt: skip
+        drafters = {way: llm.load_head(head.folder) for way, head in heads.items() if head}
+    with progress_bar("answers") as bar:
+        task = bar.add_task("", total=prompts * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
     same = all(summary.same(result, measured[0])["same"] == prompts for result in measured)
     results = [_row(result) for result in measured]
@@ -69,7 +68,7 @@ def demo(
     write_json(output, report)
     base = results[0]["tokens_per_second"]
     table = Table("method", "nodes", "tok/s", "speed-up", "tokens a target forward",
-                  "accepted per place")  # fmt: skip
+                  "accepted per position")  # fmt: skip
     for row in results:
         shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
         speed = row["tokens_per_second"]
@@ -93,14 +92,3 @@ def _row(result: summary.Result) -> dict[str, Any]:
         "output_tokens": result.tokens,
         "seconds": round(result.seconds, 3),
     }
-
-
-def human_eval_prompts(count: int) -> list[str]:
-    """The last `count` HumanEval problems, as chat questions (each K was chosen on the first ones).
-
-    Raises InputError when the package human-eval is missing.
-    """
-    questions = human_eval()
-    if not 1 <= count <= len(questions):
-        raise InputError(f"--prompts {count}: choose 1 to {len(questions)}")
-    return questions[-count:]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,9 +22,6 @@ from peagle.deploy.sagemaker import PLACEHOLDERS, Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
 from peagle.errors import InputError
 
-PLACES = ("local", "kubernetes", "sagemaker")
-
-
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
 
@@ -37,7 +34,7 @@ class Where:
     context: Context of kubectl, with --to kubernetes. Default: the current one.
     """
 
-    to: str
+    to: Literal["local", "kubernetes", "sagemaker"]
     namespace: str = "default"
     context: str | None = None
     region: Annotated[
@@ -47,15 +44,11 @@ class Where:
         ),
     ] = None
 
-    def __post_init__(self) -> None:
-        if self.to not in PLACES:
-            raise InputError(f"--to {self.to!r}: choose {', '.join(PLACES)}")
-
     def check_remote(self) -> None:
         """Raises InputError for this machine, where nothing runs in the background."""
         if self.to == "local":
             why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
-            raise InputError(f"--to local: {why}")
+            raise InputError(why, field="to", value=self.to)
 
     @property
     def cluster(self) -> kubernetes.Cluster:
@@ -65,13 +58,13 @@ class Where:
     def aws_region(self) -> str:
         """The region. Raises InputError when it is missing."""
         if not self.region:
-            raise InputError("--region is missing: name it, or set AWS_REGION")
+            raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
         return self.region
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a deployment runs on.
+    """Image and hardware of a deployment.
 
     image: Container image, not with --to local. Default: an image of vLLM; --engine native needs
         one.
@@ -119,7 +112,7 @@ def start(
     port: int | None = None,
     catalog: CatalogOption = None,
 ) -> None:
-    """Start a model, or bring a running one to what is asked for now.
+    """Start a model, or bring a running one to these options.
 
     --to local prints the command line of peagle serve.
 
@@ -139,20 +132,23 @@ def start(
     here = where.to == "local"
     entry = with_profile(name, _entry(name, catalog), profile)
     if engine is None and here:
-        from peagle.cli.engines import resolve_engine  # needs torch
+        from peagle.cli.common import resolve_engine  # needs torch
 
         engine = resolve_engine("auto", None, (), "auto")
     drafting = Drafting(head, method, k)
     spec = make_spec(name, entry, engine, remote=not here, drafting=drafting)
     if profile is not None and spec.engine == "native":
-        raise InputError(f"--profile {profile}: profiles are flags of vLLM: use --engine vllm")
+        why = "profiles are flags of vLLM"
+        raise InputError(why, field="profile", value=profile, fix="set `engine` to vllm")
     if here:
         flags = entry.profiles[profile] if profile else {}
         _serve(spec.serve_command(port, flags), catalog, run=yes and not dry_run)
     elif where.to == "kubernetes":
-        most = max(size.replicas, 4) if size.max_replicas is None else size.max_replicas
+        max_replicas = size.max_replicas
+        if max_replicas is None:
+            max_replicas = max(size.replicas, 4)
         cluster = kubernetes.Cluster(
-            where.namespace, size.image, where.context, size.replicas, most
+            where.namespace, size.image, where.context, size.replicas, max_replicas
         )
         _start_kubernetes(spec, cluster, dry_run, yes)
     else:
@@ -161,7 +157,7 @@ def start(
 
 @app.command()
 def status(name: NameArgument, *, where: Where) -> None:
-    """How a model is doing, with --to kubernetes or sagemaker."""
+    """Print the state of a model, with --to kubernetes or sagemaker."""
     where.check_remote()
     with _failures():
         if where.to == "kubernetes":
@@ -237,17 +233,17 @@ def _start_sagemaker(spec: Spec, account: Account, dry_run: bool, yes: bool) -> 
 
 
 def _account(where: Where, size: Size, dry_run: bool) -> Account:
-    """What SageMaker needs to know; a dry run has placeholders for what is not given, each named
-    on stderr with its option."""
+    """The account and hardware for SageMaker; a dry run has placeholders for missing options, which
+    are named on stderr."""
     region = where.region if dry_run else where.aws_region()
-    asked = {"region": region or "", "role": size.role, "instance_type": size.instance_type}
-    missing = [name for name, value in asked.items() if not value]
+    fields = {"region": region or "", "role": size.role, "instance_type": size.instance_type}
+    missing = [name for name, value in fields.items() if not value]
     if missing and dry_run:
         named = [f"{PLACEHOLDERS[name]} ({flag(name)})" for name in missing]
         typer.echo(f"placeholders, to be given when it starts: {', '.join(named)}", err=True)
-        asked |= {name: PLACEHOLDERS[name] for name in missing}
+        fields |= {name: PLACEHOLDERS[name] for name in missing}
     return Account(
-        **asked, image=size.image, replicas=size.replicas, max_replicas=size.max_replicas
+        **fields, image=size.image, replicas=size.replicas, max_replicas=size.max_replicas
     )
 
 
@@ -263,7 +259,7 @@ def _ask(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InputError(f"{what}: nobody can be asked here: confirm with --yes")
+        raise InputError(f"no terminal to confirm on; give --yes to {what}")
     typer.confirm(f"{what}?", abort=True)
 
 

@@ -20,7 +20,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.options import App, Fields, parse_list, with_flags
+from peagle.cli.options import App, Fields, parse_list
 from peagle.data.dataset import read_prompts
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
@@ -64,15 +64,15 @@ def evaluate(
     params = replace(sampling, seed=0)
     conversations = read_prompts(dataset)[:limit]
     if not conversations:
-        raise InputError(f"--limit {limit}: leaves no record of {dataset}")
+        raise InputError(f"leaves no record of {dataset}", field="limit", value=limit)
     chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
     llm = open_llm(target, model, max_batch=batch)
     if llm.drafter is None and not (llm.drafting.lookup and trees):
-        why = "name one with --head, or give `nodes` to measure lookup"
-        raise InputError(f"no head to measure for {target}: {why}")
+        fix = "name one, or give `nodes` to measure lookup"
+        raise InputError(f"{target} has none to measure", field="head", fix=fix)
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
-    used += [llm.use(llm.drafter, nodes=most, lookup=llm.drafting.lookup) for most in trees]
+    used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
     rows = list[dict[str, Any]]()
     with progress_bar("turns", "answered") as bar:
         turns = sum(map(len, conversations))
@@ -82,19 +82,17 @@ def evaluate(
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
         screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
-    said = None
+    judged = None
     if not no_timing:
         with screen.status("timing the target with and without the head"):
             timings = time_head(llm, rows, conversations, params)
-        said = verdict(timings) if timings else None
-    if said is not None:
-        said["sentence"] = with_flags(said["sentence"])
+        judged = verdict(timings) if timings else None
     if as_json:
-        typer.echo(json.dumps({"rows": rows, "verdict": said}, indent=1))
+        typer.echo(json.dumps({"rows": rows, "verdict": judged}, indent=1))
         return
     print_table(_table(rows))
-    if said is not None:
-        console.print(said["sentence"])
+    if judged is not None:
+        console.print(judged["sentence"])
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -1,10 +1,12 @@
-"""`peagle generate`: complete one prompt, streaming."""
+"""`peagle generate` and `peagle chat`: answers that are streamed to the terminal."""
 
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -19,16 +21,22 @@ from peagle.cli.common import (
     open_llm,
 )
 from peagle.cli.options import App, Fields
-from peagle.cli.show_tree import show_trees
-from peagle.data.chat import prompt_ids
-from peagle.engine.llm import LLM, Run
+from peagle.data.chat import Message, prompt_ids
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
+from peagle.engine.run import Run
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 from peagle.model.template import check_template
 from peagle.shown import mean_length
 
 app = App()
+chat_app = App()
+LEGEND = "a line a node: token, chance that all up to it is accepted, source; ✓ accepted"
+ALONE = "no drafts: the target decodes alone"
+
+CHAT_SAMPLING = Fields("temperature", "top_p", "top_k", "min_p", "seed", max_tokens=512)
 SAMPLING = Fields(
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "regex", "logprobs",
@@ -60,13 +68,15 @@ def generate(
     show_tree: Print the draft tree of every round to stderr first.
     """
     if show_tree and as_json:
-        raise InputError("--show-tree: trees are text for people, leave out --json")
+        raise InputError("trees are text for people", field="show_tree", fix="leave out --json")
     if sampling.logprobs is not None and not as_json:
-        raise InputError(f"--logprobs {sampling.logprobs}: they are part of the JSON, add --json")
+        raise InputError(
+            "they are part of the JSON", field="logprobs", value=sampling.logprobs, fix="add --json"
+        )
     if json_schema is not None:
         sampling = replace(sampling, json_schema=read_schema(json_schema))
     if not prompt.strip():
-        raise InputError("PROMPT is empty: give a text")
+        raise InputError("is empty", field="prompt", fix="give a text")
     llm = open_llm(target, model)
     if not raw:
         check_template(llm.tokenizer, "--raw continues the text as it is")
@@ -83,18 +93,45 @@ def generate(
     console.print(f"[dim]{last_line(llm, run, model)}[/]")
 
 
-def read_schema(path: Path) -> str:
-    """The text of a file; whether it is a schema is seen later."""
+@chat_app.command()
+def chat(
+    target: TargetArgument,
+    model: ModelOptions,
+    sampling: Annotated[SamplingParams, CHAT_SAMPLING],
+) -> None:
+    """Chat with a model. An empty line or the end of input ends the conversation."""
+    llm = open_llm(target, model)
+    check_template(llm.tokenizer)  # before anything is typed
+    history: list[Message] = []
+    while message := _read():
+        history.append({"role": "user", "content": message})
+        run = llm.stream([prompt_ids(llm.tokenizer, history)], sampling)
+        show(run)
+        check_answered(run)
+        console.print(f"[dim]{last_line(llm, run, model)}[/]")
+        history.append({"role": "assistant", "content": run.completions()[0].text})
+
+
+def _read() -> str:
     try:
-        return existing_file(path, "--json-schema").read_text(encoding="utf-8")
+        return console.input("[bold]> [/]").strip()
+    except EOFError:
+        return ""
+
+
+def read_schema(path: Path) -> str:
+    """The text of a file. It is parsed as a schema later."""
+    try:
+        return existing_file(path, "json_schema").read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"--json-schema {path}: not UTF-8 text, give a JSON file") from error
+        fix = "give a JSON file"
+        raise InputError("not UTF-8 text", field="json_schema", value=path, fix=fix) from error
 
 
 def show(chunks: Iterable[Chunk]) -> None:
     """Print a stream, accepted draft tokens in green (plain text when not a terminal).
 
-    Not through rich, which would expand tabs and emoji names in what the model said.
+    Not through rich, which would expand tabs and emoji names in the model's text.
     """
     for chunk in chunks:
         typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
@@ -102,7 +139,7 @@ def show(chunks: Iterable[Chunk]) -> None:
 
 
 def summary(run: Run) -> dict[str, object]:
-    """What `--json` prints."""
+    """The JSON of `--json`."""
     answer = run.completions()[0]
     shown: dict[str, object] = {
         "text": answer.text,
@@ -122,7 +159,7 @@ def summary(run: Run) -> dict[str, object]:
 
 
 def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
-    """How drafting fared, in one line."""
+    """One line about the drafting of an answer and its speed."""
     result, stats = summary(run), run.completions()[0].stats
     parts = ["no drafting"]
     method = llm.drafting.method
@@ -135,3 +172,71 @@ def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
         ]
     parts.append(f"{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s")
     return ", ".join(parts)
+
+
+class Node(NamedTuple):
+    """A node as it is shown."""
+
+    depth: int  # from 0
+    token: int
+    chance: float
+    source: str
+    accepted: bool
+
+
+def show_trees(llm: LLM, run: Run) -> list[Chunk]:
+    """Decode the one request of `run`, and write the draft tree of every round to stderr. Returns
+    what was emitted."""
+    chunks, number = list[Chunk](), 0
+    [request] = run.requests
+
+    def text(tokens: list[int]) -> str:
+        return " ".join(json.dumps(llm.tokenizer.decode(t), ensure_ascii=False) for t in tokens)
+
+    typer.echo(ALONE if llm.drafting.method == "none" else LEGEND, err=True)
+    with closing(run):
+        while request.finish_reason is None:
+            known, draft = len(request.tokens), request.draft
+            chunks += run.step()
+            emitted = request.tokens[known:]
+            if not emitted or llm.drafting.method == "none":
+                continue
+            name = f"round {number}" if number else "prompt"
+            number += 1
+            _write(name, draft, emitted, text)
+    return chunks
+
+
+def _write(name: str, draft: Draft, emitted: list[int], text: Callable[[list[int]], str]) -> None:
+    """A line for the round, and one for each node."""
+    shown = list(nodes(draft, emitted))
+    accepted = sum(node.accepted for node in shown)
+    counts = f"{len(shown)} drafted, {accepted} accepted" if shown else "no draft"
+    rest = emitted[accepted:]
+    then = f", then {text(rest)}" if rest else ""
+    typer.echo(f"{name}: {counts}{then}", err=True)
+    for node in shown:
+        mark, colour = ("✓", "green") if node.accepted else ("·", None)
+        indent = "  " * node.depth
+        line = f"{mark} {indent}{text([node.token])}  {node.chance:.2f}  {node.source}"
+        typer.secho(line, err=True, fg=colour)
+
+
+def nodes(draft: Draft, emitted: Sequence[int]) -> Iterator[Node]:
+    """The nodes of a draft, each before its children; the emitted tokens lead along those that were
+    accepted."""
+    children = draft.children()
+    accepted, row = set[int](), 0
+    for token in emitted:
+        if (row := children.get((row, token), 0)) == 0:
+            break
+        accepted.add(row)
+    below = defaultdict[int, list[int]](list)
+    for row, parent in enumerate(draft.parents, start=1):
+        below[parent].append(row)
+    left = [(0, row) for row in reversed(below[0])]
+    while left:
+        depth, row = left.pop()
+        token, chance = draft.tokens[row - 1], draft.chances[row - 1]
+        yield Node(depth, token, chance, draft.source(row), row in accepted)
+        left += [(depth + 1, child) for child in reversed(below[row])]

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -16,22 +16,25 @@ from peagle.cli.options import INTERRUPTED, with_flags
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
-# command → (module, what `peagle --help` says); modules are imported when their command runs, so
-# that `peagle --version` and `--help` do not wait for torch.
+# command → (module:app below peagle.cli, help). A module is imported when its command runs, so that
+# `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": ("peagle.cli.demo", "Compare plain decoding, EAGLE-3 and P-EAGLE on one model."),
-    "generate": ("peagle.cli.generate", "Complete a prompt, streaming."),
-    "chat": ("peagle.cli.chat", "Chat with a model in the terminal."),
-    "serve": ("peagle.cli.serve", "Serve a model by OpenAI's API, with a console."),
-    "eval": ("peagle.cli.evaluate", "Measure the acceptance length of a head on your prompts."),
-    "bench": ("peagle.cli.bench", "Measure throughput, latency and acceptance under load."),
-    "train": ("peagle.cli.train", "Train a draft head for a model."),
-    "data": ("peagle.cli.data", "Make training data, and inspect it."),
-    "plan": ("peagle.cli.plan", "Estimate memory, disk and hours that training a head takes."),
-    "export": ("peagle.cli.export", "Write a head for vLLM or in the speculators format."),
-    "doctor": ("peagle.cli.doctor", "Check that a head fits its target; name what differs."),
-    "catalog": ("peagle.cli.catalog", "List the models known by name, and their heads."),
-    "deploy": ("peagle.cli.deploy", "Serve a model here, on Kubernetes or on SageMaker."),
+    "demo": ("demo:app", "Compare plain decoding, EAGLE-3 and P-EAGLE on one model."),
+    "generate": ("generate:app", "Complete a prompt, streaming."),
+    "chat": ("generate:chat_app", "Chat with a model in the terminal."),
+    "serve": ("serve:app", "Serve a model by OpenAI's API, with a console."),
+    "eval": ("evaluate:app", "Measure the acceptance length of a head on your prompts."),
+    "bench": ("bench:app", "Measure throughput, latency and acceptance under load."),
+    "train": ("train:app", "Train a draft head for a model."),
+    "data": ("data:app", "Make training data, and inspect it."),
+    "plan": ("plan:app", "Estimate memory, disk and hours that training a head takes."),
+    "export": ("head:export_app", "Write a head for vLLM or in the speculators format."),
+    "doctor": (
+        "head:doctor_app",
+        "Check that a head fits its target; name what differs.",
+    ),
+    "catalog": ("catalog:app", "List the models known by name, and their heads."),
+    "deploy": ("deploy:app", "Serve a model here, on Kubernetes or on SageMaker."),
 }
 PANELS = {  # how `peagle --help` groups them
     "Run": ("demo", "generate", "chat", "serve", "catalog"),
@@ -57,8 +60,13 @@ FIRST = {  # what `peagle` alone shows: the commands that most people need first
 }
 
 
+def load_command(name: str) -> Any:
+    """Import a command's module, and build the click command."""
+    return typer.main.get_command(resolve_name(f"peagle.cli.{COMMANDS[name][0]}"))
+
+
 def first_screen() -> str:
-    """What `peagle` without a command prints."""
+    """The text that `peagle` without a command prints."""
     lines = ["P-EAGLE speculative decoding: run, measure and train draft heads.", ""]
     for call, text in FIRST.items():
         lines += [f"  peagle {call}", f"      {text}"]
@@ -71,7 +79,7 @@ def check_gone(command: str, *arguments: str) -> None:
     options = [f"{command} {argument.partition('=')[0]}" for argument in arguments]
     for name in (command, *options):
         if name in GONE:
-            raise InputError(f"{name} was removed: {GONE[name]}")
+            raise InputError("was removed", field=name, fix=GONE[name])
 
 
 class _LazyGroup(TyperGroup):
@@ -103,11 +111,10 @@ class _LazyGroup(TyperGroup):
         check_gone(*args)
         if args[0] not in COMMANDS:
             near = get_close_matches(args[0], COMMANDS, n=1)
-            why = f"did you mean {near[0]}?" if near else "peagle --help lists all"
-            raise InputError(f"no command {args[0]!r}: {why}")
+            fix = f"did you mean {near[0]}?" if near else "peagle --help lists all"
+            raise InputError("no such command", field="command", value=args[0], fix=fix)
         name, _, rest = super().resolve_command(ctx, args)
-        module = import_module(COMMANDS[str(name)][0])
-        return name, typer.main.get_command(module.app), rest
+        return name, load_command(str(name)), rest
 
 
 app = typer.Typer(cls=_LazyGroup, add_completion=False)
@@ -120,8 +127,8 @@ def _version(wanted: bool) -> None:
 
 
 @contextmanager
-def _our_warnings_in_a_line() -> Iterator[None]:
-    """Each of our own warnings once, as one line on stderr; others as Python shows them."""
+def _warnings_in_a_line() -> Iterator[None]:
+    """Print each InputWarning once, as one line on stderr; other warnings as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", InputWarning)
         # torch's, of bf16 rows under float32 norms, as autocast has them in training.
@@ -153,11 +160,11 @@ def root(
     ] = False,
 ) -> None:
     """P-EAGLE speculative decoding: run, measure and train parallel-drafting heads."""
-    context.with_resource(_our_warnings_in_a_line())
+    context.with_resource(_warnings_in_a_line())
 
 
 def in_a_line(error: Exception) -> str:
-    """An error as its user reads it: which file, where a file is to blame, and what to do."""
+    """The line of an error; an OSError names its file and the fix."""
     from peagle.files import cache_fix, unusable
 
     text = str(unusable(error) if isinstance(error, OSError) else error)

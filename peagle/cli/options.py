@@ -8,7 +8,8 @@ A line `Panel:` in either begins a panel of --help. A type that commands share h
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
@@ -47,17 +48,28 @@ class App(typer.Typer):
 
 
 class _Command(TyperCommand):
-    """Names an option by its flag where the core's message names a field."""
+    """Names options by their flags in errors, where the core names fields."""
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        with self._running():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx):  # type: ignore[no-untyped-def]
-        running = RUNNING.set(self)
-        try:
+        with self._running():
             return super().invoke(ctx)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        before = RUNNING.set(self)
+        try:
+            yield
         except InputError as error:
-            error.args = (with_flags(str(error)),)
+            error.why = with_flags(error.why)
+            error.fix = error.fix and with_flags(error.fix)
+            error.args = (error.named(error.field and _flag_of(error.field)),)
             raise
         finally:
-            RUNNING.reset(running)
+            RUNNING.reset(before)
 
 
 def group_with_default(command: str) -> type[TyperGroup]:
@@ -72,44 +84,52 @@ def group_with_default(command: str) -> type[TyperGroup]:
 
 
 def with_flags(text: str) -> str:
-    """A message of the core for people: a field in backticks, or at the beginning, becomes the
-    flag of the running command's option of that name."""
-    command = RUNNING.get()
-    params = command.params if command is not None else []
-    flags = {param.name: param.opts[0] for param in params if param.opts[0].startswith("--")}
-    start = re.match(r"\w+(?=[ :])", text)
-    if start and start[0] in flags:
-        text = flags[start[0]] + text[start.end() :]
+    """The text with the flags of the running command in place of fields in backticks."""
+    flags = _flags()
     return FIELD.sub(lambda found: flags.get(found[1], found[0]), text)
 
 
+def _flag_of(field: str) -> str:
+    """The flag of a field, or of a part of one (stop[1]); a field without a flag stays."""
+    name, bracket, part = field.partition("[")
+    return _flags().get(name, name) + bracket + part
+
+
+def _flags() -> dict[str | None, str]:
+    """Flags of the running command's options by their fields."""
+    command = RUNNING.get()
+    params = command.params if command is not None else []
+    return {param.name: param.opts[0] for param in params if param.opts[0].startswith("--")}
+
+
 def given(context: typer.Context, name: str) -> bool:
-    """Whether an option has a value that is not its default."""
+    """Return whether an option has a value that is not its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
-def parse_list(text: str, field: str, kind: type[N], least: int = 0) -> tuple[N, ...]:
+def parse_list(text: str, field: str, kind: type[N], minimum: int = 0) -> tuple[N, ...]:
     """ "3,7" → (3, 7), of int or float."""
     try:
-        numbers = tuple(kind(part) for part in text.split(","))
+        parsed = tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        why = f"expected {'whole ' * (kind is int)}numbers separated by commas"
-        raise InputError(f"`{field}` {text!r}: {why}") from error
-    if min(numbers) < least:
-        raise InputError(f"`{field}` {text!r}: each must be at least {least}")
-    return numbers
+        numbers = "whole numbers" if kind is int else "numbers"
+        why = f"expected {numbers} separated by commas"
+        raise InputError(why, field=field, value=text) from error
+    if min(parsed) < minimum:
+        raise InputError(f"each must be at least {minimum}", field=field, value=text)
+    return parsed
 
 
-def check_at_least(least: int, **values: float | None) -> None:
-    """Raises InputError for an option below `least`; None is an option not given."""
+def check_at_least(minimum: int, **values: float | None) -> None:
+    """Raises InputError for an option below `minimum`; None is an option not given."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise InputError(f"`{name}` {value}: must be at least {least}")
+        if value is not None and value < minimum:
+            raise InputError(f"must be at least {minimum}", field=name, value=value)
 
 
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with options in the place of dataclasses, as Typer takes it."""
+    """The function as Typer takes it: with options in place of dataclasses."""
     hints = get_type_hints(function, include_extras=True)
     texts = documented(function)
     groups = dict[str, tuple[type, list[str]]]()
@@ -127,6 +147,8 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(**values: Any) -> Any:
+        for name in values.keys() & hints.keys():
+            _check_choice(name, hints[name], values[name])
         for name, (kind, names) in groups.items():
             values[name] = _build(kind, {field: values.pop(field) for field in names})
         return function(**values)
@@ -148,7 +170,7 @@ def optional(hint: Any) -> tuple[Any, bool]:
 
 
 def _plain(hint: Any) -> tuple[Any, Any, list[Any]]:
-    """A type, and what it is annotated with: its help or Typer's own, and a panel or none."""
+    """A type without its annotation; its help or Typer's option; and its panel, if any."""
     if get_origin(hint) is not Annotated:
         return hint, None, []
     kind, note, *panel = get_args(hint)
@@ -193,7 +215,7 @@ def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
 
 
 def _option(name: str, hint: Any, default: Any) -> Parameter:
-    """A parameter as Typer takes it; one that is annotated with Typer's own stays as it is."""
+    """A parameter as Typer takes it; one with an option of Typer is unchanged."""
     kind, note, panel = _plain(hint)
     if isinstance(note, str):
         kind, spelling, settings = _typed(kind, flag(name), default)
@@ -233,6 +255,14 @@ def _whole_or_auto(text: str | int) -> int | None:
         raise typer.BadParameter(f"{text!r} is not a valid whole number") from error
 
 
+def _check_choice(name: str, hint: Any, value: object) -> None:
+    """Raises InputError for a value that the option's Literal does not have."""
+    kind, _ = optional(_plain(hint)[0])
+    if get_origin(kind) is Literal and value is not None and value not in get_args(kind):
+        *others, last = get_args(kind)
+        raise InputError(f"choose {', '.join(others)} or {last}", field=name, value=value)
+
+
 def _build(kind: type, values: dict[str, Any]) -> Any:
     """A dataclass from its options' values. Raises InputError, also for a field that is missing."""
     hints = get_type_hints(kind)
@@ -241,7 +271,9 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
         hint = hints[name]
         if value is None and name in required:
             note, _ = documented(kind)[name]
-            raise InputError(f"{name} is missing: name a {note[0].lower()}{note[1:].rstrip('.')}")
+            fix = f"name a {note[0].lower()}{note[1:].rstrip('.')}"
+            raise InputError("is missing", field=name, fix=fix)
+        _check_choice(name, hint, value)
         if isinstance(value, list):
             values[name] = tuple(value)
         elif isinstance(value, str) and get_origin(optional(hint)[0]) is tuple:

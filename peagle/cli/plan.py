@@ -12,14 +12,14 @@ from rich.table import Table
 from peagle.cli.common import JsonOption, TargetArgument, console
 from peagle.cli.options import App, Fields, check_at_least
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
+from peagle.train.spec import HeadSpec
 
 app = App()
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What training is planned.
+    """Options of the planned training.
 
     tokens: Number of answer tokens to train on.
     context: Length of a training sequence in tokens.
@@ -48,7 +48,8 @@ class Training:
         check_at_least(1, tokens=self.tokens)
         check_at_least(4, context=self.context)
         if not 0 < self.answered <= 1:
-            raise InputError(f"answered {self.answered}: must be above 0, at most 1")
+            why = "must be above 0, at most 1"
+            raise InputError(why, field="answered", value=self.answered)
 
 
 @app.command()

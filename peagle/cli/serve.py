@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle.cli.common import (
+    NOT_VLLMS,
+    EngineOption,
     ModelOptions,
     TargetArgument,
+    VllmPythonOption,
     check_quantize_device,
     open_llm,
+    resolve_engine,
     screen,
 )
-from peagle.cli.engines import NOT_VLLMS, EngineOption, VllmPythonOption, resolve_engine
 from peagle.cli.options import App, check_at_least, given
 from peagle.errors import InputError
 from peagle.model.loader import resolve_device
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 app = App()
 PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-# Where it listens and to whom is checked here. Of a flag given twice, vLLM takes the last.
-OURS = ("host", "port", "api-key", "model")
+# These are checked here; of a flag given twice, vLLM takes the last.
+OPTIONS_OF_SERVE = ("host", "port", "api-key", "model")
 VllmFlags = Annotated[
     list[str] | None,
     typer.Argument(
@@ -50,7 +53,7 @@ ApiKeyOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that people are told of."""
+    """A running server, as its start is announced."""
 
     model: str  # as clients call it
     host: str  # as it was bound
@@ -131,8 +134,8 @@ def serve(
         from peagle.server.run import bind, check_host, log_to_stderr
         from peagle.server.run import serve as run
     except ModuleNotFoundError as error:
-        why = f"{error.name} is not installed"
-        raise InputError(f"serve: {why}, pip install 'peagle[serve]'") from error
+        fix = "pip install 'peagle[serve]'"
+        raise InputError(f"{error.name} is not installed", fix=fix) from error
 
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
@@ -160,11 +163,16 @@ def serve(
             )
         )
     if vllm_flags:
-        raise InputError(f"{vllm_flags[0]}: flags after -- are vLLM's: use --engine vllm")
+        raise InputError(
+            "flags after -- are vLLM's",
+            field="vllm_flags",
+            value=vllm_flags[0],
+            fix="set `engine` to vllm",
+        )
     check_host(host, api_key, allow_no_key)
     check_at_least(0, max_queue=max_queue)
     if not max_seconds > 0:
-        raise InputError(f"--max-seconds {max_seconds:g}: must be above 0")
+        raise InputError("must be above 0", field="max_seconds", value=max_seconds)
     check_quantize_device(options.quantize, options.device)
     listening = bind(host, port)
     options = replace(options, device=resolve_device(options.device))
@@ -193,8 +201,8 @@ def _serve_vllm(settings: "ServeSettings") -> None:
     launch = prepare(settings)
     screen.print(launch.summary)
     console = any(PAGES in flag for flag in settings.flags)
-    own = "VLLM_API_KEY" if launch.environ.get("VLLM_API_KEY") else None
-    key = "PEAGLE_API_KEY" if settings.api_key else own
+    of_vllm = "VLLM_API_KEY" if launch.environ.get("VLLM_API_KEY") else None
+    key = "PEAGLE_API_KEY" if settings.api_key else of_vllm
     Serving(settings.model, settings.host, settings.port, key=key, console=console).show()
     sys.stdout.flush()
     os.execve(launch.command[0], launch.command, launch.environ)
@@ -205,5 +213,6 @@ def _check_flags(flags: Sequence[str]) -> None:
     given = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
     for flag in given:
         name = flag.removeprefix("--").replace("_", "-")
-        if name in OURS:
-            raise InputError(f"--{name}: give it before --, it is an option of peagle serve")
+        if name in OPTIONS_OF_SERVE:
+            why = "is an option of peagle serve, not of vLLM"
+            raise InputError(why, field=name.replace("-", "_"), fix="give it before --")

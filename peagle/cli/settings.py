@@ -33,10 +33,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def _from_recipe(context: typer.Context, name: str | None) -> str | None:
-    """Whatever else says what a setting is takes precedence, and may have come first."""
+    """Settings of a recipe; those of other sources take precedence and may be read first."""
     if name is not None:
         if name not in RECIPES:
-            raise InputError(f"--recipe {name}: choose {' or '.join(RECIPES)}")
+            raise InputError(f"choose {' or '.join(RECIPES)}", field="recipe", value=name)
         context.default_map = RECIPES[name] | dict(context.default_map or {})
     return name
 
@@ -45,11 +45,12 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     if path is None:
         return
     try:
-        loaded = yaml.safe_load(existing_file(path, "--config").read_text())
+        loaded = yaml.safe_load(existing_file(path, "config").read_text())
     except NOT_YAML as error:
-        raise InputError(f"--config {path}: not YAML ({first_line(error)})") from error
+        why = f"not YAML ({first_line(error)})"
+        raise InputError(why, field="config", value=path) from error
     if not isinstance(loaded, dict):
-        raise InputError(f"--config {path}: expected name: value lines")
+        raise InputError("expected name: value lines", field="config", value=path)
     _use(context, loaded)
 
 
@@ -58,11 +59,11 @@ def _from_words(context: typer.Context, words: list[str] | None) -> None:
     for text in words or []:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"{text!r}: overrides are name=value")
+            raise InputError("expected name=value", field="overrides", value=text)
         try:
             pairs[name] = yaml.safe_load(value)
         except NOT_YAML as error:
-            raise InputError(f"setting {name} {value!r:.40}: {first_line(error)}") from error
+            raise InputError(first_line(error), field=name, value=value) from error
     _use(context, pairs)
 
 
@@ -112,11 +113,9 @@ def _use(context: typer.Context, pairs: Mapping[str, object]) -> None:
 
 
 def _unknown(name: str, known: Iterable[str]) -> InputError:
-    every = f"known are {', '.join(known)}"
     near = get_close_matches(name, known, n=1)
-    if near:
-        every = f"did you mean {near[0]}? {every[0].upper()}{every[1:]}"
-    return InputError(f"setting {name!r}: unknown; {every}")
+    fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+    return InputError("unknown setting", field=name, fix=fix)
 
 
 def _known(context: typer.Context) -> dict[str, Any]:
@@ -138,4 +137,4 @@ def _typed(name: str, kind: Any, value: object) -> object:
             return TRUTH[text.lower()]
         return kind(text) if kind in EXPECTED else text
     except (ValueError, KeyError) as error:
-        raise InputError(f"setting {name} {text!r}: expected {EXPECTED[kind]}") from error
+        raise InputError(f"expected {EXPECTED[kind]}", field=name, value=text) from error

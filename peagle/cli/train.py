@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
@@ -21,6 +21,7 @@ from peagle.cli.common import (
     open_target,
     progress_bar,
     screen,
+    unwritable,
 )
 from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
@@ -30,10 +31,9 @@ from peagle.data.example import Example
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
-from peagle.files import check_folder, unusable
-from peagle.methods.load import load_drafter
-from peagle.methods.save import with_provenance
-from peagle.methods.spec import HeadSpec
+from peagle.files import check_folder
+from peagle.heads.load import load_drafter
+from peagle.heads.save import with_provenance
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
@@ -41,21 +41,23 @@ from peagle.shown import mean_length
 from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume as continue_run
-from peagle.train.resume import start_over
+from peagle.train.resume import start_from_here
+from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import Measure, States, Trainer
 from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
 from peagle.train.warm_start import new_drafter, with_correction, with_norms
 
 app = App()
-SYNTH_TOKENS, SYNTH_LEAST = 256, 20  # of a written answer, at most; records, at least
-MAX_LENGTH = 1024  # tokens of a document, unless told otherwise
+SYNTH_TOKENS = 256  # maximum tokens of a written answer
+MIN_SYNTH_RECORDS = 20
+MAX_LENGTH = 1024  # default maximum tokens of a document
 PAPER_LENGTH = 8192  # with --recipe paper
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run starts from.
+    """The start of a run.
 
     Data:
     data: Training data: a JSONL file (plain or .gz), captured folders separated by commas, or
@@ -73,14 +75,13 @@ class Start:
 
     data: str | None = None
     init_from: str | None = None
-    correction: str | None = None
+    correction: Literal["frozen", "joint"] | None = None
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if self.correction not in (None, "frozen", "joint"):
-            raise InputError(f"correction {self.correction}: choose frozen or joint")
         if self.correction == "frozen" and self.init_from is None:
-            raise InputError("correction frozen: name the head with `init_from`")
+            fix = "name it with `init_from`"
+            raise InputError("needs a head", field="correction", value="frozen", fix=fix)
 
 
 @app.command()
@@ -113,19 +114,19 @@ def train(
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     data = start.data
     if data is None:
-        raise InputError("--data is missing: name a JSONL file of answers")
+        raise InputError("is missing", field="data", fix="name a JSONL file of answers")
     captured = _captures(data)
     if captured is None and data != "synth":
-        existing_file(Path(data), "--data")
-    measured_on = None if held_out is None else existing_file(held_out, "--held-out")
+        existing_file(Path(data), "data")
+    measured_on = None if held_out is None else existing_file(held_out, "held_out")
     max_length = _max_length(max_length, captured, recipe)
     if checkpoints(training.output) and not start.resume:
-        why = "add --resume, or name a new folder"
-        raise InputError(f"{training.output} holds a checkpoint: {why}")
+        fix = "add `resume`, or name a new folder"
+        raise InputError("holds a checkpoint", field="output", value=training.output, fix=fix)
     check_folder(training.output)
     if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        why = "for several processes make it first, with peagle data synth"
-        raise InputError(f"--data synth: {why}")
+        fix = "make it first, with peagle data synth"
+        raise InputError("is for one process", field="data", value=data, fix=fix)
     screen.quiet = int(os.environ.get("RANK", "0")) > 0  # of several processes the first one speaks
     device = _own_device(device)
     model = open_target(target, chat_template, device="cpu" if training.shard else device)
@@ -137,7 +138,7 @@ def train(
     examples, states, walk = _split(examples, captured, model, measured_on, strict)
     where = torch.device(device)
     trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
-    (continue_run if start.resume else start_over)(trainer)
+    (continue_run if start.resume else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
 
 
@@ -164,7 +165,7 @@ def _split(
     measured_on: Path | None,
     strict: bool,
 ) -> _Split:
-    """All of the data to train on where a file to measure on is named, else most of it."""
+    """Hold documents out of the data, unless a file to measure on is named."""
     if measured_on is not None:
         assert target.tokenizer is not None
         read = read_examples(measured_on, target.tokenizer, target.max_context, strict=strict)
@@ -189,7 +190,7 @@ def _measure(walk: Walk) -> Measure | None:
 
 
 def _own_device(name: str) -> str:
-    """The device of this process: its own GPU, where torchrun started several."""
+    """The device of this process: one GPU each, where torchrun started several."""
     device = resolve_device(name)
     local = os.environ.get("LOCAL_RANK", "0")
     return resolve_device(f"cuda:{local}") if device == "cuda" else device
@@ -209,21 +210,22 @@ def _tapped(
     return spec
 
 
-def _max_length(asked: int | None, captured: Captures | None, recipe: str | None) -> int:
-    """Longest document, in tokens."""
+def _max_length(chosen: int | None, captured: Captures | None, recipe: str | None) -> int:
+    """Maximum tokens of a document."""
     cuts = [] if captured is None else [part.origin.max_length for part in captured.parts]
     for cut in cuts:
-        if asked not in (None, cut):
-            raise InputError(f"max_length {asked}: the captured documents were cut to {cut}")
-    check_at_least(4, max_length=asked)
+        if chosen not in (None, cut):
+            why = f"the captured documents were cut to {cut}"
+            raise InputError(why, field="max_length", value=chosen)
+    check_at_least(4, max_length=chosen)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
-    return default if asked is None else asked
+    return default if chosen is None else chosen
 
 
 def _documents(
     data: Captures | str, target: Target, config: TrainConfig, max_length: int, strict: bool
 ) -> list[Example]:
-    """What is trained on: captured, made by the target here, or read from a file."""
+    """Training documents: captured, written by the target now, or read from a file."""
     if not isinstance(data, str):
         data.check(target)
         return data.examples()
@@ -240,7 +242,7 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
         records = config.steps * config.batch
     elif config.max_train_tokens is not None:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
-    wanted = SynthConfig(count=max(records, SYNTH_LEAST), max_tokens=SYNTH_TOKENS)
+    wanted = SynthConfig(count=max(records, MIN_SYNTH_RECORDS), max_tokens=SYNTH_TOKENS)
     file = config.output / "data.jsonl"
     with counting("records", records, WRITTEN) as count:
         synthesize(LLM(target), file, wanted, count)
@@ -291,7 +293,7 @@ def _train(trainer: Trainer, measured: int) -> None:
             raise typer.Exit(1) from error
         except (OSError, SafetensorError) as error:
             kept = "what was saved before is whole: --resume goes on from there"
-            raise InputError(f"{unusable(error, output)}; {kept}") from error
+            raise unwritable(error, output, kept) from error
     if trainer.accelerator.is_main_process:
         for folder in (output / "head", output / "best"):
             if folder.is_dir():
@@ -306,7 +308,8 @@ def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
     """A head to start from, in float32, as one that is trained for this target."""
     method = drafter.config.method
     if method != spec.method:
-        raise InputError(f"--method {spec.method}: the head of --init-from is {method}, name that")
+        why = f"the method of the head of `init_from` is {method}"
+        raise InputError(why, field="method", value=spec.method, fix="name that")
     drafter.config = replace(drafter.config, depths=spec.depths)
     now = target_hashes(target)
     known = drafter.config.provenance

@@ -1,4 +1,4 @@
-"""From a conversation to token ids and the mask of the assistant's tokens."""
+"""Token ids of a conversation, and the mask of the assistant's tokens."""
 
 import json
 import re
@@ -14,7 +14,8 @@ from peagle.model.template import NO_ARGS, apply_template
 from peagle.model.thoughts import THINKING, find_thoughts
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-SYSTEM_ROLES, ASKING = ("system", "developer"), ("user", "tool")
+SYSTEM_ROLES = ("system", "developer")
+ASKING = ("user", "tool")
 ROLES = (*ASKING, "assistant", *SYSTEM_ROLES)
 KEPT = ("tool_call_id", "name")  # templates read these too
 CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
@@ -22,7 +23,7 @@ Message = dict[str, Any]
 
 
 class Style(NamedTuple):
-    """What a chat template is given besides the messages."""
+    """Arguments of a chat template besides the messages."""
 
     tools: list[Any] | None = None  # JSON schemas of functions
     args: Mapping[str, Any] = NO_ARGS  # such as enable_thinking=False
@@ -65,9 +66,10 @@ def render(
     how = json.dumps({"tools": style.tools, "args": dict(style.args)}, default=str)
     lost = _left_out(tokenizer, template, turns, answer, how)
     if lost is not None:
-        what = f"a turn of role {messages[lost]['role']!r}, or a call in it"
-        why = f"the chat template leaves out {what}: put it into another turn"
-        raise InputError(f"messages[{lost}]: {why}")
+        why = "the chat template leaves out this turn, or a call in it"
+        role = messages[lost]["role"]
+        fix = "put it into another turn"
+        raise InputError(why, field=f"messages[{lost}]", value=role, fix=fix)
     return text
 
 
@@ -79,23 +81,26 @@ def _left_out(
     answer: bool,
     style: str,  # JSON of tools and args
 ) -> int | None:
-    """The first turn that the template leaves out, in whole or a call in it; found out with words
-    of our own. None where there is no such turn, or the template refuses the words."""
-    messages, words = list[Message](), list[list[str]]()
+    """The first turn that the template leaves out, as a whole or a call in it, tried with invented
+    words. None where there is no such turn, or the template refuses the words."""
+    messages: list[Message] = []
+    words: list[list[str]] = []
     for number, (role, count) in enumerate(turns):
         word = f"word{number:05}"
         names = [f"{word}c{call}" for call in range(count)]
         message: Message = {"role": role, "content": "" if names else word, "tool_call_id": CALL_ID}
         if names:
-            message["tool_calls"] = [_tool_call({"name": n}) | {"id": CALL_ID} for n in names]
+            message["tool_calls"] = [{**_function(n, {}), "id": CALL_ID} for n in names]
         messages.append(message)
         words.append(names or [word])
     try:
         text = apply_template(tokenizer, messages, answer=answer, **json.loads(style)).lower()
     except InputError:
         return None
-    lost = (number for number, own in enumerate(words) if any(word not in text for word in own))
-    return next(lost, None)
+    for number, parts in enumerate(words):
+        if not all(word in text for word in parts):
+            return number
+    return None
 
 
 def encode_documents(
@@ -110,7 +115,7 @@ def encode_documents(
     """
     documents: list[tuple[str, list[tuple[int, int]]]] = []  # text, first and last of each answer
     messages = _begun_by_user(tokenizer, messages, style)
-    asked = False  # answers before are context
+    asked = False  # earlier answers are context
     for index, message in enumerate(messages):
         asked |= message["role"] in ASKING and bool(message["content"])
         if message["role"] != "assistant" or not asked:
@@ -119,7 +124,7 @@ def encode_documents(
         after = render(tokenizer, messages[: index + 1], answer=False, style=style)
         if not after.startswith(before):
             why = "the chat template rewrites earlier turns: answers cannot be located"
-            raise InputError(f"{why}; `peagle data regenerate` gives their exact tokens")
+            raise InputError(why, fix="`peagle data regenerate` gives their exact tokens")
         first = len(before) + _made_up(tokenizer, message, after[len(before) :])
         spans = [(first, len(after.rstrip()))]
         if documents and after.startswith(documents[-1][0].rstrip()):
@@ -133,8 +138,8 @@ def encode_documents(
 def _begun_by_user(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style
 ) -> list[Message]:
-    """The conversation; where the template refuses that the assistant begins it, the user does,
-    without a word."""
+    """The conversation; where the template refuses an assistant's turn at the beginning, an empty
+    user's turn comes first."""
     first = next((n for n, turn in enumerate(messages) if turn["role"] not in SYSTEM_ROLES), 0)
     try:
         if messages[first]["role"] == "assistant":
@@ -178,12 +183,12 @@ def to_messages(record: dict[str, Any]) -> list[Message]:
     turns = record.get("messages", record.get("conversations"))
     if not isinstance(turns, list) or not turns:
         raise InputError("needs 'messages' (role, content) or 'conversations' (from, value)")
-    return [_message(turn) for turn in turns]
+    return [_message(turn, f"messages[{number}]") for number, turn in enumerate(turns)]
 
 
-def _message(turn: object) -> Message:
+def _message(turn: object, field: str) -> Message:
     if not isinstance(turn, dict):
-        raise InputError(f"a turn is {turn!r:.40}: expected an object with role and content")
+        raise InputError("must be an object with role and content", field=field, value=turn)
     role = turn.get("role", turn.get("from"))
     if isinstance(role, str):
         role = SHAREGPT_ROLES.get(role, role)
@@ -191,42 +196,52 @@ def _message(turn: object) -> Message:
     calls = turn.get("tool_calls") if role == "assistant" else None
     if calls and content is None:
         content = ""
-    if role not in ROLES or not isinstance(content, str):
-        raise InputError(f"turn with role {role!r}: expected one of {ROLES} and a text")
+    if role not in ROLES:
+        fix = f"choose {', '.join(ROLES)}"
+        raise InputError("has an unknown role", field=field, value=role, fix=fix)
+    if not isinstance(content, str):
+        raise InputError("its content must be a text", field=field, value=content)
     message = {"role": role, "content": content}
     message |= {key: turn[key] for key in KEPT if turn.get(key) is not None}
     if thought := next((turn[key] for key in THINKING if turn.get(key)), None):
         message |= dict.fromkeys(THINKING, thought)
     if calls:
-        message["tool_calls"] = [_tool_call(call) for call in calls]
+        message["tool_calls"] = [_tool_call(call, field) for call in calls]
     return message
 
 
-def _tool_call(call: object) -> dict[str, Any]:
+def _tool_call(call: object, field: str) -> dict[str, Any]:
     """A call as templates read it: OpenAI's, with arguments that are an object, not its JSON."""
-    function = call.get("function", call) if isinstance(call, dict) else None
+    given = call if isinstance(call, dict) else {}
+    function = given.get("function", given)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InputError(f"tool call {call!r:.40}: expected a function with name and arguments")
+        raise InputError("a tool call must be a function with a name", field=field, value=call)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _from_json(arguments, "tool call arguments")
-    given = {"name": function["name"], "arguments": arguments}
-    identity = {"id": call["id"]} if isinstance(call, dict) and "id" in call else {}
-    return {**identity, "type": "function", "function": given}
+        arguments = _from_json(arguments, field)
+    identity = {"id": given["id"]} if "id" in given else {}
+    return identity | _function(function["name"], arguments)
+
+
+def _function(name: str, arguments: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def to_style(record: dict[str, Any]) -> Style:
     """Read `tools` and `template_args` of a record. Raises InputError for values of other types."""
-    tools, args = record.get("tools"), record.get("template_args") or {}
+    tools = record.get("tools")
+    args = record.get("template_args") or {}
     if isinstance(tools, str):
-        tools = _from_json(tools, "'tools'")
-    if not isinstance(tools, list | None) or not isinstance(args, dict):
-        raise InputError("'tools' must be a list and 'template_args' an object")
+        tools = _from_json(tools, "tools")
+    if not isinstance(tools, list | None):
+        raise InputError("must be a list", field="tools", value=tools)
+    if not isinstance(args, dict):
+        raise InputError("must be an object", field="template_args", value=args)
     return Style(tools or None, args)
 
 
-def _from_json(text: str, what: str) -> Any:
+def _from_json(text: str, field: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{what} {text!r:.40}: not JSON") from error
+        raise InputError("not JSON", field=field, value=text) from error

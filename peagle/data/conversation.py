@@ -1,4 +1,4 @@
-"""Conversations to answer, and what is known of one while it is answered."""
+"""Conversations to answer, and the state of one while it is answered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from peagle.data.chat import PLAIN_STYLE, Message, Style
 
 
 class Conversation(NamedTuple):
-    """Something to answer: `asks[i]` are the messages that lead to the i-th answer."""
+    """A conversation to answer: `asks[i]` are the messages that lead to the i-th answer."""
 
     asks: list[list[Message]]
     style: Style = PLAIN_STYLE
@@ -20,16 +20,16 @@ class PendingRecord:
 
     number: int  # from 0
     conversation: Conversation
-    messages: list[Message] = field(default_factory=list)  # asked and answered so far
+    messages: list[Message] = field(default_factory=list)  # turns so far, with their answers
     lines: list[dict[str, Any]] = field(default_factory=list)
     answers: int = 0
-    truncated: int = 0  # of them, those whose conversation lost its oldest turns to fit
-    skipped: int = 0  # turns not answered: the first of them is too long even alone
+    truncated: int = 0  # answers whose conversation lost its oldest turns to fit
+    skipped: int = 0  # turns not answered: one that is too long even alone, and all after it
     tries: int = 0  # failed requests, counted by the caller
 
     @property
     def open(self) -> bool:
-        """Whether there is a turn left to answer."""
+        """True while a turn is left to answer."""
         return self.answers + self.skipped < len(self.conversation.asks)
 
     def asked(self) -> list[Message]:
@@ -39,7 +39,7 @@ class PendingRecord:
     def add_answer(
         self, asked: list[Message], answer: Message, tokens: dict[str, list[int]] | None = None
     ) -> None:
-        """Add the answer to `asked`, which is `self.asked()` or what was left of it.
+        """Add the answer to `asked`, which is `self.asked()` or its newest turns.
 
         With the answer's tokens every answer is a line. Without, a line holds the conversation and
         teaches all its answers, so there is one, and another after every truncation.

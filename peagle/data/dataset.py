@@ -2,9 +2,9 @@
 
 import gzip
 import json
-import re
 import warnings
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -27,36 +27,36 @@ from peagle.data.example import Example
 from peagle.errors import InputError, InputWarning
 from peagle.model.template import NO_ARGS
 
-VALUES = re.compile(r"'[^']*'|\d+")  # in which errors of one kind differ
 MAX_UNUSABLE = 0.05  # share of the records
 ANSWER: Message = {"role": "assistant", "content": "answer"}
 T = TypeVar("T")
 
 
 class NoAnswer(InputError):
-    """A record that has no answer within the length that documents are cut to."""
+    """An error of a record without an answer within the maximum length of documents."""
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a JSONL file. Raises InputError with file and line number."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"data file {path}: no such file")
+        raise InputError("no such data file", value=path)
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
+        line_name = Path(f"{path}:{number}")  # as editors and compilers write it
         try:
             record = json.loads(line.rstrip())
         except json.JSONDecodeError as error:
             why = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise InputError(f"{path}:{number}: not JSON ({why})") from error
+            raise InputError(f"not JSON ({why})", value=line_name) from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}:{number}: not UTF-8 ({error.reason})") from error
+            raise InputError(f"not UTF-8 ({error.reason})", value=line_name) from error
         except RecursionError as error:
-            raise InputError(f"{path}:{number}: nested too deeply") from error
+            raise InputError("nested too deeply", value=line_name) from error
         if not isinstance(record, dict):
             found = type(record).__name__
-            raise InputError(f"{path}:{number}: expected a JSON object, found {found}")
+            raise InputError(f"expected a JSON object, found {found}", value=line_name)
         yield record
 
 
@@ -65,7 +65,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"data file {path}: cannot be read ({error})") from error
+        raise InputError(f"cannot be read ({error})", value=path) from error
 
 
 def read_prompts(path: str | Path) -> list[list[str]]:
@@ -85,8 +85,8 @@ def read_conversations(
     tokenizer: PreTrainedTokenizerBase | None = None,  # whose template must take them
     strict: bool = False,
 ) -> list[Conversation]:
-    """Read what every record asks, turn by turn: `turns`, or a conversation without its answers;
-    nothing of a record that cannot be used (see `usable`).
+    """Read the user's side of every record, turn by turn: `turns`, or a conversation without its
+    answers. A record that cannot be used (see `usable`) gives an empty conversation.
 
     A record keeps its own system turn; others begin with `system`. Tool calls and their results
     stay where they are. `template_args` go over the record's own.
@@ -107,13 +107,14 @@ def read_conversations(
 
 
 def usable(path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool) -> list[T | None]:
-    """Parse the records of a file; None in the place of one that cannot be used, for which `parse`
-    raises InputError. They are told by reason (InputWarning).
+    """Parse the records of a file; a record for which `parse` raises InputError gives None. An
+    InputWarning counts these by reason.
 
     Raises InputError for an empty file, for one of which nothing or less than 95 % can be used
     (NoAnswer is no fault), and, `strict`, for the first record that cannot.
     """
-    found, reasons = list[T | None](), dict[str, list[str]]()
+    found = list[T | None]()
+    reasons: dict[str, list[str]] = defaultdict(list)  # errors that differ in values have one
     wrong = 0
     for number, record in enumerate(read_records(path), start=1):
         try:
@@ -122,19 +123,19 @@ def usable(path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool)
             text = f"record {number}: {error}"
             faulty = not isinstance(error, NoAnswer)
             if strict and faulty:
-                raise InputError(f"{path}: {text}") from error
+                raise InputError(text, value=Path(path)) from error
             found.append(None)
             wrong += faulty
-            reasons.setdefault(VALUES.sub("", str(error)), []).append(text)
+            reasons[error.why].append(text)
     if not found:
-        raise InputError(f"{path}: no records: the file is empty")
+        raise InputError("no records: the file is empty", value=Path(path))
     lost = sum(map(len, reasons.values()))
     each = "; ".join(f"{len(texts)} × {texts[0]}" for texts in reasons.values())
-    told = f"{path}: {lost} of {len(found)} records cannot be used ({each})"
+    why = f"{lost} of {len(found)} records cannot be used ({each})"
     if wrong > MAX_UNUSABLE * len(found) or lost == len(found):
-        raise InputError(told)
+        raise InputError(why, value=Path(path))
     if lost:
-        warnings.warn(f"{told}: they are left out", InputWarning, stacklevel=3)
+        warnings.warn(f"{path}: {why}: they are left out", InputWarning, stacklevel=3)
     return found
 
 
@@ -145,14 +146,15 @@ def _messages(record: dict[str, Any]) -> list[Message]:
         try:
             messages = to_messages(record)
         except InputError as error:
-            known = "messages" in record or "conversations" in record
-            raise InputError(f"{error}" if known else f"needs 'turns', or {error}") from error
+            if "messages" in record or "conversations" in record:
+                raise
+            raise InputError(f"needs 'turns', or {error.why}") from error
     else:
         texts = turns if isinstance(turns, list) else []
         messages = [{"role": "user", "content": text} for text in texts]
     asked = [message["content"] for message in messages if message["role"] == "user"]
     if not asked or not all(isinstance(text, str) and text.strip() for text in asked):
-        raise InputError("'turns' must be a list of non-empty texts")
+        raise InputError("must be a list of non-empty texts", field="turns")
     return messages
 
 
@@ -161,7 +163,8 @@ def _asks(messages: list[Message]) -> list[list[Message]]:
     asks: list[list[Message]] = []
     current: list[Message] = []
     for message in messages:
-        role, calls = message["role"], message.get("tool_calls")
+        role = message["role"]
+        calls = message.get("tool_calls")
         ready = bool(current) and current[-1]["role"] in ASKING
         if ready and (role == "user" or (role == "assistant" and not calls)):
             asks.append(current)
@@ -181,7 +184,7 @@ def read_examples(
     """Read training documents, cut to `max_length` tokens; those without an answer are dropped, and
     records that cannot be used are left out (see `usable`).
 
-    A record holds `prompt_ids` and `answer_ids` (what `peagle data` writes: the exact tokens of the
+    A record holds `prompt_ids` and `answer_ids` (written by `peagle data`: the exact tokens of the
     target), or a conversation, which is tokenized here.
     """
     read = usable(path, lambda record: documents_of(record, tokenizer, max_length), strict)
@@ -195,22 +198,14 @@ def documents_of(
 
     Raises InputError when there is none.
     """
-    found = trainable(to_examples(record, tokenizer), max_length)
-    if not found:
-        limit = f" within `max_length` {max_length} tokens" if max_length else ""
-        raise NoAnswer(f"no answer{limit} to train on")
-    return found
-
-
-def trainable(
-    documents: list[Example], max_length: int | None = None
-) -> list[tuple[Example, Example]]:
-    """Find the documents with an answer left to train on: whole, and cut to `max_length` tokens."""
     found = []
-    for whole in documents:
+    for whole in to_examples(record, tokenizer):
         used = Example(whole.ids[:max_length], whole.supervised[:max_length])
         if any(used.supervised[2:]):  # x[2] is the first token that a drafter could predict
             found.append((whole, used))
+    if not found:
+        limit = f" within `max_length` {max_length}" if max_length else ""
+        raise NoAnswer(f"no answer to train on{limit}")
     return found
 
 
@@ -220,9 +215,11 @@ def to_examples(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
         prompt = record.get("prompt_ids")
         answer = record["answer_ids"]
         if not _token_ids(prompt) or not _token_ids(answer):
-            raise InputError("'prompt_ids' and 'answer_ids' must both be lists of token ids")
-        if (largest := max([*prompt, *answer], default=0)) >= len(tokenizer):
-            raise InputError(f"token id {largest} is not the target's: is it another's answer?")
+            raise InputError("`prompt_ids` and `answer_ids` must both be lists of token ids")
+        largest = max([*prompt, *answer], default=0)
+        if largest >= len(tokenizer):
+            why = "has a token id beyond the target's vocabulary; it may be another target's answer"
+            raise InputError(why, field="answer_ids", value=largest)
         return [Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))]
     return encode_documents(tokenizer, to_messages(record), to_style(record))
 

@@ -1,8 +1,9 @@
 """Answers from OpenAI-compatible chat endpoints, several requests at a time.
 
-A worker asks one endpoint. A record whose request failed goes back to the queue, where any worker
-may take it, and the worker pauses, longer after each failure in a row. After one failure more than
-there are pauses the worker stops. The run ends when every record is finished or no worker is left.
+A worker sends to one endpoint. A record whose request failed goes back to the queue, from which any
+worker may take it, and the worker pauses, longer after each failure in a row. After one failure
+more than there are pauses the worker stops. The run ends when every record is finished or no worker
+is left.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from peagle.errors import InputError, first_line
 from peagle.model.thoughts import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
-LONGEST_PAUSE = 300.0  # seconds, whatever `retry-after` says
-TRIES = 4  # of one record, where the server answered with an error or not in time
+MAX_PAUSE = 300.0  # seconds; a longer `retry-after` is cut
+MAX_TRIES = 4  # requests for one record that end with a server error or a timeout
 ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
 UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
 NO_MODEL_LIST = (404, 405)
@@ -29,14 +30,14 @@ WRONG_SETTINGS = (401, 403, *NO_MODEL_LIST)  # every request would fail
 
 
 class Endpoint(NamedTuple):
-    """Where a model is served: the base URL, which ends in /v1 as a rule, and its name there."""
+    """A served model: the base URL, which usually ends in /v1, and the model's name there."""
 
     url: str
     model: str
 
 
 class Servers(NamedTuple):
-    """Endpoints that answer, and how many requests each has at a time."""
+    """Endpoints that answer, and the number of concurrent requests to each."""
 
     endpoints: list[Endpoint]
     workers: int = 8
@@ -45,7 +46,7 @@ class Servers(NamedTuple):
 
 
 class RequestError(Exception):
-    """A failed request: why, its HTTP status (0: none came), and the seconds to wait at least."""
+    """A failed request: its reason, HTTP status (0: none came), and minimum wait in seconds."""
 
     def __init__(self, why: str, *, status: int = 0, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -74,20 +75,20 @@ def connect(
             served = asyncio.run(_models(base, api_key))
         except RequestError as error:
             if model is None or error.status not in NO_MODEL_LIST:
-                problems.append(f"url {url}: {error}")
+                problems.append(f"{url}: {error}")
                 continue
             served = []
         endpoints.append(Endpoint(base, model or _choose(url, served, prefer)))
     if not endpoints:
-        raise InputError("; ".join(problems))
+        raise InputError("; ".join(problems), field="url")
     return Servers(endpoints, workers, api_key, tuple(problems))
 
 
 def ask_servers(
     servers: Servers, todo: Sequence[PendingRecord], params: SamplingParams, write: Write
 ) -> list[str]:
-    """Answer records, and `write` each when it is finished. Returns what went wrong with records
-    and endpoints. Raises InputError when no worker is left and records are."""
+    """Answer records, and `write` each when it is finished. Returns the problems of records and
+    endpoints. Raises InputError when no worker is left and records are."""
     run = _Run(params, write, list(servers.problems))
     if todo:
         asyncio.run(run.answer_all(servers, todo))
@@ -113,12 +114,13 @@ class _Run:
             finished = asyncio.ensure_future(self.waiting.join())
             await asyncio.wait((workers, finished), return_when=asyncio.FIRST_COMPLETED)
             if workers.done():
-                workers.result()  # raises what is no RequestError
+                workers.result()  # raises other errors than RequestError
             workers.cancel()
         if left := self.waiting.qsize():
             answered = sum(not record.open for record in todo)
             state = f"{left} records are left, {answered} were answered and are kept"
-            raise InputError(f"{self.problems[-1]} ({state}): run again to continue")
+            why = f"{self.problems[-1]} ({state})"
+            raise InputError(why, field="url", fix="run again to continue")
 
     async def _work(self, client: httpx.AsyncClient, endpoint: Endpoint) -> None:
         failures = 0  # in a row
@@ -143,7 +145,7 @@ class _Run:
         """Queue a record again unless its own request seems to be at fault."""
         at_fault = error.status not in (0, *UNAVAILABLE, *WRONG_SETTINGS)
         record.tries += at_fault
-        if at_fault and (error.status < 500 or record.tries >= TRIES):
+        if at_fault and (error.status < 500 or record.tries >= MAX_TRIES):
             self.problems.append(f"record {record.number + 1}: {error}")
         else:
             self.waiting.put_nowait(record)
@@ -153,8 +155,8 @@ class _Run:
 async def _answer(
     client: httpx.AsyncClient, endpoint: Endpoint, record: PendingRecord, params: SamplingParams
 ) -> None:
-    """Answer one turn. A conversation that the server finds too long for its context is asked for
-    a shorter answer, then without its oldest turns."""
+    """Answer one turn. If a conversation is too long for the server's context, a shorter answer is
+    requested, then the oldest turns are dropped."""
     messages = record.asked()
     while messages:
         body = _body(endpoint.model, messages, record.conversation.style, params)
@@ -230,7 +232,7 @@ def _choose(url: str, served: list[str], prefer: str) -> str:
         return prefer
     if len(served) != 1:
         known = ", ".join(served) or "no model"
-        raise InputError(f"url {url}: serves {known}: name one as the target")
+        raise InputError(f"serves {known}", field="url", value=url, fix="name one as the target")
     return served[0]
 
 
@@ -249,7 +251,7 @@ async def _request(
     raise RequestError(
         f"HTTP {response.status_code} {response.reason_phrase}: {text}",
         status=response.status_code,
-        wait=min(float(wait), LONGEST_PAUSE) if wait.isdigit() else 0.0,
+        wait=min(float(wait), MAX_PAUSE) if wait.isdigit() else 0.0,
     )
 
 

@@ -22,8 +22,8 @@ def open_to_append(output: Path) -> BinaryIO:
         file = output.open("a+b")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        why = "another process is writing it: name another file"
-        raise InputError(f"output {output}: {why}") from error
+        why = "another process is writing it"
+        raise InputError(why, field="output", value=output, fix="name another file") from error
     except OSError as error:
         raise unusable(error, output) from error
     return file
@@ -32,8 +32,8 @@ def open_to_append(output: Path) -> BinaryIO:
 def read_back(
     file: BinaryIO, command: str, parse: Callable[[dict[str, Any]], T]
 ) -> list[tuple[T, int]]:
-    """Parse every line a former run of `command` left in a file that `open_to_append` opened.
-    Returns what `parse` returned, and the byte the line begins at.
+    """Parse every line that a former run of `command` left in a file that `open_to_append` opened.
+    Returns a parsed value and the line's first byte for each.
 
     A last line that a kill cut short is removed from the file. Raises InputError, and leaves the
     file as it is, when `parse` raises LookupError, TypeError or ValueError.
@@ -47,8 +47,10 @@ def read_back(
         try:
             found.append((parse(json.loads(line)), size))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            why = f"not written by `peagle data {command}`: name another file"
-            raise InputError(f"output {file.name}:{number}: {why}") from error
+            why = f"not written by `peagle data {command}`"
+            at = Path(f"{file.name}:{number}")
+            fix = "name another file"
+            raise InputError(why, field="output", value=at, fix=fix) from error
         size += len(line)
     file.truncate(size)
     return found

@@ -1,4 +1,4 @@
-"""The target answers prompts itself: what a drafter must learn to predict."""
+"""Answers of the target to prompts: the text that a drafter must learn to predict."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from peagle.vllm.generate import Answers, open_vllm
 
 
 class Engine(NamedTuple):
-    """What answers in this process: our engine, or vLLM's."""
+    """The engine of this process: the native one, or vLLM's."""
 
     tokenizer: PreTrainedTokenizerBase
     max_context: int
@@ -27,17 +27,17 @@ class Engine(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a run did."""
+    """Counts of a run."""
 
     answers: int  # written
-    truncated: int  # of them, those whose conversation lost its oldest turns to fit the context
-    skipped: int  # turns left out: too long for the context even alone, and what came after
-    failed: int  # records an endpoint could not answer; the next run asks again
-    problems: list[str]  # of endpoints, in words
+    truncated: int  # answers whose conversation lost its oldest turns to fit the context
+    skipped: int  # turns left out: one that is too long even alone, and all after it
+    failed: int  # records that an endpoint could not answer; the next run tries again
+    problems: list[str]  # errors of endpoints
 
 
 def native(llm: LLM) -> Engine:
-    """Answer with our own engine."""
+    """Answer with the native engine."""
 
     def generate(prompts: list[list[int]], params: SamplingParams) -> Answers:
         return llm.stream(prompts, params).ended()
@@ -56,15 +56,15 @@ def regenerate(
     conversations: Sequence[Conversation],  # all of a prompt file, from `read_conversations`
     output: Path,
     params: SamplingParams,
-    limit: int | None = None,  # of records
+    limit: int | None = None,  # records to answer
     on_answers: Callable[[int, int, int], None] = lambda written, total, tokens: None,
 ) -> Report:
     """Answer every record, turn by turn, and append to `output` one line an answer: `messages` for
     people, `prompt_ids` and `answer_ids` for exact training; from an endpoint one line a record,
     `messages` only.
 
-    A record is written when it has ended; `on_answers` is told the answers in the file, all that
-    are wanted, and the tokens that this run wrote.
+    A record is written when it has ended; `on_answers` receives the count of answers in the file,
+    of all that are wanted, and of the tokens that this run wrote.
 
     Records already in `output` are skipped, so a stopped run continues. A conversation that leaves
     too little room for an answer loses its oldest turns. Raises InputError when `output` holds
@@ -158,7 +158,7 @@ def _fit(
         try:
             ids = prompt_ids(engine.tokenizer, messages, record.conversation.style)
         except InputError as error:
-            raise InputError(f"record {record.number + 1} of the prompts: {error}") from error
+            raise InputError(f"record {record.number + 1}: {error}", field="prompts") from error
         shorter = drop_oldest(messages)
         if len(ids) + room <= engine.max_context or not shorter:
             return messages, ids
@@ -166,8 +166,8 @@ def _fit(
 
 
 def _finished_records(file: BinaryIO, conversations: Sequence[Conversation]) -> set[int]:
-    """Records a former run finished, in any order. A kill may cut off the last one's later turns:
-    what is left of that record is removed from the file, and it is answered again."""
+    """Records that a former run finished, in any order. A kill may cut off the last one's later
+    turns: its lines are then removed from the file, and it is answered again."""
 
     def answers(line: dict[str, Any]) -> tuple[int, int]:
         if "draw" in line or type(line["record"]) is not int:

@@ -11,7 +11,7 @@ from peagle.model.thoughts import answer_template
 def to_message(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: Sequence[int], text: str
 ) -> Message:
-    """Return the assistant's message: thoughts, text and tool calls apart where the model marks
+    """Return the assistant's message: thoughts, text and tool calls apart if the model marks
     them. A model without marks, or an answer that breaks its format, gives `text` as it is."""
     plain = {"role": "assistant", "content": text}
     if (template := answer_template(tokenizer)) is None:

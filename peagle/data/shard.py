@@ -1,16 +1,19 @@
 """One safetensors file of captured documents, concatenated: `lengths` (D,), `ids` and `supervised`
 (N,), `features` (N, F·E) that feed the drafter and `hidden` (N, E) that feeds `Target.logits`.
 
+The file's header records the capture that it belongs to, its documents, and a checksum.
+
 Shapes: D documents and N tokens of the shard, F feature layers, E target hidden.
 """
 
 import hashlib
-import os
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,19 +22,36 @@ from torch import Tensor
 
 from peagle.data.example import Example
 from peagle.errors import InputError
+from peagle.files import replacing
 from peagle.model.base_target import TargetOutput
 
-DTYPE = torch.bfloat16  # of features and hidden states
+DTYPE = torch.bfloat16  # features and hidden states
+KEY = "peagle.capture.2"  # metadata of the header; another format has another key
+TENSORS = ("features", "hidden", "ids", "lengths", "supervised")
+AGAIN = "delete it and run the same `peagle data capture`, which makes it anew"
 
 
-class Shard(NamedTuple):
-    """One file of a capture."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source and the settings of a whole capture; to continue it, all but `target` must agree.
 
-    file: str
+    target: Name that the user gave.
+    config_hash, weights_hash, template_hash: Hashes of the target (model/fingerprints.py).
+    max_length: Tokens that a document was cut to.
+    shard_bytes: Size of a shard, which holds whole documents, at least one.
+    data: sha256 of all documents.
+    documents: Count of documents in the whole capture.
+    """
+
+    target: str
+    config_hash: str
+    weights_hash: str
+    template_hash: str
+    feature_layers: tuple[int, ...]
+    max_length: int
+    shard_bytes: int
+    data: str
     documents: int
-    tokens: int
-    bytes: int
-    sha256: str
 
 
 def token_bytes(width: int, layers: int) -> int:
@@ -39,62 +59,75 @@ def token_bytes(width: int, layers: int) -> int:
     return 4 + 1 + width * (layers + 1) * DTYPE.itemsize
 
 
-def write_shard(path: Path, examples: Sequence[Example], outputs: Iterable[TargetOutput]) -> Shard:
-    """Write documents under a temporary name, then rename. Raises OSError, and leaves nothing, when
-    the disk refuses."""
-    rows = [TargetOutput(*(each.to("cpu", DTYPE) for each in output)) for output in outputs]
+def write_shard(
+    path: Path,
+    origin: Origin,
+    first: int,  # number of the first document in the capture
+    examples: Sequence[Example],
+    outputs: Iterable[TargetOutput],
+) -> None:
+    """Write documents to a file, whole or not at all. Raises OSError when the disk refuses."""
+    features: list[Tensor] = []
+    hidden: list[Tensor] = []
+    for output in outputs:  # moved one by one: together they may not fit next to the target
+        features.append(output.features.to("cpu", DTYPE))
+        hidden.append(output.hidden.to("cpu", DTYPE))
     ids = [token for example in examples for token in example.ids]
     supervised = [flag for example in examples for flag in example.supervised]
     tensors = {
-        "features": torch.cat([output.features for output in rows]),
-        "hidden": torch.cat([output.hidden for output in rows]),
+        "features": torch.cat(features),
+        "hidden": torch.cat(hidden),
         "ids": torch.tensor(ids, dtype=torch.int32),
         "supervised": torch.tensor(supervised),
         "lengths": torch.tensor([len(example.ids) for example in examples], dtype=torch.int32),
     }
-    temporary = path.with_name(f".{path.name}")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        save_file(tensors, temporary)
-        temporary.chmod(mode)  # safetensors makes files that nobody else may read
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = temporary.stat().st_size
-        os.replace(temporary, path)
-    except SafetensorError as error:  # what its writer makes of a full disk
-        raise OSError(str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return Shard(path.name, len(examples), len(ids), size, digest)
+    end = first + len(examples)
+    facts = {"origin": asdict(origin), "first": first, "end": end, "sha256": _checksum(tensors)}
+    text = json.dumps(facts)
+    with replacing(path) as made:
+        made.touch()
+        mode = made.stat().st_mode
+        save_file(tensors, made, {KEY: f"{_sha256(text)} {text}"})
+        made.chmod(mode)  # safetensors makes files that only their owner may read
 
 
-class OpenShard:
-    """A shard's file, mapped into memory: only the rows that are asked for are read."""
+class Shard:
+    """A shard's file, mapped into memory: only the requested rows are read."""
 
-    def __init__(self, folder: Path, shard: Shard) -> None:
-        """Raises InputError when it cannot be read."""
-        self.path = folder / shard.file
-        self.shard = shard
+    def __init__(self, path: Path) -> None:
+        """Raises InputError when the file or its header cannot be read."""
+        self.path = path
         try:
-            self.file: Any = safe_open(self.path, framework="pt")
+            self.file: Any = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise self._bad(f"cannot be read ({error})") from error
+        checksum, _, text = (self.file.metadata() or {}).get(KEY, "").partition(" ")
+        if checksum != _sha256(text):
+            raise self._bad("its header is damaged, or of another version")
+        facts = json.loads(text)
+        origin = facts["origin"]
+        self.origin = Origin(**{**origin, "feature_layers": tuple(origin["feature_layers"])})
+        self.first: int = facts["first"]  # number of its first document in the capture
+        self.end: int = facts["end"]  # number after its last one
+        self.sha256 = facts["sha256"]
+        self._verified = False
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Where each document begins, and where the last one ends."""
+        """First row of each document, and the number of rows."""
         return [0, *accumulate(self.rows("lengths").tolist())]
 
     def examples(self) -> list[Example]:
-        """Return the documents, without the target's output."""
+        """Return the documents, without the target's output; their checksum is not verified."""
         ids = self.rows("ids").tolist()
         supervised = self.rows("supervised").tolist()
         return [Example(ids[a:b], supervised[a:b]) for a, b in pairwise(self.bounds)]
 
     def output(self, document: int) -> TargetOutput:
-        """Return the target's output for a document, in bf16."""
+        """Return the target's output for a document of the shard, counted from 0, in bf16. Raises
+        InputError, the first time, when the file is damaged."""
+        if not self._verified:
+            self.verify()
         start, end = self.bounds[document : document + 2]
         return TargetOutput(self.rows("hidden", start, end), self.rows("features", start, end))
 
@@ -106,11 +139,22 @@ class OpenShard:
             raise self._bad(f"cannot be read ({error})") from error
 
     def verify(self) -> None:
-        """Raises InputError when the file is not the one that was captured."""
-        with self.path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != self.shard.sha256:
-                raise self._bad("is damaged (its checksum differs)")
+        """Raises InputError when the tensors are not those that were captured."""
+        if _checksum({name: self.rows(name) for name in TENSORS}) != self.sha256:
+            raise self._bad("is damaged (its checksum differs)")
+        self._verified = True
 
     def _bad(self, why: str) -> InputError:
-        again = "delete it and run the same `peagle data capture`, which makes it anew"
-        return InputError(f"captured shard {self.path}: {why}: {again}")
+        return InputError(why, value=self.path, fix=AGAIN)
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

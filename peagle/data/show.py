@@ -15,22 +15,22 @@ from peagle.errors import InputError
 from peagle.model.template import check_template
 
 PERCENTILES = (0, 10, 50, 90, 99, 100)
-FIRST = 5  # unusable records that are named
+MAX_REASONS = 5
 
 
 @dataclass(slots=True)
 class Summary:
-    """A data file in numbers."""
+    """Counts of a data file."""
 
     records: int = 0
     documents: int = 0  # that can be trained on
-    tokens: int = 0  # in them
-    answer_tokens: int = 0  # of those, supervised
+    tokens: int = 0  # in documents, cut to `max_length`
+    answer_tokens: int = 0  # supervised ones
     cut: int = 0  # documents longer than `max_length`
-    lengths: dict[str, int] = field(default_factory=dict)  # percentile → tokens, before it is cut
-    kinds: dict[str, int] = field(default_factory=dict)  # records of each kind, where they say so
+    lengths: dict[str, int] = field(default_factory=dict)  # percentile → tokens, before the cut
+    kinds: dict[str, int] = field(default_factory=dict)  # records of each kind; empty: none has one
     unusable: int = 0  # records
-    reasons: list[str] = field(default_factory=list)  # for the first of them
+    reasons: list[str] = field(default_factory=list)  # errors of the first unusable records
 
 
 class Piece(NamedTuple):
@@ -58,7 +58,7 @@ def summarize(
             documents = documents_of(record, tokenizer, max_length)
         except InputError as error:
             summary.unusable += 1
-            if summary.unusable <= FIRST:
+            if summary.unusable <= MAX_REASONS:
                 summary.reasons.append(f"record {number}: {error}")
             continue
         for whole, used in documents:
@@ -67,7 +67,7 @@ def summarize(
             summary.tokens += len(used.ids)
             summary.answer_tokens += sum(used.supervised)
     if not summary.records:
-        raise InputError(f"{path}: no records: the file is empty")
+        raise InputError("no records: the file is empty", value=path)
     summary.documents = len(lengths)
     summary.lengths = percentiles(lengths)
     if set(kinds) != {""}:
@@ -90,7 +90,7 @@ def nth_record(path: Path, number: int) -> dict[str, Any]:
     for found, record in enumerate(read_records(path), start=1):
         if found == number:
             return record
-    raise InputError(f"record {number}: {path} has records 1 to {found}")
+    raise InputError(f"{path} has records 1 to {found}", field="record", value=number)
 
 
 def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:

@@ -1,8 +1,8 @@
-"""How a user turn may begin, by kind: the target is given one and writes on."""
+"""Beginnings of user turns, by kind: the target continues one."""
 
 from types import MappingProxyType
 
-# Half of the chat turns begin with nothing: what the target itself takes for a user's words.
+# Half of the chat turns have no beginning: the target writes all of the user's words.
 CHAT = (
     *("",) * 20,
     "What", "Why do", "How do I", "How can I", "Explain", "Can you", "Could you help me",

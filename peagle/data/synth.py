@@ -1,14 +1,15 @@
 """Data from nothing: the target writes the user's turns itself, then answers them.
 
-It is given the start of a user turn of its own chat template, perhaps with a few words that set the
-kind, and samples until it ends that turn. Draw i depends on the seed and i only, and whether it is
-kept depends on the records before it: a stopped run continues as if it had not been stopped.
+The target continues the start of a user turn of its own chat template, perhaps with a few words
+that set the kind, and samples until it ends that turn. Draw i depends on the seed and i only, and
+its fate on the records before it: a stopped run continues as if it had not been stopped.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -28,14 +29,14 @@ from peagle.errors import InputError
 from peagle.model.template import apply_template
 
 SENTINEL = "peagleuserturn"
-SHORTEST = 4  # tokens the target adds to a starter
-PATIENCE = 200  # drafts refused in a row
+MIN_TOKENS = 4  # that the target adds to a starter
+MAX_REFUSED = 200  # drafts in a row
 MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 0.25})
 
 
 @dataclass(frozen=True, slots=True)
 class SynthConfig:
-    """What is written, and how.
+    """Settings of synthesis.
 
     count: Number of records that the file is to hold.
     max_tokens: Maximum number of tokens of an answer, which is greedy.
@@ -53,18 +54,20 @@ class SynthConfig:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise InputError(f"count {self.count}: must be at least 1")
+            raise InputError("must be at least 1", field="count", value=self.count)
         if self.user.temperature == 0:
-            raise InputError("temperature 0: user turns must be sampled, or all are the same")
+            why = "must be above 0, or all user turns are the same"
+            raise InputError(why, field="temperature", value=0)
         for kind, share in self.mix.items():
             if kind not in STARTERS or not 0 <= share < float("inf"):
-                raise InputError(f"mix {kind}={share}: give {', '.join(STARTERS)} shares from 0 on")
+                fix = f"give {', '.join(STARTERS)} finite shares from 0 on"
+                raise InputError("is no share", field="mix", value=f"{kind}={share}", fix=fix)
         if not sum(self.mix.values()):
-            raise InputError("mix: no kind has a share above 0")
+            raise InputError("no kind has a share above 0", field="mix")
 
     @property
     def quotas(self) -> dict[str, int]:
-        """Records of each kind: shares of the count, what is left over to the largest rests."""
+        """Records of each kind: its share of the count, rounded by the largest remainders."""
         total = sum(self.mix.values())
         exact = {kind: self.count * share / total for kind, share in self.mix.items()}
         quotas = {kind: int(number) for kind, number in exact.items()}
@@ -75,26 +78,26 @@ class SynthConfig:
 
 
 class SynthReport(NamedTuple):
-    """What is in the file now, and what this run left out."""
+    """Counts of a run and of its file."""
 
     written: int  # by this run
     kinds: Counter[str]  # records in the file
-    refused: Counter[str]  # drafts, by reason
+    refused: Counter[str]  # drafts that were not used, by reason
 
 
 class UserTurn(NamedTuple):
-    """Where the template has the user speak: the text before, and what ends it."""
+    """The text before a user's words in the template, and the end of the turn after them."""
 
     start: str
     end_ids: frozenset[int]
-    end_text: str | None  # where the template's own mark is not a special token
+    end_text: str | None  # set if the template's own mark is not a special token
 
 
 @dataclass(slots=True)
 class Draft:
     """A user's turn: drawn first, then written by the target."""
 
-    number: int  # of the draw
+    number: int  # counts draws
     kind: str
     starter: str = ""
     seed: int = 0
@@ -112,8 +115,9 @@ def user_turn(
     text = apply_template(tokenizer, asked, answer=True, tools=style.tools, args=style.args)
     start, *rest = text.split(SENTINEL)
     if len(rest) != 1 or not rest[0].strip():
-        why = "the chat template cannot be cut where the user speaks"
-        raise InputError(f"{why}: name another with `chat_template`, or use data regenerate")
+        why = "cannot be cut where the user speaks"
+        fix = "name another one, or use `peagle data regenerate`"
+        raise InputError(why, field="chat_template", fix=fix)
     after = rest[0].strip()
     first = tokenizer(after, add_special_tokens=False)["input_ids"][0]
     known = tokenizer.added_tokens_decoder.get(first)
@@ -150,21 +154,25 @@ class _Synthesis:
         self.kinds = Counter[str]()
         self.refused = Counter[str]()
         self.in_a_row = Counter[str]()  # refused since the last record, by reason
-        self.next_draw = 0
         known = llm.tokenizer.added_tokens_decoder
         self.special = {token for token, added in known.items() if added.special}
 
     def run(self, output: Path, on_record: Callable[[int, int], None]) -> SynthReport:
         total = self.config.count
         with open_to_append(output) as file:
+            next_draw = 0
             for draft, _ in read_back(file, "synth", _from_line):
                 self._keep(draft)
+                next_draw = draft.number + 1
             before = self.kinds.total()
+            draws = _draws(self.config, next_draw)
+            wanted = (draft for draft in draws if self.missing[draft.kind])
             on_record(total - self.missing.total(), total)
             while self.missing:
-                append(file, self._answer(self._write(self._draw())))
+                size = 2 * min(self.llm.max_batch, self.missing.total())
+                append(file, self._answer(self._write(list(islice(wanted, size)))))
                 on_record(total - self.missing.total(), total)
-                if self.in_a_row.total() >= PATIENCE and self.missing:
+                if self.in_a_row.total() >= MAX_REFUSED and self.missing:
                     raise self._exhausted(output)
         return SynthReport(self.kinds.total() - before, self.kinds, self.refused)
 
@@ -173,21 +181,9 @@ class _Synthesis:
         """Records that each kind still lacks."""
         return Counter(self.config.quotas) - self.kinds
 
-    def _draw(self) -> list[Draft]:
-        """The next draws of kinds that lack records, about as many as will do."""
-        missing = self.missing
-        drafts: list[Draft] = []
-        size = min(2 * self.llm.max_batch, 2 * missing.total())
-        while len(drafts) < size:
-            draft = _draw(self.config, self.next_draw)
-            self.next_draw += 1
-            if missing[draft.kind]:
-                drafts.append(draft)
-        return drafts
-
     def _write(self, drafts: list[Draft]) -> list[Draft]:
-        """Have the target write the user's turns. Returns the new ones in the order of the draws,
-        and counts the rest."""
+        """Have the target write the user's turns. Returns the drafts that are kept, in the order of
+        the draws, and counts the rest."""
         stop = (self.turn.end_text,) if self.turn.end_text else ()
         starts = [self._ids(self.turn.start + draft.starter) for draft in drafts]
         params = [replace(self.config.user, seed=draft.seed, stop=stop) for draft in drafts]
@@ -208,7 +204,7 @@ class _Synthesis:
         return selected
 
     def _fill(self, draft: Draft, start: list[int], written: list[int]) -> str | None:
-        """Set a draft's text. Returns why it cannot be used, whatever the others are."""
+        """Set a draft's text. Returns the reason if it cannot be used."""
         tokenizer = self.llm.tokenizer
         end = next((at for at, token in enumerate(written) if token in self.turn.end_ids), None)
         tokens = written[:end]
@@ -219,7 +215,7 @@ class _Synthesis:
             return "unfinished"
         if self.special.intersection(tokens):
             return "special token"
-        if len(tokens) < SHORTEST:
+        if len(tokens) < MIN_TOKENS:
             return "too short"
         draft.text = (draft.starter + text).strip()
         prompt = prompt_ids(tokenizer, self._asked(draft.text), self.style)
@@ -230,15 +226,12 @@ class _Synthesis:
     def _keep(self, draft: Draft) -> None:
         self.kept.add(draft.text, len(self._ids(draft.text)))
         self.kinds[draft.kind] += 1
-        self.next_draw = max(self.next_draw, draft.number + 1)
 
     def _answer(self, drafts: list[Draft]) -> list[dict[str, Any]]:
         """Lines of the data file."""
         first = self.kinds.total() - len(drafts)
-        records = []
-        for number, draft in enumerate(drafts, start=first):
-            asked = Conversation([self._asked(draft.text)], self.style)
-            records.append(PendingRecord(number, asked))
+        asked = [Conversation([self._asked(draft.text)], self.style) for draft in drafts]
+        records = [PendingRecord(number, each) for number, each in enumerate(asked, start=first)]
         answer_turn(native(self.llm), records, SamplingParams(max_tokens=self.config.max_tokens))
         # Each record has one turn, so one line.
         return [
@@ -254,22 +247,23 @@ class _Synthesis:
 
     def _exhausted(self, output: Path) -> InputError:
         reasons = ", ".join(f"{count} {why}" for why, count in self.in_a_row.most_common())
-        return InputError(
-            f"{self.llm.target.name} wrote nothing usable in {self.in_a_row.total()} drafts in a "
-            f"row ({reasons}): change the sampling or the mix; {self.kinds.total()} records are "
-            f"kept in {output}"
-        )
+        drafts = f"{self.in_a_row.total()} drafts in a row ({reasons})"
+        why = f"wrote nothing usable in {drafts}; {self.kinds.total()} records are kept in {output}"
+        fix = "change the sampling or the mix"
+        return InputError(why, field="target", value=self.llm.target.name, fix=fix)
 
 
-def _draw(config: SynthConfig, number: int) -> Draft:
-    """Draw `number` of a seed, whatever came before it."""
-    rng = random.Random(f"{config.seed}:{number}")
+def _draws(config: SynthConfig, first: int) -> Iterator[Draft]:
+    """All draws of a seed from one on, each independent of the others."""
     kinds = sorted(config.mix)
-    [kind] = rng.choices(kinds, [config.mix[kind] for kind in kinds])
-    return Draft(number, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
+    shares = [config.mix[kind] for kind in kinds]
+    for number in count(first):
+        rng = random.Random(f"{config.seed}:{number}")
+        [kind] = rng.choices(kinds, shares)
+        yield Draft(number, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
 
 
 def _from_line(line: dict[str, Any]) -> Draft:
-    """The draft that a line of a former run was made from."""
+    """The draft of a line that a former run wrote."""
     text = str(line["messages"][-2]["content"])
     return Draft(int(line["draw"]), str(line["kind"]), text=text)

@@ -1,25 +1,24 @@
-"""What peagle's container does on SageMaker: `python -m peagle.deploy.container serve`.
+"""Entry point of peagle's container on SageMaker: `python -m peagle.deploy.container serve`.
 
-SageMaker starts an image with the word `serve`, says by environment variables what to do, and asks
-/ping and /invocations at port 8080, or at $SAGEMAKER_BIND_TO_PORT. They become a command line of
-`peagle serve`: SM_VLLM_A_B=value is vLLM's flag --a-b value, by one of two rule sets that
-$PEAGLE_SM_RULES names:
+SageMaker starts an image with the argument `serve` and with settings in environment variables. It
+sends requests to /ping and /invocations at port 8080, or at $SAGEMAKER_BIND_TO_PORT. The variables
+become a command line of `peagle serve`: SM_VLLM_A_B=value is vLLM's flag --a-b value.
+$PEAGLE_SM_RULES names one of two sets of rules:
 
 - `aws`, the default: AWS's vLLM container (github.com/aws/deep-learning-containers at e0ecede,
-  scripts/docker/vllm/sagemaker_args.py). `true` and nothing are a bare flag, `false` none; a JSON
-  array is a value an element, an empty one no flag; several JSON objects are a value each; all
-  else, one JSON object too, is one value as it is. Four flags take an array as one value.
+  scripts/docker/vllm/sagemaker_args.py). `true` and an empty value are a bare flag, `false` is no
+  flag. Each element of a JSON array is a value; an empty array is no flag. Several JSON objects are
+  a value each. Anything else, a single JSON object too, is one value. Four flags take an array as
+  one value.
 - `plain`: vLLM's own (github.com/vllm-project/vllm, examples/deployment/sagemaker-entrypoint.sh).
-  The value as it is, nothing is a bare flag.
+  The text is the value; an empty one is a bare flag.
 
-The model is $SM_VLLM_MODEL, else what lies in /opt/ml/model, else $HF_MODEL_ID. $PEAGLE_ENGINE is
-`native` (the default), which takes those of the flags that it has and refuses the others by name,
-or `vllm`, which gets all of them.
+The model is $SM_VLLM_MODEL, else the content of /opt/ml/model, else $HF_MODEL_ID. $PEAGLE_ENGINE is
+`native` (the default), which refuses flags that it lacks, or `vllm`, which gets all flags.
 
-Of model-hosting-container-standards, vLLM's own /ping and /invocations are made with it. Our server
-is not, nor is a process supervised by it: it runs model.py and installs requirements.txt found
-among the weights, which is code that nobody here has read; and SageMaker and Kubernetes start a
-container again that has ended.
+The server does not use model-hosting-container-standards: that library runs model.py and installs
+requirements.txt found among the weights, which is unread code. It need not supervise the process
+either: SageMaker and Kubernetes restart a container that has ended.
 """
 
 import json
@@ -42,14 +41,14 @@ SERVE = ("host", "port", "api-key", "served-model-name")
 SERVE_NATIVE = (*SERVE, "dtype", "max-num-seqs", "chat-template")
 RENAMED = {"max-num-seqs": "max-batch"}
 HEAD = {"model": "--head", "num_speculative_tokens": "--k"}
-HEAD_SAYS_ITSELF = ("method", "parallel_drafting")
+READ_FROM_HEAD = ("method", "parallel_drafting")
 ROUTE = ["--middleware", "peagle.server.middleware.Route"]
 
 Flags = dict[str, list[str]]  # by name, with their values; none: a bare flag
 
 
 def flags(environ: Mapping[str, str], rules: str) -> Flags:
-    """vLLM's flags, in the order of the variables' names."""
+    """vLLM's flags, sorted by the names of the variables."""
     found: Flags = {}
     for variable in sorted(environ):
         if variable.startswith(PREFIX):
@@ -98,19 +97,18 @@ def _text(element: Any) -> str:
 
 
 def command(environ: Mapping[str, str], folder: Path = MODEL_FOLDER) -> list[str]:
-    """The command line of `peagle serve`, after the word peagle. Raises InputError that names the
-    variable."""
+    """The arguments of `peagle` that serve the model. InputErrors name the variable."""
     rules = _choice(environ, "PEAGLE_SM_RULES", RULES)
     engine = _choice(environ, "PEAGLE_ENGINE", ENGINES)
     port = environ.get("SAGEMAKER_BIND_TO_PORT", "8080")
     found = {"host": ["0.0.0.0"], "port": [port], **flags(environ, rules)}
     model = _model(found.pop("model", []), environ, folder)
     found.setdefault("served-model-name", [model])
-    # Only SageMaker reaches the container: it has no key to bring, and its own name for it.
+    # Only SageMaker reaches the container. It sends no key, and a host name of its own.
     line = ["serve", model, "--engine", engine, "--allow-no-key"]
     if engine == "native":
         return [*line, "--allowed-hosts", "*", *_native(found)]
-    # vLLM finds this package only where it is installed beside it.
+    # vLLM can import this package only if both are in one environment.
     route = [] if "PEAGLE_VLLM_PYTHON" in environ else ROUTE
     return [*line, *_vllm(found), *route]
 
@@ -119,7 +117,9 @@ def _choice(environ: Mapping[str, str], variable: str, choices: tuple[str, ...])
     """The value of a variable; without it the first choice."""
     value = environ.get(variable, choices[0])
     if value not in choices:
-        raise InputError(f"{variable}={value}: choose {' or '.join(choices)}")
+        raise InputError(
+            "is unknown", field=variable, value=value, fix=f"choose {' or '.join(choices)}"
+        )
     return value
 
 
@@ -130,7 +130,8 @@ def _model(named: list[str], environ: Mapping[str, str], folder: Path) -> str:
         return str(folder)
     if environ.get("HF_MODEL_ID"):
         return environ["HF_MODEL_ID"]
-    raise InputError(f"no model: set {PREFIX}MODEL or HF_MODEL_ID, or mount one at {folder}")
+    fix = f"set {PREFIX}MODEL or HF_MODEL_ID, or mount one at {folder}"
+    raise InputError("no model is named", fix=fix)
 
 
 def _native(found: Flags) -> list[str]:
@@ -144,7 +145,8 @@ def _native(found: Flags) -> list[str]:
         else:
             known = ", ".join(map(_variable, ("model", *SERVE_NATIVE, "speculative-config")))
             why = f"the native engine has no such option (it has {known})"
-            raise InputError(f"{_variable(name)}: {why}; PEAGLE_ENGINE=vllm takes all of vLLM's")
+            fix = "PEAGLE_ENGINE=vllm takes all of vLLM's"
+            raise InputError(why, field=_variable(name), fix=fix)
     return options
 
 
@@ -162,23 +164,24 @@ def _vllm(found: Flags) -> list[str]:
 
 def _option(name: str, values: list[str]) -> list[str]:
     if len(values) != 1:
-        raise InputError(f"{_variable(name)}: takes one value, not {len(values)}")
+        raise InputError(f"takes one value, not {len(values)}", field=_variable(name))
     return [f"--{RENAMED.get(name, name)}", *values]
 
 
 def _head(values: list[str]) -> list[str]:
     """vLLM's --speculative-config as options of `peagle serve`."""
-    where = _variable("speculative-config")
+    field = _variable("speculative-config")
     try:
         given = dict(json.loads("".join(values)))
     except (ValueError, TypeError) as error:
-        raise InputError(f"{where}: is no JSON object ({first_line(error)})") from error
+        raise InputError(f"is no JSON object ({first_line(error)})", field=field) from error
     options = []
     for key, value in given.items():
         if key in HEAD:
             options += [HEAD[key], str(value)]
-        elif key not in HEAD_SAYS_ITSELF:
-            raise InputError(f"{where}: {key}: the native engine has no such setting, leave it out")
+        elif key not in READ_FROM_HEAD:
+            why = f"the native engine has no setting {key}"
+            raise InputError(why, field=field, fix="leave it out")
     return options
 
 
@@ -190,7 +193,7 @@ def main(arguments: Iterable[str] = ()) -> None:
     """Become `peagle serve`."""
     try:
         if unknown := [word for word in arguments if word != "serve"]:
-            raise InputError(f"{unknown[0]}: the one argument is the word serve")
+            raise InputError(f"unknown argument {unknown[0]}", fix="the only argument is `serve`")
         line = [sys.executable, "-m", "peagle", *command(os.environ)]
     except InputError as error:
         print(f"peagle: {error}", file=sys.stderr)

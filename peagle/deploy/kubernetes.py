@@ -16,7 +16,7 @@ KINDS = "deployment,service,hpa,secret,pvc"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where, from which image, and how many replicas; checked."""
+    """Namespace, image, context and number of replicas; checked."""
 
     namespace: str = "default"
     image: str | None = None  # None: vLLM's own
@@ -27,7 +27,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= self.max_replicas:
             why = f"must be between 1 and `max_replicas` ({self.max_replicas})"
-            raise InputError(f"replicas {self.replicas}: {why}")
+            raise InputError(why, field="replicas", value=self.replicas)
 
 
 def dry_run(spec: Spec, cluster: Cluster) -> str:
@@ -45,14 +45,14 @@ def secret(spec: Spec, cluster: Cluster) -> str:
 
 
 def apply(spec: Spec, cluster: Cluster) -> str:
-    """Apply every manifest; the Secret only when there is none. Returns what kubectl says."""
+    """Apply every manifest; the Secret only if it is missing. Returns kubectl's output."""
     manifests = dry_run(spec, cluster)
     name = f"{spec.resource}-api-key"
     found = _kubectl(cluster, "get", "secret", name, "--ignore-not-found", "-o", "name")
-    said = ""
+    output = ""
     if not found.strip():
-        said = _kubectl(cluster, "apply", "-f", "-", given=secret(spec, cluster))
-    return said + _kubectl(cluster, "apply", "-f", "-", given=manifests)
+        output = _kubectl(cluster, "apply", "-f", "-", given=secret(spec, cluster))
+    return output + _kubectl(cluster, "apply", "-f", "-", given=manifests)
 
 
 def status(resource: str, cluster: Cluster) -> str:
@@ -83,8 +83,8 @@ def _nothing(resource: str, cluster: Cluster) -> str:
 def _kubectl(cluster: Cluster, *arguments: str, given: str | None = None) -> str:
     program = shutil.which("kubectl")
     if program is None:
-        why = "install it, or apply what `dry_run` prints"
-        raise InputError(f"kubectl is not on the PATH: {why}")
+        fix = "install it, or apply the output of `dry_run`"
+        raise InputError("kubectl is not on the PATH", fix=fix)
     context = ["--context", cluster.context] if cluster.context else []
     command = [program, *context, "--namespace", cluster.namespace, *arguments]
     run = subprocess.run(command, input=given, capture_output=True, text=True, check=False)

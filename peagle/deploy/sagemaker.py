@@ -26,13 +26,13 @@ SAGEMAKER = "sagemaker"
 SCALING, REGISTER = "application-autoscaling", "register_scalable_target"
 POLL_SECONDS = 30
 MAX_POLLS = 240  # a download of weights and a start, an hour each
-# What a dry run prints for what it was not told, by the names of Account's fields.
+# Placeholders of a dry run for missing values, by the names of Account's fields.
 PLACEHOLDERS = {"region": "REGION", "role": "ROLE_ARN", "instance_type": "INSTANCE_TYPE"}
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where, as whom, and on how many instances; checked, but for placeholders."""
+    """Region, role, and instances of a deployment; checked, except placeholders."""
 
     region: str
     role: str  # the execution role's ARN
@@ -45,15 +45,16 @@ class Account:
         is_arn = re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", self.role)
         if not is_arn and self.role != PLACEHOLDERS["role"]:
             why = "is no ARN of a role (arn:aws:iam::ACCOUNT:role/NAME)"
-            raise InputError(f"role {self.role!r}: {why}")
+            raise InputError(why, field="role", value=self.role)
         is_type = self.instance_type.startswith("ml.")
         if not is_type and self.instance_type != PLACEHOLDERS["instance_type"]:
-            raise InputError(f"instance_type {self.instance_type!r}: SageMaker's begin with 'ml.'")
+            why = "is no type of SageMaker's, which begin with 'ml.'"
+            raise InputError(why, field="instance_type", value=self.instance_type)
         if self.replicas < 1:
-            raise InputError(f"replicas {self.replicas}: must be at least 1")
+            raise InputError("must be at least 1", field="replicas", value=self.replicas)
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             why = f"must be at least `replicas` ({self.replicas})"
-            raise InputError(f"max_replicas {self.max_replicas}: {why}")
+            raise InputError(why, field="max_replicas", value=self.max_replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,17 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """What it makes, in the words of boto3's methods."""
+        """The kind of resource it makes, as in boto3's method names."""
         return self.operation.removeprefix("create_").removeprefix("register_")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The first of its parameters, by which what it makes is described and deleted."""
+        """Its first parameters, which identify the resource when it is described or deleted."""
         count = len(_variant("")) if self.operation == REGISTER else 1
         return dict(list(self.parameters.items())[:count])
 
     def __str__(self) -> str:
-        """What it makes, for people: "model peagle-x-0123"."""
+        """The resource for messages: "model peagle-x-0123"."""
         if self.operation == REGISTER:
             return f"scaling of {self.parameters['ResourceId']}"
         [name] = self.identity.values()
@@ -84,7 +85,7 @@ class Request:
 
 
 def requests(spec: Spec, account: Account) -> list[Request]:
-    """All that is sent for a new endpoint, in order: model, configuration, endpoint, scaling.
+    """All requests for a new endpoint, in order: model, configuration, endpoint, scaling.
     Raises InputError for an engine without a published image."""
     text = render(
         "sagemaker.yaml.j2",
@@ -110,15 +111,15 @@ def requests(spec: Spec, account: Account) -> list[Request]:
 
 
 def dry_run(spec: Spec, account: Account) -> str:
-    """What would be sent, as JSON."""
+    """The requests that would be sent, as JSON."""
     return json.dumps([asdict(each) for each in requests(spec, account)], indent=1)
 
 
 def deploy(spec: Spec, account: Account, say: Callable[[str], None]) -> str:
-    """Make what is not there yet, wait for the endpoint, and return its name.
+    """Make the missing resources, wait for the endpoint, and return its name.
 
-    Interrupted, everything stays, and the next call goes on from there. When SageMaker fails or
-    refuses, what this call made is deleted again, and the error says so.
+    After an interruption all resources stay, and the next call continues. If SageMaker fails or
+    refuses, the resources that this call made are deleted again; the error lists them.
     """
     model, config, endpoint, *scaling = requests(spec, account)
     region, made = account.region, list[Request]()
@@ -141,7 +142,7 @@ def deploy(spec: Spec, account: Account, say: Callable[[str], None]) -> str:
 
 
 def status(endpoint: str, region: str) -> dict[str, Any]:
-    """The endpoint's state, and why it failed where it did."""
+    """The endpoint's state, and the reason of a failure."""
     found = _describe(_making("endpoint", endpoint), region)
     if found is None:
         raise InputError(f"no endpoint {endpoint} in {region}")
@@ -209,8 +210,8 @@ def _environment(spec: Spec) -> dict[str, str]:
     engine = {}
     if spec.engine == "native":
         engine["PEAGLE_ENGINE"] = "native"
-        told = {"model": spec.drafting.head, "num_speculative_tokens": spec.drafting.k}
-        drafting = {name: value for name, value in told.items() if value is not None}
+        head = {"model": spec.drafting.head, "num_speculative_tokens": spec.drafting.k}
+        drafting = {name: value for name, value in head.items() if value is not None}
         if drafting:
             options["speculative-config"] = json.dumps(drafting)
     for flag, value in spec.vllm_options().items():
@@ -221,7 +222,7 @@ def _environment(spec: Spec) -> dict[str, str]:
 
 
 def _variant(endpoint: str) -> dict[str, str]:
-    """What is scaled: the number of the endpoint's instances."""
+    """The scalable target: the endpoint's number of instances."""
     return {
         "ServiceNamespace": SAGEMAKER,
         "ResourceId": f"endpoint/{endpoint}/variant/all",
@@ -290,7 +291,7 @@ def _delete_all(made: list[Request], region: str) -> str:
 
 
 def _describe(made: Request, region: str) -> dict[str, Any] | None:
-    """What is there by that name; None when nothing is."""
+    """The resource's description, or None."""
     try:
         return _call(made.service, region, f"describe_{made.kind}", made.identity)
     except DeployFailed as error:
@@ -323,16 +324,17 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, ClientError) as error:
-        said = first_line(error)
-        missing = re.search(r"not authorized to perform: (\S+)", said)
+        message = first_line(error)
+        missing = re.search(r"not authorized to perform: (\S+)", message)
         if missing:
-            said = f"the permission {missing[1]} is missing ({said})"
-        raise DeployFailed(said) from error
+            message = f"the permission {missing[1]} is missing ({message})"
+        raise DeployFailed(message) from error
 
 
 def _client(service: str, region: str) -> Any:
     try:
         import boto3  # noqa: PLC0415
     except ImportError as error:
-        raise InputError("SageMaker needs boto3: pip install 'peagle[deploy]'") from error
+        fix = "pip install 'peagle[deploy]'"
+        raise InputError("SageMaker needs boto3", fix=fix) from error
     return boto3.client(service, region_name=region)

@@ -1,4 +1,4 @@
-"""What is deployed: a target, its head, the engine that serves them, and the command for that."""
+"""A deployment: the target, its head, the engine that serves them, and its command line."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from peagle.catalog_fields import VllmFlags
 from peagle.deploy.drafting import Drafting, choose
 from peagle.errors import InputError
 
-NO_IMAGE = "no image of peagle is published: build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
+BUILD = "build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
 MAX_LABEL_LENGTH = 40
 FROM_CATALOG = Drafting()
 KEY_VARIABLES = {"native": "PEAGLE_API_KEY", "vllm": "VLLM_API_KEY"}
@@ -20,16 +20,16 @@ ENGINES = tuple(KEY_VARIABLES)
 
 
 class DeployFailed(RuntimeError):
-    """The other side failed, or refused; the message says what was left there (exit code 1)."""
+    """The cluster or AWS failed or refused; the message lists the resources left (exit code 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A model to be served, wherever that is."""
+    """A model to be served, independent of the place."""
 
-    name: str  # the catalog's, or a hub id; clients call the model so
+    name: str  # the catalog's, or a hub id; the clients' name of the model
     engine: str  # one of ENGINES
-    target: str  # as the engine is told: hub id[@revision], or catalog name
+    target: str  # hub id[@revision], or catalog name
     drafting: Drafting
     gpus: int  # 0: a CPU
     flags: Mapping[str, str | int | float | bool]  # the catalog's for vLLM
@@ -37,7 +37,7 @@ class Spec:
 
     @property
     def resource(self) -> str:
-        """What everything made for it is called."""
+        """Common name of the resources made for the deployment."""
         return resource_name(self.name)
 
     @property
@@ -52,7 +52,7 @@ class Spec:
 
     @property
     def speculative(self) -> dict[str, Any] | None:
-        """vLLM's --speculative-config; None when vLLM is told of no head."""
+        """vLLM's --speculative-config; None without a head for vLLM."""
         head, k = self.drafting.head, self.drafting.k
         if self.engine == "native" or head is None or k is None:
             return None
@@ -71,7 +71,7 @@ class Spec:
         return options
 
     def head_options(self) -> list[str]:
-        """The head in the words of `peagle serve`."""
+        """The head as options of `peagle serve`."""
         named = {"head": self.drafting.head, "k": self.drafting.k}
         return flag_options({name: value for name, value in named.items() if value is not None})
 
@@ -96,13 +96,17 @@ class Spec:
 def make_spec(
     name: str, entry: Entry, engine: str | None, *, remote: bool, drafting: Drafting = FROM_CATALOG
 ) -> Spec:
-    """How an entry is served. `engine` None: vLLM on other machines, native on this one and for
-    packaged targets. Raises InputError for what the engine, or another machine, cannot read."""
+    """The deployment of a catalog entry.
+
+    The default of `engine` is vLLM on other machines, native on this one and for packaged targets.
+    Raises InputError for a target or head that the engine or the other machine cannot read.
+    """
     packaged = isinstance(entry.target, PackagedGGUF)
     engine = _engine(name, engine, packaged, remote)
     gpus = 0 if packaged else entry.gpus
     if engine == "native" and gpus > 1:
-        raise InputError(f"engine native: {name} takes {gpus} GPUs: use `engine` vllm")
+        why = f"{name} takes {gpus} GPUs, and the native engine runs on one"
+        raise InputError(why, field="engine", value=engine, fix="choose vllm")
     chosen = choose(name, entry, drafting, remote=remote)
     flags = dict(entry.vllm_flags)
     if gpus > 1:
@@ -117,9 +121,11 @@ def make_spec(
 def _engine(name: str, engine: str | None, packaged: bool, remote: bool) -> str:
     engine = engine or ("vllm" if remote and not packaged else "native")
     if engine not in ENGINES:
-        raise InputError(f"engine {engine!r}: choose {' or '.join(ENGINES)}")
+        fix = f"choose {' or '.join(ENGINES)}"
+        raise InputError("is unknown", field="engine", value=engine, fix=fix)
     if packaged and engine == "vllm" and remote:
-        raise InputError(f"engine vllm: {name} is a GGUF file in a wheel: use `engine` native")
+        why = f"{name} is a GGUF file in a wheel, which vLLM cannot read"
+        raise InputError(why, field="engine", value=engine, fix="choose native")
     return engine
 
 
@@ -128,23 +134,23 @@ def with_profile(name: str, entry: Entry, profile: str | None) -> Entry:
     if profile is None:
         return entry
     if profile not in entry.profiles:
-        known = f"choose {', '.join(entry.profiles)}" if entry.profiles else "it has none"
-        raise InputError(f"profile {profile!r}: {name} has no such profile: {known}")
+        fix = f"choose {', '.join(entry.profiles)}" if entry.profiles else "it has none"
+        raise InputError(f"{name} has no such profile", field="profile", value=profile, fix=fix)
     return replace(entry, vllm_flags={**entry.vllm_flags, **entry.profiles[profile]})
 
 
 def image_for(spec: Spec, image: str | None, of_vllm: str) -> str:
-    """The container image: the one that is named, or that of vLLM. Raises InputError for the
-    native engine, which has no published image."""
+    """The container image: the named one, or vLLM's. Raises InputError for the native engine
+    without a name, because it has no published image."""
     if image is None and spec.engine == "native":
-        raise InputError(f"`image` is missing: {NO_IMAGE}")
+        raise InputError("no image of peagle is published", field="image", fix=BUILD)
     return image or of_vllm
 
 
 def resource_name(name: str) -> str:
-    """What is made for a model's name is called: a DNS label, as Kubernetes and SageMaker want."""
+    """A DNS label made of a model's name, as Kubernetes and SageMaker require."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if len(label) > MAX_LABEL_LENGTH:  # hub ids that begin alike are told apart by a digest
+    if len(label) > MAX_LABEL_LENGTH:  # a digest tells long names with the same beginning apart
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         label = f"{label[: MAX_LABEL_LENGTH - 9].strip('-')}-{digest}"
     return f"peagle-{label}"

@@ -28,9 +28,9 @@ def accept(request: Request, logits: Tensor, best: Choice, ends: set[int]) -> li
     emitted = 0
     while emitted < len(tokens) and request.finish_reason is None:
         source = sources[emitted]
-        place = 0 if source == "target" else emitted + 1
+        depth = 0 if source == "target" else emitted + 1
         logprob = logprobs[emitted] if logprobs else None
-        _emit(request, Chunk(request.index, "", place, source, logprob), tokens[emitted], ends)
+        _emit(request, Chunk(request.index, "", depth, source, logprob), tokens[emitted], ends)
         emitted += 1
     sampler.commit(tokens[:emitted])
     if decoding:

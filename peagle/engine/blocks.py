@@ -1,4 +1,4 @@
-"""Which request uses which blocks of KV cache: reference counts, and prefix caching by content.
+"""The blocks of KV cache that requests use: reference counts, and prefix caching by content.
 
 A block holds `size` tokens, of the target and of the drafter alike. Drafter slot i reads token
 i + 1, so the key of a block is its own tokens *and the next one*, after the block before it. A
@@ -33,8 +33,8 @@ class BlockPool:
         self._users = [0] * count
         self._free = OrderedDict.fromkeys(range(count))  # least recently used first
         self._cached = dict[Key, int]()  # blocks that can be found
-        self._keys = dict[int, Key]()  # of these blocks
-        self._contents = dict[int, int]()  # of these blocks: content ids, never used again
+        self._keys = dict[int, Key]()  # key of each of these blocks
+        self._contents = dict[int, int]()  # content ids of these blocks, never used again
         self._last_content = ROOT
         self._drafted = set[int]()  # blocks whose slots the drafter has run
 
@@ -103,7 +103,7 @@ class BlockPool:
         self._drafted.update(blocks)
 
     def drafted(self, blocks: Iterable[int]) -> int:
-        """How many of a request's first blocks the drafter has run."""
+        """The number of a request's first blocks that the drafter has run."""
         return sum(1 for _ in takewhile(self._drafted.__contains__, blocks))
 
     def _forget(self, block: int) -> None:

@@ -30,18 +30,18 @@ class Drafted(NamedTuple):
     """States that predict the draft tokens of B requests."""
 
     normed: Tensor  # (R, D)
-    rows: list[range]  # of each request, by depth
+    rows: list[range]  # rows of each request, by depth
     newest: list[int]  # the token before each draft
 
     @property
     def depths(self) -> list[int]:
-        """Of each row."""
+        """The depth of each row."""
         return [row - rows.start for rows in self.rows for row in rows]
 
 
 class CorrectedScores:
     """Probabilities of candidates given the token before. Each row is scored at once after all
-    candidates of the row before it, and after another token (lookup's) when that is asked for."""
+    candidates of the row before it, and after another token (lookup's) on request."""
 
     def __init__(
         self,
@@ -60,9 +60,11 @@ class CorrectedScores:
         self.candidates = Candidates(ids, probs.log())
         self.mass = probs.sum(-1)  # (R,) of the candidates
         tokens = ids + drafter.d2t[ids]
-        before = tokens.roll(1, 0)  # the row before is the same request's, except at depth 0
+        before = torch.empty_like(tokens)
         for rows, token in zip(drafted.rows, drafted.newest, strict=True):
-            before[rows.start : rows.start + bool(rows)] = token
+            if rows:
+                before[rows.start] = token
+                before[rows.start + 1 : rows.stop] = tokens[rows.start : rows.stop - 1]
         self.tokens, self.before = tokens.tolist(), before.tolist()
         self.probs = self._score(slice(None), before)
         self.ranked = dict[tuple[int, int], Ranked]()  # by row and the token before

@@ -1,22 +1,71 @@
-"""What a forward costs by its number of rows, measured on the models themselves."""
+"""The cost of a forward by its number of rows, measured on the models themselves."""
 
 import logging
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
-from peagle.engine.budget import PROMPT_ROWS, Curve
 from peagle.model.base_target import BaseTarget
 
-REPEATS = 5  # of each measurement at the start
+REPEATS = 5  # repetitions of each measurement at the start
+PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
+MEASURED = 0.1  # weight of a new measurement
+MAX_RATIO = 1.5  # maximum of measured to expected seconds: a first forward may take ten times
 SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
-MAX_SLOW_SECONDS = 10.0  # of slow forwards in a row, before a warning
+MAX_SLOW_SECONDS = 10.0  # slow forwards in a row take this long before a warning
 
 log = logging.getLogger(__name__)
+
+
+class Curve:
+    """Seconds by rows: linear between the row counts measured, proportional above the last."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.rows = sorted(seconds)
+        self.seconds = [seconds[rows] for rows in self.rows]
+
+    def __call__(self, rows: float) -> float:
+        """Seconds of a forward."""
+        after = bisect_right(self.rows, rows)
+        if not after:
+            return self.seconds[0]
+        fewer, seconds = self.rows[after - 1], self.seconds[after - 1]
+        if after == len(self.rows):
+            return seconds * rows / fewer
+        step = (self.seconds[after] - seconds) / (self.rows[after] - fewer)
+        return seconds + step * (rows - fewer)
+
+    def min_step(self, rows: int) -> float:
+        """Seconds of one more row where a row is cheapest, at `rows` or above."""
+        points = list(zip(self.rows, self.seconds, strict=True))
+        steps = [
+            (seconds - before) / (more - fewer)
+            for (fewer, before), (more, seconds) in pairwise(points)
+            if more > rows
+        ]
+        return min([*steps, self.seconds[-1] / self.rows[-1]])
+
+    def observe(self, passes: Sequence[float], seconds: float) -> None:
+        """Move the curve a little towards what some forwards took together: the points between
+        which these lie, and all others half as far. What slows the machine down slows all of it;
+        its shape changes, too, as with the length of contexts."""
+        step = MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
+        near = {at for rows in passes for at in self._beside(rows)}
+        self.seconds = [
+            point * (1 + (step if at in near else step / 2))
+            for at, point in enumerate(self.seconds)
+        ]
+
+    def _beside(self, rows: float) -> tuple[int, int]:
+        """The points between which some rows lie, which may be one point twice."""
+        last = len(self.rows) - 1
+        return max(0, bisect_right(self.rows, rows) - 1), min(last, bisect_left(self.rows, rows))
 
 
 class WatchedCurve(Curve):
@@ -42,32 +91,32 @@ class WatchedCurve(Curve):
             )
 
 
-def verify_curve(target: BaseTarget, model: TargetModel, most: int) -> Curve:
-    """Seconds of the target and its output head, up to `most` rows."""
-    cache = KVCache(blocks_of(most), target.kv_shapes, target.dtype, target.device)
+def verify_curve(target: BaseTarget, model: TargetModel, max_rows: int) -> Curve:
+    """Seconds of the target and its output head, up to `max_rows` rows."""
+    cache = KVCache(blocks_of(max_rows), target.kv_shapes, target.dtype, target.device)
 
     def run(rows: int) -> None:
         out = model.forward(batch_of(rows), cache, ())
         model.logits(out.hidden).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), most)
+    return measure(seconds_of(run), max_rows)
 
 
-def draft_curve(model: DrafterModel, most: int) -> Curve:
-    """Seconds of one drafter forward, every row of it predicting, up to `most` rows, and of one
+def draft_curve(model: DrafterModel, max_rows: int) -> Curve:
+    """Seconds of one drafter forward, every row of it predicting, up to `max_rows` rows, and of one
     over a prompt, of which no more rows than that predict."""
     drafter = model.drafter
     weight = drafter.norm.weight
-    blocks = blocks_of(max(most, PROMPT_ROWS))
+    blocks = blocks_of(max(max_rows, PROMPT_ROWS))
     cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, weight.device)
 
     @torch.no_grad()
     def run(rows: int) -> None:
         features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
         out = model.forward(batch_of(rows), features, cache)
-        drafter.logits(out.normed[:most]).max(-1).indices.tolist()
+        drafter.logits(out.normed[:max_rows]).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), most, PROMPT_ROWS)
+    return measure(seconds_of(run), max_rows, PROMPT_ROWS)
 
 
 def batch_of(rows: int) -> Batch:
@@ -86,13 +135,13 @@ def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
     return seconds
 
 
-def measure(run: Callable[[int], float], most: int, *also: int) -> Curve:
-    """A curve up to `most` rows, and also at more: `run` takes rows and returns seconds. All row
-    counts take turns, so that what slows the machine down for a while slows all of them."""
+def measure(run: Callable[[int], float], max_rows: int, *also: int) -> Curve:
+    """A curve up to `max_rows` rows, and also at more: `run` takes rows and returns seconds. All
+    row counts take turns, so that a slow phase of the machine slows all of them."""
     rows = [1]
-    while rows[-1] < most:
-        rows.append(min(2 * rows[-1], most))
-    rows += [count for count in also if count > most]
+    while rows[-1] < max_rows:
+        rows.append(min(2 * rows[-1], max_rows))
+    rows += [count for count in also if count > max_rows]
     rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
     seconds = dict(zip(rows, map(min, *rounds), strict=True))
     # More rows never take less: where they did, what came before was disturbed.

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from peagle.errors import InputError
 
+if TYPE_CHECKING:
+    from peagle.methods.base import Method
+
 Mode = Literal["none", "chain", "tree", "auto"]
 ADAPTIVE = "adaptive"  # the name of "auto" in tables and results
-AUTO_NODES = 32  # of a draft tree, at most where the budget decides
-MAX_NODES = 256  # that may be asked for
+AUTO_NODES = 32  # maximum size of a draft tree where the budget decides
+MAX_NODES = 256  # maximum size that `nodes` may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class Drafting:
     """Drafts of `method` ("none", "lookup" or a head's): nothing, a chain of `size` tokens, a tree
     of `size` nodes, or ("auto") as much as pays, chosen round by round.
 
-    `lookup`: what followed when the newest tokens occurred before is drafted, too.
+    `lookup`: the tokens that followed when the newest ones occurred before are drafted, too.
     """
 
     method: str = "none"
@@ -25,9 +28,41 @@ class Drafting:
     size: int = 0  # 0 where it is chosen every round
     lookup: bool = False
 
+    @classmethod
+    def resolve(
+        cls, method: "Method | None", k: int | None, nodes: int | None, lookup: bool | None
+    ) -> "Drafting":
+        """The drafting of an LLM's options, with a head of `method` or without a head. Raises
+        InputError for options that exclude each other."""
+        for name, value in {"k": k, "nodes": nodes}.items():
+            if value is not None and value < 1:
+                raise InputError("must be at least 1", field=name, value=value)
+        if nodes is not None and nodes > MAX_NODES:
+            raise InputError(f"must be at most {MAX_NODES}", field="nodes", value=nodes)
+        if k is not None and (nodes is not None or lookup):
+            field, value = ("lookup", True) if nodes is None else ("nodes", nodes)
+            why = "needs trees, `k` asks for chains"
+            raise InputError(why, field=field, value=value, fix="leave out one of them")
+        trees = lookup is not False
+        if method is None and not (trees and k is None):
+            return cls()
+        if nodes is not None and method is not None and not (method.parallel or lookup):
+            why = f"{method.title} drafts chains"
+            fix = "give `k`, or a head of another method"
+            raise InputError(why, field="nodes", value=nodes, fix=fix)
+        name = "lookup" if method is None else method.name
+        if k is not None:
+            return cls(name, "chain", k)
+        return cls(name, "auto" if nodes is None else "tree", nodes or 0, trees)
+
+    @property
+    def chain(self) -> int | None:
+        """Length of the chains that are drafted; None where drafts are no chains of one length."""
+        return self.size if self.mode == "chain" else None
+
     @property
     def max_nodes(self) -> int | None:
-        """Nodes of a draft tree, at most; None: chains."""
+        """Maximum number of nodes of a draft tree; None: chains."""
         if self.mode in ("none", "chain"):
             return None
         return self.size or AUTO_NODES
@@ -35,9 +70,8 @@ class Drafting:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments `k`, `nodes` and `lookup` of an LLM."""
-        k = self.size if self.mode == "chain" else None
         nodes = self.size if self.mode == "tree" else None
-        return {"k": k, "nodes": nodes, "lookup": self.lookup}
+        return {"k": self.chain, "nodes": nodes, "lookup": self.lookup}
 
     @property
     def row(self) -> dict[str, Any]:
@@ -60,14 +94,3 @@ class Drafting:
         sizes = {"none": "-", "chain": f"K = {self.size}", "auto": ADAPTIVE}
         size = sizes.get(self.mode, f"{self.size} nodes")
         return f"{size} + lookup" if self.lookup and self.method != "lookup" else size
-
-
-def check_options(k: int | None, nodes: int | None) -> None:
-    """Raises InputError for options that nothing can be drafted by."""
-    for name, value in {"k": k, "nodes": nodes}.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} {value}: must be at least 1")
-    if nodes is not None and k is not None:
-        raise InputError(f"nodes {nodes}: a tree, but `k` {k} asks for a chain: give one of both")
-    if nodes is not None and nodes > MAX_NODES:
-        raise InputError(f"nodes {nodes}: must be at most {MAX_NODES}")

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch, Span, blocks_of, slots_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.accept import accept
 from peagle.engine.blocks import BlockPool
-from peagle.engine.budget import Ask, Budget, FixedBudget, Round
+from peagle.engine.budget import Ask, Budget, Round
 from peagle.engine.draft import Proposer
 from peagle.engine.lookup import LookupCalibration, with_lookup
+from peagle.engine.params import GrammarTooComplex
 from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
@@ -36,13 +38,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an engine runs."""
+    """Settings of an engine."""
 
     max_batch: int  # requests that run together
-    kv_tokens: int  # of KV cache, for all of them
-    k: int  # places that are drafted, at most where depths are adaptive; 0 without a drafter
-    nodes: int | None = None  # of a request's draft tree, at most; None: a chain of the k places
-    lookup: bool = False  # drafts also what followed the newest tokens before; needs nodes
+    kv_tokens: int  # tokens of KV cache, for all requests
+    k: int  # maximum draft depth; 0 without a drafter
+    nodes: int | None = None  # maximum size of a request's draft tree; None: a chain of k tokens
+    lookup: bool = False  # lookup drafts, too; needs nodes
     chunk: int = 512  # tokens of a round while prompts wait
 
 
@@ -55,37 +57,36 @@ class Engine:
         target: BaseTarget,
         model: TargetModel,
         settings: Settings,
+        budget: Budget,
         proposer: Proposer | None = None,  # None: the target decodes alone
-        budget: Budget | None = None,  # None: the same in every round
     ) -> None:
         self.target = target
         self.model = model
         self.settings = settings
         self.proposer = proposer
-        self.size = settings.nodes or settings.k  # nodes of a draft, at most
-        self.budget = budget or FixedBudget(settings.k, self.size)
+        self.budget = budget
+        self.size = settings.nodes or settings.k  # maximum number of nodes of a draft
         self.lookups = LookupCalibration()
-        self.calibration = self.budget.calibration
         self.taps = () if proposer is None else proposer.model.drafter.config.feature_layers
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
-        most = max(settings.k, settings.nodes or 0)
-        rows = max(settings.chunk, settings.max_batch * (most + 1))
-        self.scheduler = Scheduler(pool, settings.max_batch, rows, most)
+        lookahead = max(settings.k, settings.nodes or 0)
+        rows = max(settings.chunk, settings.max_batch * (lookahead + 1))
+        self.scheduler = Scheduler(pool, settings.max_batch, rows, lookahead)
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
         self.lock = threading.RLock()
         self._in_round = False
-        self._cancelled = list[tuple[Request, FinishReason]]()  # in the middle of a round
-        self.chosen = 0  # draft tokens that were thought to pay, at most, when last asked
+        self._cancelled = list[tuple[Request, FinishReason]]()  # during a round
+        self.last_depth = 0  # largest depth that the budget chose in the last round
         self._ends = end_tokens(target)
 
     def add(self, *requests: Request) -> None:
-        """Queue requests that `LLM.prepare` has made ready."""
+        """Queue requests that `LLM.make_requests` made."""
         with self.lock:
             for request in requests:
                 self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = "abort") -> None:
-        """End a request as it is, after the round that runs; what it held is free for others."""
+        """End a request as it is, after the round that runs, and free its blocks."""
         with self.lock:
             if self._in_round:
                 self._cancelled.append((request, reason))
@@ -98,7 +99,7 @@ class Engine:
             self.scheduler.remove(request)
 
     def fetch(self, request: Request) -> list[Chunk]:
-        """What a request has emitted since the last call."""
+        """The chunks that a request has emitted since the last call."""
         with self.lock:
             emitted, request.emitted = request.emitted, []
             return emitted
@@ -130,8 +131,8 @@ class Engine:
 
     @contextmanager
     def _round(self) -> Iterator[None]:
-        """Put off what is cancelled by the thread that runs the round: the garbage collector may
-        close a stream at any time."""
+        """Defer cancellations made during the round: the garbage collector may close a stream at
+        any time."""
         self._in_round = True
         try:
             yield
@@ -161,84 +162,89 @@ class Engine:
     @torch.no_grad()
     def accept(self, scheduled: list[ScheduledRequest], out: TargetOutput) -> None:
         """Accept the draft tokens that the target agrees with, and emit them and its next token.
-        What the target keeps of them moves to where it stays."""
-        deciding = list[Request]()
-        rows = list[int]()
-        first = 0
+        Accepted cache slots move to their final positions."""
+        deciding = [item for item in scheduled if item.complete]
+        rows = list[int]()  # rows of newest tokens and their drafts
+        end = 0
         for item in scheduled:
-            first += item.num_tokens
+            end += item.num_tokens
             if item.complete:
-                deciding.append(item.request)
-                rows += range(first - 1 - len(item.draft), first)
+                rows += range(end - 1 - len(item.draft), end)
             else:
                 item.request.num_computed_tokens += item.num_tokens
         if not deciding:
             return
         logits = self.model.logits(out.hidden[rows])
         best = greedy(logits)
-        sources, slots = list[int](), list[int]()
+        moves = list[tuple[int, int]]()
         first = 0
-        for request in deciding:
-            start, draft = request.num_computed_tokens, request.draft
-            own = slice(first, first + 1 + len(draft))
-            first = own.stop
-            try:
-                choice = Choice(best.tokens[own], best.finite[own])
-                path = accept(request, logits[own], choice, self._ends)
-            except Exception as failure:  # of its sampler, grammar or text: the others go on
-                log.warning("request %s: %r", request.index, failure)
-                request.finish_reason = "error"
-                request.failure = str(failure) or type(failure).__name__
-                continue
-            if draft:
-                self.calibration.count(draft, path)
-                self.lookups.count(draft, path)
-            for depth, row in enumerate(path, start=1):
-                if row != depth:
-                    sources += slots_of(request.blocks, start + row, 1)
-                    slots += slots_of(request.blocks, start + depth, 1)
-        if slots:
+        for item in deciding:
+            last = first + 1 + len(item.draft)
+            choice = Choice(best.tokens[first:last], best.finite[first:last])
+            moves += self._accept(item.request, logits[first:last], choice)
+            first = last
+        if moves:
+            sources, slots = map(list, zip(*moves, strict=True))
             self.cache.move(sources, slots)
             if self.proposer is not None:
                 self.proposer.features.move(sources, slots)
 
+    def _accept(self, request: Request, logits: Tensor, best: Choice) -> list[tuple[int, int]]:
+        """Accept a request's draft, by its logits (R, V) and their argmax; returns the moves of
+        cache slots, from and to."""
+        start, draft = request.num_computed_tokens, request.draft
+        try:
+            path = accept(request, logits, best, self._ends)
+        except Exception as failure:  # its sampler, grammar or text failed: the others go on
+            log.warning("request %s: %r", request.index, failure)
+            request.finish_reason = "error"
+            request.failure = str(failure) or type(failure).__name__
+            request.grammar_failed = isinstance(failure, GrammarTooComplex)
+            return []
+        if draft:
+            self.budget.calibration.count(draft, path)
+            self.lookups.count(draft, path)
+        kept = slots_of(request.blocks, start, 1 + len(draft))
+        moves = [(kept[row], kept[depth]) for depth, row in enumerate(path, start=1)]
+        return [(source, slot) for source, slot in moves if source != slot]
+
     @torch.no_grad()
     def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
-        """Propose the next tokens of requests that go on; returns the rows of the drafter's
-        forwards. While nothing is drafted for a request, the drafter does not run its slots. Once
-        drafting pays, it runs the slots it has missed, at most a round's budget of them in a
-        round."""
+        """Propose the next tokens of requests that go on: look up, run the drafter, grow a tree of
+        both, keep what the budget allows. Returns the rows of the drafter's forwards."""
         going = [item.request for item in scheduled if item.request.finish_reason is None]
-        load = self.scheduler.load
-        if not going or self.budget.rests(load):
+        if not going or not self.size:
             return []
         began = perf_counter()
+        load = self.scheduler.load
         matches = [self._look_up(request) for request in going]
         new = self._new_slots(going, matches)
         offers = self._propose(going, new)
-        least = 0.0 if new else self.budget.least(load)
+        min_chance = 0.0 if new else self.budget.min_chance(load)
         drafts = list[Draft]()
         for at, match in enumerate(matches):
             offer = with_lookup(offers.get(at, along([])), match, self.lookups)
-            drafts.append(grow(offer, self.size, match, least))
-        counts = self.budget.keep(load, drafts, perf_counter() - began, bool(new))
+            drafts.append(grow(offer, self.size, match, min_chance))
+        counts = self.budget.keep(load, drafts, perf_counter() - began)
         for request, draft, count in zip(going, drafts, counts, strict=True):
             request.draft = draft.first(count)
         return self.proposer.rows(list(new.values())) if self.proposer and new else []
 
     def _look_up(self, request: Request) -> Match:
-        """What followed a request's newest tokens before, as far as its grammar allows it."""
+        """The tokens that followed a request's newest ones before, as far as its grammar allows
+        them."""
         if not self.settings.lookup:
             return Match()
-        most = max(0, min(request.left, self.settings.nodes or 0))
-        match = request.seen.find(request.tokens, most)
+        match = request.seen.find(request.tokens, max(0, min(request.left, self.size)))
         if request.sampler.matcher is None:
             return match
         allowed = request.sampler.matcher.count_allowed(match.tokens)
         return match._replace(tokens=match.tokens[:allowed])
 
     def _new_slots(self, going: list[Request], matches: list[Match]) -> dict[int, NewSlots]:
-        """What the drafter is to run, by index of the request."""
+        """Slots for the drafter to run, by index of the request. While nothing is drafted for a
+        request, its slots are missed. Once drafting pays, the drafter runs them, at most a round's
+        budget in a round."""
         new = dict[int, NewSlots]()
         if self.proposer is None:
             return new
@@ -255,33 +261,34 @@ class Engine:
             room -= len(slots)
         return new
 
+    def _depths(self, requests: list[Request], matches: list[Match]) -> list[int]:
+        """The draft depth of each request."""
+        asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
+        found = [chance for match in matches for chance in self.lookups.along(match)]
+        depths = self.budget.choose(self.scheduler.load, asks, found)
+        self.last_depth = max(depths)
+        rooms = [max(0, self.target.max_context - len(request.tokens)) for request in requests]
+        return list(map(min, depths, rooms))
+
     def _propose(self, going: list[Request], new: dict[int, NewSlots]) -> dict[int, Offer]:
-        """The drafter's offers, by index of the request."""
+        """The drafter's offers, by index of the request: the method runs the new slots and yields
+        states, and these are scored (draft.py)."""
         if self.proposer is None or not new:
             return {}
         matchers = [going[at].sampler.matcher for at in new]
-        slots = list(new.values())
-        offers = self.proposer.propose(slots, matchers, self.settings.nodes, self.calibration)
+        chance = self.budget.calibration
+        offers = self.proposer.propose(list(new.values()), matchers, self.settings.nodes, chance)
         return dict(zip(new, offers, strict=True))
 
     def release(self, scheduled: list[ScheduledRequest]) -> None:
         """Let full blocks be found by their content; free those of requests that have ended."""
         for request, _, _ in scheduled:
             if request.finish_reason == "error":
-                own = request.blocks[request.known :]
-                self.cache.wipe(own)
+                unknown = request.blocks[request.known :]
+                self.cache.wipe(unknown)
                 if self.proposer is not None:
-                    self.proposer.cache.wipe(own)
+                    self.proposer.cache.wipe(unknown)
             else:
                 self.scheduler.advance(request)
             if request.finish_reason is not None:
                 self.scheduler.remove(request)
-
-    def _depths(self, requests: list[Request], matches: list[Match]) -> list[int]:
-        """The drafter's depth for each request."""
-        asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
-        found = [chance for match in matches for chance in self.lookups.along(match)]
-        depths = self.budget.choose(self.scheduler.load, asks, found)
-        self.chosen = max(depths)
-        rooms = [max(0, self.target.max_context - len(request.tokens)) for request in requests]
-        return list(map(min, depths, rooms))

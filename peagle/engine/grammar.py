@@ -11,15 +11,13 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
-from peagle.engine.params import RequestFailure
+from peagle.engine.params import GrammarTooComplex, RequestFailure
 from peagle.engine.tree import Draft
-
-TOO_COMPLEX = "the grammar cannot be followed any further"
 
 
 class Matcher:
-    """How far one sequence is in its grammar. `spelled`: of each added token the token that begins
-    to spell its text."""
+    """How far one sequence is in its grammar. `spelled`: for each added token, the token that
+    begins to spell its text."""
 
     def __init__(
         self, state: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]
@@ -34,7 +32,8 @@ class Matcher:
         """
         words = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         if self._state.is_error():
-            raise RequestFailure(f"{TOO_COMPLEX}: {error_line(self._state.get_error())}")
+            why = error_line(self._state.get_error())
+            raise GrammarTooComplex(f"the grammar cannot be followed any further: {why}")
         bits = np.unpackbits(words, count=self.vocabulary, bitorder="little")
         token = int(bits.argmax())
         if bits.sum() == 1 and not (self._state.is_stopped() or self.count_allowed([token])):
@@ -57,8 +56,8 @@ class Matcher:
         return int(self._state.validate_tokens(list(tokens)))
 
     def masks(self, draft: Draft) -> Tensor:
-        """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes; all,
-        behind a token that may not come or ends the answer, where nothing is ever read."""
+        """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes.
+        Rows after an illegal or final token allow all tokens; they are never read."""
         rows = torch.ones(len(draft) + 1, self.vocabulary, dtype=torch.bool)
         rows[0], matchers = self.allowed(), {0: self}
         for row, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True), 1):
@@ -68,8 +67,7 @@ class Matcher:
         return rows
 
     def after(self, token: int) -> "Matcher | None":
-        """A matcher that is a token further, which is allowed; None behind the end of the answer.
-        This one stays where it is."""
+        """A copy advanced by one allowed token; None at the end. Does not change self."""
         if token in self._ends:
             return None
         state = self._state.deep_copy()  # `rollback` leaves states that refuse what they allowed

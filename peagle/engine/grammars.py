@@ -15,25 +15,25 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from peagle.engine.grammar import Matcher, error_line
-from peagle.engine.judge import Judge
+from peagle.engine.grammar_checker import GrammarChecker
 from peagle.engine.params import SamplingParams
 from peagle.engine.text import end_tokens
 from peagle.engine.thoughts import after_thoughts
-from peagle.errors import InputError, shortened
+from peagle.errors import InputError
 from peagle.model.base_target import BaseTarget
 from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
-MAX_BYTES = 2**18  # of a grammar's text
-MAX_DEPTH = 64  # of objects and lists in a JSON schema
-MAX_RULES = 1000  # of a Lark grammar, and definitions of a JSON schema
+MAX_BYTES = 2**18  # text of a grammar
+MAX_DEPTH = 64  # levels of objects and lists in a JSON schema
+MAX_RULES = 1000  # rules of a Lark grammar, or definitions of a JSON schema
 RULE = re.compile(r"^\s*[?!]*\w+(\.\d+)?\s*(\[|\{|:)", re.MULTILINE)
 # llguidance's own limits, but for what a grammar may cost before its first token.
 LIMITS: dict[str, Any] = {"verbose_errors": False, "initial_lexer_fuel": 300_000}
 # Between the tokens of JSON: a line break, and its indentation. Without bounds a small model may
 # go on with white space for ever.
 SPACE = r"\n?[ \t]{0,32}"
-UNMATCHABLE = {"NoExtensionBias": "nothing that this target can say matches it"}
+UNMATCHABLE = {"NoExtensionBias": "no token sequence of this vocabulary matches it"}
 
 
 def _of_schema(schema: str) -> str:
@@ -75,9 +75,9 @@ class Grammars:
         self._compiled = lru_cache(COMPILED)(self._compile)
 
     def matcher(self, params: SamplingParams, prompt: Sequence[int] = ()) -> Matcher | None:
-        """What the answer to a prompt must follow, after its thoughts; None when nothing.
+        """The grammar of the answer to a prompt, after its thoughts; None without one.
 
-        Raises InputError for what cannot be compiled.
+        Raises InputError for a grammar that cannot be compiled.
         """
         if params.constraint is None:
             return None
@@ -87,8 +87,8 @@ class Grammars:
         return after_thoughts(matcher, self._target.tokenizer, prompt)
 
     def warm_up(self) -> None:
-        """Read the vocabulary and start the judge now, so that no request waits for them. A target
-        that can follow no grammar is left to say so when one is asked for."""
+        """Read the vocabulary and start the checker now, so that no request waits for them. Errors
+        are raised later, by the first request with a grammar."""
         try:
             self._compiled("regex", "a")
         except InputError:
@@ -96,11 +96,12 @@ class Grammars:
 
     @cached_property
     def _setup(self) -> tuple[str, int, list[int]]:
-        """What makes a tokenizer of llguidance's: the fast tokenizer's JSON, V, ids of ends."""
+        """The arguments of llguidance's tokenizer: the fast tokenizer's JSON, V, ids of ends."""
         tokenizer, ends = self._target.tokenizer, sorted(end_tokens(self._target))
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
-            lacks = "no token that ends an answer" if ends == [] else "no fast tokenizer"
-            raise InputError(f"{model_name(self._target.name)} has {lacks}: it follows no grammar")
+            lacks = "a fast tokenizer" if ends else "a token that ends an answer"
+            name = model_name(self._target.name)
+            raise InputError(f"{name} cannot follow grammars: it lacks {lacks}")
         backend = copy.copy(tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
@@ -118,38 +119,36 @@ class Grammars:
         return {token: begin[text[0]][0] for text, token in added.items() if begin[text[0]]}
 
     @cached_property
-    def _judge(self) -> Judge:
-        return Judge(*self._setup, LIMITS)
+    def _checker(self) -> GrammarChecker:
+        return GrammarChecker(*self._setup, LIMITS)
 
     def _compile(self, form: str, text: str) -> LLMatcher:
-        if why := too_large(form, text):
-            raise InputError(f"{form} {_short(text)}: {why}")
+        check_size(form, text)
         try:
             grammar = FORMS[form](text)
         except ValueError as error:  # options inside a schema
-            raise InputError(f"{form} {_short(text)}: {error_line(str(error))}") from error
-        if why := self._judge.refusal(grammar):
-            raise InputError(f"{form} {_short(text)}: {why}")
+            raise InputError(error_line(str(error)), field=form, value=text) from error
+        if why := self._checker.refusal(grammar):
+            raise InputError(why, field=form, value=text, fix="make it smaller or less deep")
         state = LLMatcher(self._tokens, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         state.compute_bitmask()
         if why := error_line(state.get_error()):
-            raise InputError(f"{form} {_short(text)}: {UNMATCHABLE.get(why, why)}")
+            raise InputError(UNMATCHABLE.get(why, why), field=form, value=text)
         return state
 
 
-def too_large(form: str, text: str) -> str | None:
-    """Why a grammar is not even tried; None where it is. Counts are exact and take milliseconds."""
-    if (size := len(text.encode())) > MAX_BYTES:
-        return f"it has {size} bytes, at most {MAX_BYTES} are compiled: make it smaller"
+def check_size(form: str, text: str) -> None:
+    """Raises InputError for a grammar that is too large to be compiled. It takes milliseconds."""
+    depth = rules = 0
     if form == "json_schema":
         depth, rules = measure(json.loads(text))
-    else:
-        depth, rules = 0, len(RULE.findall(text)) if form == "grammar" else 0
-    if depth > MAX_DEPTH:
-        return f"it is {depth} levels deep, at most {MAX_DEPTH} are compiled: make it less deep"
-    if rules > MAX_RULES:
-        return f"it has {rules} rules, at most {MAX_RULES} are compiled: make it smaller"
-    return None
+    elif form == "grammar":
+        rules = len(RULE.findall(text))
+    sizes = {"bytes": (len(text.encode()), MAX_BYTES), "levels": (depth, MAX_DEPTH)}
+    for unit, (size, limit) in (sizes | {"rules": (rules, MAX_RULES)}).items():
+        if size > limit:
+            why = f"has {size} {unit}, at most {limit} are compiled"
+            raise InputError(why, field=form, value=text, fix="make it smaller")
 
 
 def measure(schema: Any) -> tuple[int, int]:
@@ -168,7 +167,3 @@ def measure(schema: Any) -> tuple[int, int]:
             value = list(value.values())
         left += [(part, depth + 1) for part in value]
     return deepest, rules
-
-
-def _short(text: str) -> str:
-    return repr(shortened(text))

@@ -1,11 +1,7 @@
 """A target with or without a head, and the calls that decode with it."""
 
-import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +9,21 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
-from peagle.backends.batch import BLOCK, blocks_of
-from peagle.engine.budget import Budget, Curve
 from peagle.engine.completion import Completion
-from peagle.engine.costs import draft_curve
-from peagle.engine.draft import Proposer
-from peagle.engine.drafting import Drafting, Mode, check_options
-from peagle.engine.engine import Engine, Settings
-from peagle.engine.loaded import Loaded, open_target
-from peagle.engine.memory import default_max_batch, kv_tokens
-from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.request import Chunk, Request
-from peagle.engine.sampling import Sampler
+from peagle.engine.drafting import Drafting
+from peagle.engine.engine import Engine
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request
+from peagle.engine.run import Run
+from peagle.engine.sampling import Sampler, check_tokens
+from peagle.engine.setup import Setup
+from peagle.engine.shared import SharedTarget, open_target
 from peagle.engine.text import TextStream
-from peagle.errors import InputError, InputWarning
-from peagle.methods.base import Method
-from peagle.methods.keys import default_k
-from peagle.methods.load import load_drafter
+from peagle.errors import InputError
+from peagle.heads.load import load_drafter
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
-from peagle.model.loader import load_target
 from peagle.shown import model_name
 
 Prompt = str | list[int]
@@ -48,26 +38,18 @@ class LLM:
     >>> llm.generate(["def fib(n):"], SamplingParams(max_tokens=64))[0].text
     """
 
-    target: BaseTarget
-    drafter: Drafter | None
-    drafting: Drafting
-    k: int  # depth of the head's drafts, at most where the budget decides; 0 without a head
-    nodes: int | None  # of a draft tree, at most; None: chains
-    max_batch: int  # requests that run together
-    kv_tokens: int | None  # of KV cache, for all of them; None: by free memory
-    _loaded: Loaded
-    _asked_batch: int | None
+    __slots__ = ("_setup",)
 
-    def __init__(  # noqa: PLR0913 (what an engine is made of)
+    def __init__(  # noqa: PLR0913 (the settings of an engine)
         self,
-        target: str | BaseTarget,
+        target: str | BaseTarget | SharedTarget,
         head: str | Path | Drafter | None = None,
         *,
-        k: int | None = None,  # num_speculative_tokens: chains as long as that
-        nodes: int | None = None,  # trees as large as that; neither: what pays, round by round
-        lookup: bool | None = None,  # what followed before is drafted, too; None: not in chains
+        k: int | None = None,  # num_speculative_tokens: chains of k tokens
+        nodes: int | None = None,  # maximum tree size; with neither, the budget decides every round
+        lookup: bool | None = None,  # lookup drafts, too; None: not in chains
         max_batch: int | None = None,  # requests that run together; None: by device and memory
-        kv_tokens: int | None = None,  # of KV cache, for all of them; None: by free memory
+        kv_tokens: int | None = None,  # tokens of KV cache, for all of them; None: by free memory
         deterministic: bool = False,
         quantize: str | None = None,
         backend: Backend | None = None,  # None: the fastest for the target's device and dtype
@@ -78,56 +60,17 @@ class LLM:
         `quantize`: "int8" or "int4" weights in the target's layers, where it is loaded by name, on
         a CPU.
 
-        Raises InputError for anything that does not exist, does not fit together, or K < 1.
+        Raises InputError for anything that does not exist, does not fit together, or K < 1. Warns
+        (InputWarning) when K is above what the head was trained for.
         """
-        own = isinstance(target, str)
-        if isinstance(target, str) and backend is None:
-            target = open_target(target, quantize, **load)
-        elif isinstance(target, str):
-            target = load_target(target, **load)
-        elif quantize is not None:
-            raise InputError(f"quantize {quantize!r}: give the target by name, it is loaded here")
-        if deterministic and backend is not None:
-            raise InputError("deterministic True: make the backend with exact=True instead")
-        loaded = Loaded(target, own=own, deterministic=deterministic, backend=backend)
-        self._fill(loaded, head, k, nodes, lookup, max_batch, kv_tokens)
-
-    def _fill(  # noqa: PLR0913, PLR0917 (what an engine is made of)
-        self,
-        loaded: Loaded,
-        head: str | Path | Drafter | None,
-        k: int | None,
-        nodes: int | None,
-        lookup: bool | None,
-        max_batch: int | None,
-        kv_tokens: int | None,
-    ) -> None:
-        for name, value in {"max_batch": max_batch, "kv_tokens": kv_tokens}.items():
-            if value is not None and value < 1:
-                raise InputError(f"{name} {value}: must be at least 1")
-        check_options(k, nodes)  # before a head is loaded
-        target = loaded.target
-        drafter = head if isinstance(head, Drafter | None) else load_drafter(head, target)
-        method, most = None, 0
-        if drafter is not None:
-            target.check_layers(drafter.config.feature_layers)
-            method, most = method_of(drafter.config), k or default_k(drafter.config)
-            _warn_of_depth(most, drafter.config.depths)
-        drafting = _drafting(k, nodes, lookup, method)
-        vars(self).update(
-            _loaded=loaded,
-            target=target,
-            drafter=drafter,
-            drafting=drafting,
-            k=most,
-            nodes=drafting.max_nodes,
-            _asked_batch=max_batch,
-            max_batch=max_batch or default_max_batch(target, drafter, kv_tokens),
-            kv_tokens=kv_tokens,
-        )
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name}: an LLM does not change; `use` makes another one")
+        if isinstance(target, SharedTarget):
+            shared = target
+        else:
+            shared = open_target(target, quantize, backend, deterministic=deterministic, **load)
+        drafter = head if isinstance(head, Drafter | None) else load_drafter(head, shared.target)
+        method = None if drafter is None else method_of(drafter.config)
+        drafting = Drafting.resolve(method, k, nodes, lookup)
+        self._setup = Setup(shared, drafter, drafting, max_batch, kv_tokens)
 
     def use(
         self,
@@ -143,18 +86,44 @@ class LLM:
         nothing where `lookup` is False. `max_batch` and `kv_tokens` stay as they are here where
         they are not given.
 
-        Raises InputError as the constructor does. Warns (InputWarning) when K is above what the
-        head was trained for.
+        Raises and warns as the constructor does.
         """
-        other = object.__new__(LLM)
-        batch = self._asked_batch if max_batch is None else max_batch
-        tokens = self.kv_tokens if kv_tokens is None else kv_tokens
-        other._fill(self._loaded, head, k, nodes, lookup, batch, tokens)
-        return other
+        setup = self._setup
+        return LLM(
+            setup.shared,
+            head,
+            k=k,
+            nodes=nodes,
+            lookup=lookup,
+            max_batch=setup.asked_batch if max_batch is None else max_batch,
+            kv_tokens=setup.kv_tokens if kv_tokens is None else kv_tokens,
+        )
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
         """A head for this target; see `load_drafter`."""
         return load_drafter(name, self.target, force=force)
+
+    @property
+    def target(self) -> BaseTarget:
+        return self._setup.shared.target
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self._setup.drafter
+
+    @property
+    def drafting(self) -> Drafting:
+        return self._setup.drafting
+
+    @property
+    def max_batch(self) -> int:
+        """Requests that run together."""
+        return self._setup.max_batch
+
+    @property
+    def engine(self) -> Engine:
+        """The engine: made when it is first needed, once for all threads."""
+        return self._setup.engine
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -162,97 +131,62 @@ class LLM:
         assert self.target.tokenizer is not None
         return self.target.tokenizer
 
-    @property
-    def engine(self) -> Engine:
-        """What decodes: made when it is first needed, once for all threads."""
-        with self._loaded.lock:
-            return self._engine
-
-    @cached_property
-    def _engine(self) -> Engine:
-        most = max(self.k, self.nodes or 0)
-        longest = self.target.max_context + most + BLOCK  # nothing a request may ever need
-        room = kv_tokens(self.target, self.drafter, self.max_batch * longest, self.kv_tokens)
-        settings = Settings(self.max_batch, room, self.k, self.nodes, self.drafting.lookup)
-        proposer = None
-        if self.drafter is not None:
-            proposer = self._loaded.proposer(self.drafter, blocks_of(room))
-        budget = self._budget(proposer) if self.drafting.mode == "auto" else None
-        return Engine(self.target, self._loaded.model, settings, proposer, budget)
-
-    def _budget(self, proposer: Proposer | None) -> Budget:
-        most = self.max_batch + max(self.max_batch * self.k, self.nodes or 0)
-        verify = self._loaded.verify_curve(most)
-        if proposer is None:
-            return Budget(lambda *_: [], 0, verify, Curve({1: 0.0}))
-        method, draft = proposer.method, draft_curve(proposer.model, most)
-        return Budget(method.passes, self.k, verify, draft)
-
     def warm_up(self) -> None:
-        """Make ready what the first request would wait for: the engine, and grammars."""
+        """Make the engine and prepare grammars, so that the first request waits for neither."""
         assert self.engine
-        self._loaded.grammars.warm_up()
+        self._setup.shared.grammars.warm_up()
 
-    def prepare(self, request: Request) -> None:
-        """Make ready what a request needs before `Engine.add`; any thread may call it. Raises
-        InputError when the request can never run."""
-        self.engine.scheduler.check(request)
-        params = request.params
+    def check_text(self, text: str, field: str) -> None:
+        """Raises InputError of `field` for a text that cannot fit."""
+        if len(text) > self._setup.shared.max_characters:
+            raise self._too_long(f"has {len(text)} characters", field)
+
+    def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
+        """Token ids of a prompt that the target can run.
+
+        Raises InputError of `prompt[number]` for any other.
+        """
+        field = f"prompt[{number}]"
+        if isinstance(prompt, str):
+            self.check_text(prompt, field)
+            ids = self.tokenizer(prompt)["input_ids"]
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise InputError("is empty", field=field, fix="give at least one token")
+        if len(ids) >= self.target.max_context:
+            raise self._too_long(f"has {len(ids)} tokens", field)
+        check_tokens(ids, len(self.target.embedding), field)
+        return ids
+
+    def _too_long(self, size: str, field: str) -> InputError:
+        room = f"{self.target.max_context} tokens with the answer"
+        why = f"{size}; {model_name(self.target.name)} takes {room}"
+        return InputError(why, field=field, fix="shorten it")
+
+    def make_requests(
+        self, ids: list[int], params: SamplingParams, first: int = 0
+    ) -> list[Request]:
+        """Requests for the n answers to one prompt, numbered from `first`, ready for `Engine.add`.
+
+        Any thread may call it: compiling a grammar may take seconds. Raises InputError when a
+        request can never run.
+        """
+        room = self.target.max_context - len(ids)
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        self.engine.scheduler.check(len(ids) + params.max_tokens, first)
+        return [self._request(first + i, ids, copy) for i, copy in enumerate(params.copies())]
+
+    def _request(self, index: int, ids: list[int], params: SamplingParams) -> Request:
         generator = torch.Generator()
         if params.seed is None:
             generator.seed()
         else:
             generator.manual_seed(params.seed)
-        matcher = self._loaded.grammars.matcher(params, request.tokens)
-        vocabulary = len(self.target.embedding)
-        request.sampler = Sampler(params, request.tokens, generator, vocabulary, matcher)
-        request.text = TextStream(self.tokenizer, params.stop)
-
-    @cached_property
-    def max_characters(self) -> int:
-        """Characters of the longest prompt that could fit: a bound before it is tokenised."""
-        longest = max(map(len, self.tokenizer.get_vocab()))
-        return self.target.max_context * longest
-
-    def check_text(self, text: str, name: str) -> None:
-        """Raises InputError, which calls the text `name`, for one that cannot fit."""
-        if len(text) > self.max_characters:
-            raise InputError(
-                f"{name} has {len(text)} characters; {model_name(self.target.name)} takes "
-                f"{self.target.max_context} tokens with the answer: shorten it"
-            )
-
-    def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
-        """Token ids of a prompt that the target can run.
-
-        Raises InputError, which names the prompt by its `number`, for any other.
-        """
-        if isinstance(prompt, str):
-            self.check_text(prompt, f"prompt {number}")
-            ids = self.tokenizer(prompt)["input_ids"]
-        else:
-            ids = list(prompt)
-        if not ids:
-            raise InputError(f"prompt {number} is empty: give at least one token")
-        limit, most = self.target.max_context, len(self.target.embedding) - 1
-        if len(ids) >= limit:
-            raise InputError(
-                f"prompt {number} has {len(ids)} tokens; {model_name(self.target.name)} takes "
-                f"{limit} with the answer: shorten it"
-            )
-        if wrong := [token for token in ids if not 0 <= token <= most]:
-            why = f"the target's token ids are 0 to {most}"
-            raise InputError(f"prompt {number} has token {wrong[0]}: {why}")
-        return ids
-
-    def requests(self, ids: list[int], params: SamplingParams, first: int = 0) -> list[Request]:
-        """What the engine is asked for one prompt: a request for each of n answers, numbered from
-        `first`."""
-        most = min(params.max_tokens, self.target.max_context - len(ids))
-        return [
-            Request(first + i, len(ids), list(ids), replace(own, max_tokens=most))
-            for i, own in enumerate(params.copies())
-        ]
+        matcher = self._setup.shared.grammars.matcher(params, ids)
+        sampler = Sampler(params, ids, generator, len(self.target.embedding), matcher)
+        text = TextStream(self.tokenizer, params.stop)
+        return Request(index, len(ids), list(ids), params, sampler, text)
 
     def generate(
         self,
@@ -265,127 +199,22 @@ class LLM:
         Raises RequestFailure, once all have ended, when one of them could not go on; `stream` tells
         them apart by their finish_reason.
         """
-        answers = dict(Run(self, prompts, params).ended())
+        answers = dict(self.stream(prompts, params).ended())
         return [answers[number] for number in sorted(answers)]
 
     def stream(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> "Run":
+    ) -> Run:
         """Iterate over `Chunk`s of text as they are decided; then `.completions()`."""
-        return Run(self, prompts, params)
-
-
-class Run:
-    """One call of generate or stream. `seconds` is the time spent in the engine."""
-
-    def __init__(
-        self,
-        llm: LLM,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> None:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
-            raise InputError(f"{len(params)} sampling parameters for {len(prompts)} prompts")
-        self.requests = list[Request]()
-        for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            ids = llm.prompt_ids(prompt, number)
-            self.requests += llm.requests(ids, own, len(self.requests))
-        self.engine = llm.engine
-        self.seconds = 0.0
-        self._begun = False
-        for request in self.requests:
-            llm.prepare(request)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """Left early, the requests that still run are cancelled."""
-        try:
-            while any(request.finish_reason is None for request in self.requests):
-                yield from self.step()
-            yield from self._fetch()  # the step of another stream may have been the last
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Cancel the requests that still run. Iteration does it by itself; whoever calls `step` and
-        stops early must."""
-        if self._begun:
-            for request in self.requests:
-                self.engine.cancel(request)
-
-    def step(self) -> list[Chunk]:
-        """One round of the engine; what it emitted for these requests."""
-        started = time.perf_counter()
-        if not self._begun:
-            self.engine.add(*self.requests)
-            self._begun = True
-        self.engine.step()
-        self.seconds += time.perf_counter() - started
-        return self._fetch()
-
-    def _fetch(self) -> list[Chunk]:
-        return [chunk for request in self.requests for chunk in self.engine.fetch(request)]
-
-    def ended(self) -> Iterator[tuple[int, Completion]]:
-        """Each answer when it ends, with its number. Raises RequestFailure, once all have ended,
-        when one of them could not go on."""
-        left = self.requests
-        with closing(self):
-            while left:
-                self.step()
-                ended = [request for request in left if request.finish_reason is not None]
-                left = [request for request in left if request not in ended]
-                for request in ended:
-                    if request.failure is None:
-                        yield request.index, _completion(request)
-        for request in self.requests:
-            if request.failure is not None:
-                raise RequestFailure(f"prompt {request.index}: {request.failure}")
-
-    def completions(self) -> list[Completion]:
-        """Answers in the order of the prompts, once iteration has ended."""
-        return [_completion(request) for request in self.requests]
-
-
-def _completion(request: Request) -> Completion:
-    assert request.finish_reason is not None, "iterate to the end first"
-    return Completion(
-        request.text.text,
-        request.output,
-        request.finish_reason,
-        request.stats,
-        request.drafted_output,
-        None if request.params.logprobs is None else request.logprobs,
-        request.failure,
-    )
-
-
-def _warn_of_depth(k: int, trained: int | None) -> None:
-    if trained is not None and k > trained:
-        why = f"K = {k}, but the head was trained for {trained} draft tokens"
-        # Level 1: one place, so Python shows it once however often K changes.
-        warnings.warn(f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1)
-
-
-def _drafting(
-    k: int | None, nodes: int | None, lookup: bool | None, method: Method | None
-) -> Drafting:
-    """What options make an engine draft, with a head of `method` or without one. Raises InputError
-    for what cannot be."""
-    if method is None and lookup is None:
-        lookup = k is None
-    if method is None and not lookup:
-        return Drafting()
-    if lookup and k is not None:
-        raise InputError("lookup True: needs trees: leave out `k`")
-    if nodes is not None and method is not None and not (method.parallel or lookup):
-        why = f"{method.title} drafts chains"
-        raise InputError(f"nodes {nodes}: {why}: give `k`, or a head of another method")
-    name = "lookup" if method is None else method.name
-    if k is not None:
-        return Drafting(name, "chain", k)
-    mode: Mode = "auto" if nodes is None else "tree"
-    return Drafting(name, mode, nodes or 0, lookup is not False)
+            why = f"{len(params)} sampling parameters for {len(prompts)} prompts"
+            raise InputError(why, field="params", fix="give one for all, or one for each")
+        prompts_ids = [self.prompt_ids(prompt, number) for number, prompt in enumerate(prompts)]
+        requests = list[Request]()
+        for ids, each in zip(prompts_ids, params, strict=True):
+            requests += self.make_requests(ids, each, len(requests))
+        return Run(self.engine, requests)

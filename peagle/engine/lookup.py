@@ -9,20 +9,20 @@ from operator import mul
 
 from peagle.engine.tree import Candidate, Draft, Match, Offer, Path
 
-SIZES = (4, 3, 2)  # tokens that must be the same, the most first
+SIZES = (4, 3, 2)  # lengths of n-grams, the longest first
 AT_FIRST = (4.0, 2.0)  # tried and accepted tokens that are assumed before any is counted
 FORGET = 0.98  # weight that earlier tokens keep, a token: texts differ
 
 
 class Index:
-    """Where the runs of a request's tokens ended last. It grows with the request."""
+    """The last occurrence of each n-gram of a request's tokens. It grows with the request."""
 
     def __init__(self) -> None:
-        self._next = dict[tuple[int, ...], int]()  # the place behind a run
-        self._known = 0  # places in front of which all runs are known
+        self._next = dict[tuple[int, ...], int]()  # index after the n-gram's last occurrence
+        self._known = 0  # tokens indexed so far
 
-    def find(self, tokens: Sequence[int], most: int) -> Match:
-        """What followed the longest run that ends the request's `tokens`, up to `most` of it."""
+    def find(self, tokens: Sequence[int], max_tokens: int) -> Match:
+        """The tokens that followed the longest n-gram that ends `tokens`, at most `max_tokens`."""
         for end in range(self._known, len(tokens)):
             for size in SIZES:
                 if size <= end:
@@ -31,7 +31,7 @@ class Index:
         for size in SIZES:
             at = self._next.get(tuple(tokens[-size:])) if size <= len(tokens) else None
             if at is not None:
-                return Match(size, tuple(tokens[at : at + most]))
+                return Match(size, tuple(tokens[at : at + max_tokens]))
         return Match()
 
 
@@ -40,7 +40,7 @@ class LookupCalibration:
     match and the depth."""
 
     def __init__(self) -> None:
-        # By size and depth: tokens that were tried, and those of them that were accepted.
+        # By size and depth: tokens that were tried, and tokens that were accepted.
         self._counts = dict[tuple[int, int], tuple[float, float]]()
 
     def __call__(self, size: int, depth: int) -> float:
@@ -63,7 +63,7 @@ class LookupCalibration:
 
 
 def with_lookup(offer: Offer, match: Match, chance: LookupCalibration) -> Offer:
-    """What may follow a path, the looked-up token among it. A token that both know has the larger
+    """The candidates after a path, with the looked-up token. A token that both know has the larger
     of its chances; the others' are scaled to what is left."""
 
     def merged(path: Path) -> Iterable[Candidate]:

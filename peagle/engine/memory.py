@@ -1,4 +1,4 @@
-"""How much memory there is, and how many tokens of KV cache go into it."""
+"""Memory, and the number of tokens of KV cache that fit into it."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from peagle.model.base_target import BaseTarget
 from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
 
-SHARE = {"cpu": 0.5, "cuda": 0.85}  # of free memory; a CPU has other things to do
+SHARE = {"cpu": 0.5, "cuda": 0.85}  # share of free memory; a CPU has other things to do
 MAX_BATCH = {"cpu": 8, "cuda": 64}  # by default
-LEAST_TOKENS = 512  # of KV cache for each request of a default batch, where the context is longer
+MIN_TOKENS = 512  # KV cache for each request of a default batch, where the context is longer
 
 
 def token_bytes(target: BaseTarget, drafter: Drafter | None) -> int:
@@ -24,7 +24,7 @@ def token_bytes(target: BaseTarget, drafter: Drafter | None) -> int:
 
 
 def _numbers(shapes: Sequence[HeadShape]) -> int:
-    """Of keys and values of one token, in all layers."""
+    """Numbers in keys and values of one token, in all layers."""
     return sum(shape.heads * (shape.key_size + shape.value_size) for shape in shapes)
 
 
@@ -40,13 +40,13 @@ def default_max_batch(
     """
     device = target.device
     room = int(SHARE[device.type] * free_memory(device) / token_bytes(target, drafter))
-    each = min(LEAST_TOKENS, target.max_context)
+    each = min(MIN_TOKENS, target.max_context)
     fitting = (wanted or room) // each
     return max(1, min(MAX_BATCH[device.type], fitting))
 
 
-def kv_tokens(target: BaseTarget, drafter: Drafter | None, most: int, wanted: int | None) -> int:
-    """Tokens of KV cache: as `wanted`, else `most` or as many as fit.
+def kv_tokens(target: BaseTarget, drafter: Drafter | None, useful: int, wanted: int | None) -> int:
+    """Tokens of KV cache: as `wanted`, else `useful` or as many as fit.
 
     Raises InputError when they do not fit.
     """
@@ -54,13 +54,11 @@ def kv_tokens(target: BaseTarget, drafter: Drafter | None, most: int, wanted: in
     each, free = token_bytes(target, drafter), free_memory(target.device)
     room = int(share * free / each)
     if wanted is not None and wanted > room:
-        raise InputError(
-            f"kv_tokens {wanted}: needs {wanted * each / 2**30:.1f} GiB, {share:.0%} of the free "
-            f"memory is {share * free / 2**30:.1f} GiB: at most {room}"
-        )
+        allowed = f"{share:.0%} of the free memory is {share * free / 2**30:.1f} GiB"
+        why = f"needs {wanted * each / 2**30:.1f} GiB, {allowed}"
+        raise InputError(why, field="kv_tokens", value=wanted, fix=f"give at most {room}")
     if room < 256:
-        raise InputError(
-            f"{free / 2**30:.1f} GiB of memory is free beside the model, a token of KV cache takes "
-            f"{each / 2**20:.2f} MiB: use a smaller dtype or target, or free memory"
-        )
-    return wanted or min(room, most)
+        why = f"{free / 2**30:.1f} GiB of memory is free next to the model"
+        why += f", a token of KV cache takes {each / 2**20:.2f} MiB"
+        raise InputError(why, fix="use a smaller dtype or target, or free memory")
+    return wanted or min(room, useful)

@@ -1,4 +1,4 @@
-"""What is asked of a request, and what it can fail with."""
+"""Sampling parameters, and failures of single requests."""
 
 import json
 from dataclasses import dataclass, replace
@@ -13,13 +13,17 @@ class RequestFailure(RuntimeError):
     """One request cannot go on, through no fault of the others."""
 
 
+class GrammarTooComplex(RequestFailure):
+    """A request's grammar exceeds the limits in the middle of its answer."""
+
+
 class TokenLogprob(NamedTuple):
-    """What the target itself thought of an emitted token: natural logarithms of its probabilities
-    before bias, penalties, grammar and temperature (vLLM's are taken behind the grammar)."""
+    """Log-probability (natural) of an emitted token under the target, before bias, penalties,
+    grammar and temperature. (vLLM takes it after the grammar.)"""
 
     token: int
     logprob: float
-    top: list[tuple[int, float]]  # the likeliest tokens and theirs, best first
+    top: list[tuple[int, float]]  # the likeliest tokens, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,38 +91,39 @@ class SamplingParams:
         }
         for name, (fine, allowed) in checks.items():
             if not fine:
-                raise InputError(f"{name} {getattr(self, name)}: must be {allowed}")
-        if any(not text for text in self.stop):
-            raise InputError("stop '': a stop string must not be empty")
+                raise InputError(f"must be {allowed}", field=name, value=getattr(self, name))
+        if "" in self.stop:
+            raise InputError("must not be empty", field="stop", value="")
         for token, bias in (self.logit_bias or {}).items():
             if not abs(bias) <= 100:
-                raise InputError(f"logit_bias {{{token}: {bias}}}: must be -100 to 100")
+                why = "must be -100 to 100"
+                raise InputError(why, field="logit_bias", value={token: bias})
         if self.n > 1 and self.greedy:
-            why = "greedy answers are all the same, set a temperature above 0 or n to 1"
-            raise InputError(f"n {self.n}: {why}")
+            fix = "set `temperature` above 0 or `n` to 1"
+            raise InputError("greedy answers are all the same", field="n", value=self.n, fix=fix)
         self._check_constraint()
 
     def _check_constraint(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
-            both = " and ".join(given)
-            raise InputError(f"{both}: an answer follows one of them, leave the others out")
+            why = f"excludes `{given[1]}`"
+            raise InputError(why, field=given[0], fix="leave one of them out")
         if given and self.ignore_eos:
-            why = f"{given[0]} says where the answer ends, leave it out"
-            raise InputError(f"ignore_eos True: {why}")
+            why = f"`{given[0]}` decides where the answer ends"
+            raise InputError(why, field="ignore_eos", value=True, fix="leave it out")
         if "" in (self.regex, self.grammar):
-            raise InputError(f"{given[0]} '': must not be empty")
+            raise InputError("must not be empty", field=given[0], value="")
         if self.json_schema is not None:
             _json_text(self.json_schema)
 
     @property
     def greedy(self) -> bool:
-        """No draws; a temperature so small is greedy in vLLM, too."""
+        """No token is drawn. The same temperatures are greedy in vLLM."""
         return self.temperature < 1e-5
 
     @property
     def constraint(self) -> tuple[str, str] | None:
-        """(which of json_schema, regex and grammar is given, its text)."""
+        """(json_schema, regex or grammar, its text); None without any."""
         if self.json_schema is not None:
             return "json_schema", _json_text(self.json_schema)
         if self.regex is not None:
@@ -136,7 +141,9 @@ def _json_text(schema: dict[str, Any] | str) -> str:
         value = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"json_schema: not JSON ({first_line(error)}), give a schema") from error
+        why = f"not JSON ({first_line(error)})"
+        raise InputError(why, field="json_schema", fix="give a schema") from error
     if not isinstance(value, dict):
-        raise InputError(f'json_schema {text}: must be an object such as {{"type": "array"}}')
+        why = 'must be an object such as {"type": "array"}'
+        raise InputError(why, field="json_schema", value=value)
     return text

@@ -11,7 +11,7 @@ from peagle.engine.tree import Draft
 
 
 class Penalties:
-    """What one sequence has said, and what that does to its logits."""
+    """Token counts of one sequence, and the penalties that they cause."""
 
     def __init__(self, params: SamplingParams, prompt: list[int], vocabulary: int) -> None:
         self._repetition = params.repetition_penalty
@@ -37,12 +37,12 @@ class Penalties:
         self._counts = self._counts.to(logits.device)
         counts = self._counts.repeat(len(logits), 1)
         paths = enumerate(draft.tails())
-        said_at = [(row, draft.tokens[at - 1]) for row, tail in paths for at in tail]
-        if said_at:
-            row, token = torch.tensor(said_at, device=logits.device).unbind(1)
+        drafted = [(row, draft.tokens[at - 1]) for row, tail in paths for at in tail]
+        if drafted:
+            row, token = torch.tensor(drafted, device=logits.device).unbind(1)
             counts.index_put_((row, token), counts.new_ones(()), accumulate=True)
-        said = counts > 0
+        emitted = counts > 0
         if self._repetition != 1:
             factor = torch.where(logits > 0, 1 / self._repetition, self._repetition)
-            logits = torch.where(said | self._prompt, logits * factor, logits)
-        return logits - self._frequency * counts - self._presence * said
+            logits = torch.where(emitted | self._prompt, logits * factor, logits)
+        return logits - self._frequency * counts - self._presence * emitted

@@ -23,9 +23,9 @@ class Stats:
 
     rounds: int = 0
     drafted: int = 0  # nodes
-    accepted: list[int] = field(default_factory=list)  # rounds whose i-th place was accepted
+    accepted: list[int] = field(default_factory=list)  # rounds whose i-th draft token was accepted
     accepted_from_lookup: int = 0  # nodes that the head did not offer
-    forwards: int = 0  # of the target, where it decoded the request, with or without a draft
+    forwards: int = 0  # target forwards that decoded the request, with or without a draft
     tokens: int = 0  # emitted by these forwards
 
     def count(self, draft: Draft, path: Sequence[int], emitted: int) -> None:
@@ -37,12 +37,12 @@ class Stats:
         self.rounds += 1
         self.drafted += len(draft)
         self.accepted += [0] * (draft.depth - len(self.accepted))
-        for place, row in enumerate(path):
-            self.accepted[place] += 1
+        for depth, row in enumerate(path):
+            self.accepted[depth] += 1
             self.accepted_from_lookup += draft.source(row) == "lookup"
 
     def __add__(self, other: "Stats") -> "Stats":
-        """Of both; `sum(many, Stats())` is of all."""
+        """The statistics of both; `sum(many, Stats())` adds up many."""
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         accepted = map(sum, zip_longest(*both.pop("accepted"), fillvalue=0))
         return Stats(accepted=list(accepted), **{name: sum(pair) for name, pair in both.items()})
@@ -83,22 +83,23 @@ class Request:
     prompt_length: int
     tokens: list[int]  # prompt, then output
     params: SamplingParams
+    sampler: "Sampler"
+    text: "TextStream"
     num_computed_tokens: int = 0  # tokens the target has run and keeps
     num_drafter_slots: int = 0  # slots the drafter has run and keeps, at most as many
     draft: Draft = field(default_factory=Draft)  # to verify in the next round
-    seen: Index = field(default_factory=Index)  # of its tokens, for lookup
-    blocks: list[int] = field(default_factory=list)  # of KV cache; the scheduler's, as are:
+    seen: Index = field(default_factory=Index)  # n-grams of its tokens, for lookup
+    blocks: list[int] = field(default_factory=list)  # blocks of KV cache; the scheduler's, as are:
     known: int = 0  # the number of these blocks that can be found by their content
     content: int = 0  # content id of the last known block
     reused: int = 0  # prompt tokens that were cached when the request was admitted
     preempted: int = 0  # how often
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, where asked for
-    text: "TextStream" = field(init=False)  # LLM.prepare fills these two in
-    sampler: "Sampler" = field(init=False)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, if requested
     emitted: list["Chunk"] = field(default_factory=list)  # output that was not fetched yet
     finish_reason: FinishReason | None = None
     failure: str | None = None  # why, where that is "error"
+    grammar_failed: bool = False  # the failure is that its grammar became too complex
     stats: Stats = field(default_factory=Stats)
 
     @property
@@ -107,12 +108,12 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Tokens that it may say behind its next one."""
+        """Tokens that it may still emit after the next one."""
         return self.params.max_tokens - (len(self.tokens) - self.prompt_length) - 1
 
     @property
     def pending(self) -> list[int]:
-        """What the next rounds run: the tokens not yet run, then the draft."""
+        """The input of the next rounds: the tokens not yet run, then the draft."""
         return self.tokens[self.num_computed_tokens :] + self.draft.tokens
 
     @property
@@ -128,11 +129,11 @@ class Chunk:
 
     index: int
     text: str
-    place: int  # in the draft, from 1; 0: the target's own token
+    depth: int  # in the draft, from 1; 0: the target's own token
     source: Source
     logprob: TokenLogprob | None = None
 
     @property
     def drafted(self) -> bool:
         """An accepted draft token wrote it."""
-        return self.place > 0
+        return self.depth > 0

@@ -7,10 +7,11 @@ if it decoded alone: the argmax of p, or a draw from p by one number of the sequ
 place of its output. The child of the row that has the chosen token, if there is one, is accepted,
 and its row goes on. That is speculative sampling (Leviathan et al., Chen et al. 2023) of proposals
 without chance: the same distribution, and a seed gives the same output with a tree, a chain and
-without drafting. Bias, penalties and grammar are part of p: each row has what the tokens before it
-on its path make of them.
+without drafting. Bias, penalties and grammar are part of p: each row counts the tokens before
+it on its path.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ NUCLEUS = 1024  # likeliest tokens that are tried before the whole vocabulary is
 
 
 class Choice(NamedTuple):
-    """What the target chose for the R rows of one sequence."""
+    """The target's choices for the R rows of one sequence."""
 
     tokens: list[int]
     finite: list[bool]  # False: the row's logits are NaN or infinite, so no token can be chosen
@@ -46,14 +47,12 @@ class Sampler:
     ) -> None:
         """Raises InputError for token ids that the target does not have."""
         bias = params.logit_bias or {}
-        for name, ids in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
-            if wrong := [token for token in ids if not 0 <= token < vocabulary]:
-                most = vocabulary - 1
-                raise InputError(f"{name} {wrong[0]}: the target's token ids are 0 to {most}")
+        check_tokens(bias, vocabulary, "logit_bias")
+        check_tokens(params.stop_token_ids, vocabulary, "stop_token_ids")
         self.params, self.matcher = params, matcher
         self._generator = generator
         self._vocabulary = vocabulary
-        self._numbers = torch.empty(0, dtype=torch.float64)  # drawn so far, one for each place
+        self._numbers = torch.empty(0, dtype=torch.float64)  # drawn so far, by output position
         self._emitted = 0
         self._penalties = Penalties.of(params, prompt, vocabulary)
         self._biased = torch.tensor(list(bias), dtype=torch.int64)
@@ -66,8 +65,8 @@ class Sampler:
         return self.params.greedy and not special
 
     def choose(self, logits: Tensor, draft: Draft) -> Choice:
-        """The target's token behind the newest one and behind each of a draft's R − 1 nodes, from
-        the target's logits (R, V). Raises RequestFailure when the grammar has failed."""
+        """The target's token after the newest one and after each of a draft's R − 1 nodes, by its
+        logits (R, V). Raises RequestFailure when the grammar has failed."""
         assert logits.shape == (len(draft) + 1, self._vocabulary)
         rows = self._rows(logits, draft)
         if self.params.greedy:
@@ -87,7 +86,7 @@ class Sampler:
             self.matcher.advance(tokens)
 
     def _rows(self, logits: Tensor, draft: Draft) -> Tensor:
-        """What tokens are chosen by, before temperature: bias, penalties, grammar."""
+        """Logits after bias, penalties and grammar, before temperature."""
         rows = logits.float()
         if len(self._biased):
             at = self._biased.to(rows.device)
@@ -100,15 +99,15 @@ class Sampler:
         return rows
 
     def _uniform(self, depths: list[int]) -> Tensor:
-        """Numbers in [0, 1) of the places of the output that are so many after the next one."""
+        """Uniform numbers in [0, 1) for output positions `next + depth`."""
         if missing := max(0, self._emitted + max(depths) + 1 - len(self._numbers)):
             more = torch.rand(missing + 64, generator=self._generator, dtype=torch.float64)
             self._numbers = torch.cat([self._numbers, more])
         return self._numbers[torch.tensor(depths) + self._emitted]
 
     def logprobs(self, logits: Tensor, rows: list[int], tokens: list[int]) -> list[TokenLogprob]:
-        """Of the tokens that some rows of the target's logits (R, V) chose; none where they are not
-        asked for."""
+        """Log-probabilities of tokens chosen at rows of the target's logits (R, V); empty unless
+        requested."""
         count = self.params.logprobs
         if count is None:
             return []
@@ -120,6 +119,14 @@ class Sampler:
             TokenLogprob(token, value, list(zip(*best, strict=True)))
             for token, value, best in zip(tokens, own, likeliest, strict=True)
         ]
+
+
+def check_tokens(ids: Iterable[int], vocabulary: int, field: str) -> None:
+    """Raises InputError of `field` for a token id that the target does not have."""
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            why = f"the target's token ids are 0 to {vocabulary - 1}"
+            raise InputError(why, field=field, value=token)
 
 
 def greedy(logits: Tensor) -> Choice:
@@ -145,11 +152,11 @@ def target_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     logits = logits.float() / params.temperature
     if params.min_p > 0:
         probabilities = logits.softmax(-1)
-        least = params.min_p * probabilities.max(-1, keepdim=True).values
-        logits = logits.masked_fill(probabilities < least, float("-inf"))
+        smallest = params.min_p * probabilities.max(-1, keepdim=True).values
+        logits = logits.masked_fill(probabilities < smallest, float("-inf"))
     if 0 < params.top_k < logits.shape[-1]:
-        least = logits.topk(params.top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
+        smallest = logits.topk(params.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, float("-inf"))
     if params.top_p < 1:
         logits = _nucleus(logits, params.top_p)
     return logits.softmax(-1)

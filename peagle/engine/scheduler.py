@@ -1,5 +1,4 @@
-"""Which requests run in the next round, and on which blocks: continuous batching with chunked
-prefill.
+"""The requests of the next round and their blocks: continuous batching with chunked prefill.
 
 No torch here: requests, block numbers and counts only.
 """
@@ -14,7 +13,7 @@ from peagle.errors import InputError
 
 
 class ScheduledRequest(NamedTuple):
-    """What the target runs of a request in one round: its next pending tokens."""
+    """The next pending tokens of a request, which the target runs in one round."""
 
     request: Request
     num_tokens: int
@@ -52,14 +51,15 @@ class Scheduler:
         self.waiting = deque[Request]()
         self.running = list[Request]()
 
-    def check(self, request: Request) -> None:
-        """Raises InputError for a request that would not fit if it were alone."""
-        tokens = request.prompt_length + request.params.max_tokens + self.num_lookahead_tokens
-        if self.pool.blocks(tokens) > self.pool.count:
-            room = self.pool.count * self.pool.size
+    def check(self, tokens: int, index: int) -> None:
+        """Raises InputError for a prompt that would not fit, with its answer, if it were alone."""
+        tokens += self.num_lookahead_tokens
+        room = self.pool.count * self.pool.size
+        if tokens > room:
             raise InputError(
-                f"prompt {request.index} needs {tokens} tokens of KV cache with its answer, all of "
-                f"it is {room}: lower max_tokens, or raise kv_tokens"
+                f"needs {tokens} tokens of KV cache with its answer, all of it is {room}",
+                field=f"prompt[{index}]",
+                fix="lower `max_tokens` or raise `kv_tokens`",
             )
 
     def add(self, request: Request) -> None:
@@ -69,9 +69,9 @@ class Scheduler:
     def schedule(self) -> list[ScheduledRequest]:
         """The next round. Its requests own the blocks for all that the round writes."""
         scheduled = list[ScheduledRequest]()
-        most = self.num_lookahead_tokens + 1
-        decoding = [request for request in self.running if request.num_pending <= most]
-        prompts = [request for request in self.running if request.num_pending > most]
+        limit = self.num_lookahead_tokens + 1
+        decoding = [request for request in self.running if request.num_pending <= limit]
+        prompts = [request for request in self.running if request.num_pending > limit]
         room = self.budget
         for request in decoding:
             count = request.num_pending
@@ -111,8 +111,8 @@ class Scheduler:
             request.content = self.pool.remember(block, request.content, tokens)
             request.known += 1
 
-    def undrafted(self, request: Request, most: int) -> range:
-        """The next slots that the drafter has to run, at least one and at most `most`. Slots of
+    def undrafted(self, request: Request, limit: int) -> range:
+        """The next slots that the drafter has to run, at least one and at most `limit`. Slots of
         shared blocks that it has run for another request are skipped."""
         size = self.pool.size
         computed = request.num_computed_tokens
@@ -120,7 +120,7 @@ class Scheduler:
             found = self.pool.drafted(request.blocks) * size
             request.num_drafter_slots = max(request.num_drafter_slots, min(found, computed - 1))
         start = request.num_drafter_slots
-        return range(start, min(computed, start + most))
+        return range(start, min(computed, start + limit))
 
     def drafted(self, request: Request, slots: int) -> None:
         """Note that the drafter has run the first `slots` slots of a request."""

@@ -4,9 +4,9 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.model.base_target import BaseTarget, listed
 
-WINDOW = 16  # newest tokens that are decoded together, at most, where they are no run of bytes
-KEPT = 8  # of them, when there are more: no character has more bytes than these have tokens
-LONE = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character, or not yet, are decoded to
+WINDOW = 16  # maximum number of newest tokens that are decoded together, unless they are bytes
+KEPT = 8  # tokens that are kept of a full window: no character has more bytes
+LONE = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no character, or not yet
 
 
 class TextStream:
@@ -17,16 +17,19 @@ class TextStream:
         self._tokenizer, self._stop = tokenizer.backend_tokenizer, stop
         self._newest = list[int]()
         self._known = 0  # characters of their text that were taken into `_held`
+        self._in_bytes = False  # the newest tokens are a run of byte tokens
         self._held = ""
         self.text = ""
 
     def push(self, token: int) -> tuple[str, bool]:
-        """(text that is now certain, whether a stop string was completed)."""
+        """Add a token; returns the text now certain, and True if a stop string is complete."""
         self._newest.append(token)
         # A run of byte tokens is text, or not, as a whole (Llama 2, Gemma); tokens without text do
         # not end it.
-        name = self._tokenizer.id_to_token(token) or ""
-        if self._tokenizer.decode([token]) and not name.startswith("<0x"):
+        if (self._tokenizer.id_to_token(token) or "").startswith("<0x"):
+            self._in_bytes = True
+        elif not self._in_bytes or self._tokenizer.decode([token]):
+            self._in_bytes = False
             self._take(self._decoded().removesuffix(LONE))
         found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
@@ -41,14 +44,14 @@ class TextStream:
         return certain, False
 
     def finish(self) -> str:
-        """What was held back, once no token follows."""
+        """The text that was held back, once no token follows."""
         self._take(self._decoded())
         rest, self._held = self._held, ""
         self.text += rest
         return rest
 
     def _take(self, decoded: str) -> None:
-        """Hold what is new of the newest tokens' text, and forget the oldest of them."""
+        """Hold the new text of the newest tokens, and forget the oldest tokens."""
         self._held += decoded[self._known :]
         if len(self._newest) > WINDOW:
             self._newest = self._newest[-KEPT:]

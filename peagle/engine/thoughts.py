@@ -26,7 +26,7 @@ def after_thoughts(
     if stage == "before":
         opening, *more = tokenizer(thoughts.opening, add_special_tokens=False)["input_ids"]
         if more and answer.allowed()[opening]:
-            return answer  # which of the two begins cannot be told
+            return answer  # the opening may begin either of them
     decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
     return AfterThoughts(answer, lambda ids: bool(thoughts.closing.search(decode(ids))), opening)
 

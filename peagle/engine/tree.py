@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
-Source = Literal["target", "head", "lookup"]  # of a token; lookup: no head offered it
+Source = Literal["target", "head", "lookup"]  # origin of a token; lookup: no head offered it
 
 
 class Match(NamedTuple):
     """The newest tokens of a request occurred before (lookup.py)."""
 
-    size: int = 0  # how many of them; 0: they did not
-    tokens: tuple[int, ...] = ()  # what followed
+    size: int = 0  # number of these tokens; 0: no match
+    tokens: tuple[int, ...] = ()  # the tokens that followed
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Draft:
     parents: list[int] = field(default_factory=list)  # the row of each node's parent
     probs: list[float] = field(default_factory=list)  # the head's, given the parent; 0: lookup's
     chances: list[float] = field(default_factory=list)  # that all of the path is accepted
-    match: Match = Match()  # what lookup added
+    match: Match = Match()  # the tokens that lookup found
 
     def add(self, parent: int, token: int, prob: float, chance: float) -> None:
         """Add a node."""
@@ -53,7 +53,7 @@ class Draft:
         return len(self.tokens)
 
     def source(self, row: int) -> Source:
-        """What offered the node of a row."""
+        """The origin of the node of a row."""
         return "head" if self.probs[row - 1] else "lookup"
 
     @property
@@ -115,12 +115,12 @@ class Draft:
                 chain.append(row)
         others = [row for row in rows if row not in chain]
         listed = Draft(match=self.match)
-        place = {0: 0}  # the new row of each row
+        new_row = {0: 0}  # by old row
         for row in [*chain[1:], *others]:
             node = row - 1
-            parent = place[self.parents[node]]
+            parent = new_row[self.parents[node]]
             listed.add(parent, self.tokens[node], self.probs[node], self.chances[node])
-            place[row] = len(listed)
+            new_row[row] = len(listed)
         return listed
 
 
@@ -133,8 +133,8 @@ class Candidate(NamedTuple):
 
 
 Path = tuple[int, ...]  # tokens of the nodes below row 0
-Chance = Callable[[int, float], float]  # of a candidate, by its depth from 0 and its prob
-Offer = Callable[[Path], Iterable[Candidate]]  # what may follow a path, likeliest first
+Chance = Callable[[int, float], float]  # chance of a candidate, by its depth from 0 and its prob
+Offer = Callable[[Path], Iterable[Candidate]]  # candidates after a path, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +159,22 @@ def along(chain: Sequence[Candidate]) -> Offer:
     return lambda path: paths.get(path, ())
 
 
-def grow(offer: Offer, count: int, match: Match = Match(), least: float = 0.0) -> Draft:  # noqa: B008 (immutable)
-    """The tree of the `count` likeliest nodes whose path has a chance of `least` or more. Its nodes
-    are sorted by this chance, which is the product of the chances along the path.
+def grow(offer: Offer, count: int, match: Match = Match(), min_chance: float = 0.0) -> Draft:  # noqa: B008 (immutable)
+    """The tree of the `count` likeliest nodes whose path has a chance of `min_chance` or more. Its
+    nodes are sorted by this chance, which is the product of the chances along the path.
 
     Best first: a path is never likelier than its own beginning. So the likeliest node whose parent
     is in the tree is the likeliest of all that are left (DDTree, arXiv 2604.12989).
     """
     draft = Draft(match=match)
     paths: list[Path] = [()]  # to each row
-    chances = [1.0]  # of these paths
+    chances = [1.0]  # chances of these paths
     offers = [iter(offer(()))]  # what may follow each row, and is not in the heap yet
     heap = list[tuple[float, int, Candidate]]()  # −chance of the path, parent's row; one of a row
 
     def push(row: int) -> None:
         node = next(offers[row], None)
-        if node and chances[row] * node.chance >= least:
+        if node and chances[row] * node.chance >= min_chance:
             heappush(heap, (-chances[row] * node.chance, row, node))
 
     push(0)

@@ -1,4 +1,4 @@
-"""What a drafting method is: it builds a head, drafts with it, trains it and writes its keys.
+"""The protocol of drafting methods: build a head, draft with it, train it, write its keys.
 
 Shapes: B requests, T slots, E elements, R rows, N tokens, D drafter hidden, F·E_t target features,
 V draft vocabulary.
@@ -7,15 +7,17 @@ To add one, see docs/adding-a-method.md.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from peagle.backends.base import DrafterModel
-from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import Attend
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
+
+if TYPE_CHECKING:  # what runs a draft is not needed to train
+    from peagle.backends.base import DrafterModel
+    from peagle.backends.kv_cache import KVCache
 
 Dialect = Literal["native", "vllm", "speculators"]
 
@@ -32,8 +34,8 @@ class NewSlots(NamedTuple):
 class DraftPass(NamedTuple):
     """The inputs of drafting for B requests."""
 
-    model: DrafterModel
-    cache: KVCache
+    model: "DrafterModel"
+    cache: "KVCache"
     slots: Sequence[NewSlots]
     features: Tensor  # (T, F·E_t) of the target, of all slots
 
@@ -58,7 +60,7 @@ def advance(steps: DraftSteps, tokens: Tensor) -> DraftStates | None:
 
 class Elements(NamedTuple):
     """Training elements, sorted by depth, then anchor; both (E,) int64. Element (a, d) is the slot
-    d places after the one with token x[a+1] and feature h[a]; it predicts x[a+d+2]."""
+    d positions after the one with token x[a+1] and feature h[a]; it predicts x[a+d+2]."""
 
     anchor: Tensor
     depth: Tensor
@@ -69,7 +71,7 @@ class Elements(NamedTuple):
 
 
 class TrainingPass(NamedTuple):
-    """What a training forward reads."""
+    """The inputs of a training forward."""
 
     ids: Tensor  # (N,) tokens of the sequence
     positions: Tensor  # (N,) of each token in its document
@@ -86,7 +88,7 @@ class Method(Protocol):
     title: str
     parallel: bool  # all draft tokens come from one forward, over mask tokens
     conditional: bool  # `logits` depend on the token before; only in a parallel method
-    layers: int  # of a new head, where nobody says how many
+    layers: int  # default of a new head
 
     def build(self, config: DrafterConfig) -> Drafter:
         """A head without weights. Raises InputError for a config that is not of this method."""

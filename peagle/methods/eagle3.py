@@ -16,7 +16,7 @@ from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
-from peagle.model.padding import missing_rows
+from peagle.model.padding import pad_rows
 
 
 class Eagle3:
@@ -30,7 +30,8 @@ class Eagle3:
 
     def build(self, config: DrafterConfig) -> Drafter:
         if config.correction is not None:
-            raise InputError(f"a correction is of heads that draft in parallel, not of {self.name}")
+            why = f"{self.name} heads cannot have one, only parallel heads can"
+            raise InputError(why, field="correction")
         return Drafter(config)
 
     def draft(self, given: DraftPass) -> DraftSteps:
@@ -60,17 +61,15 @@ class Eagle3:
 
     def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
         """Training-time test: depth by depth, each fed the hidden state before it. The last tile of
-        a depth is filled with copies of its first element, which nobody sees."""
+        a depth is filled with copies of element 0, which are masked as keys."""
         elements = given.elements
         groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
-        filled = [torch.cat([g, g[:1].expand(missing_rows(len(g)))]) for g in groups]
-        copies = [torch.arange(len(f)) >= len(g) for f, g in zip(filled, groups, strict=True)]
-        every = torch.cat(filled)
-        copy = torch.cat(copies).to(every.device)
-        mask = given.visible(elements)[every][:, every].masked_fill_(copy, False)
-        attend = StepwiseAttend(mask)
+        padded = [pad_rows(group) for group in groups]
+        real = torch.cat([pad_rows(torch.ones_like(group)) for group in groups]).bool()
+        rows = torch.cat(padded)
+        attend = StepwiseAttend(given.visible(elements)[rows][:, rows] & real)
         outputs = list[Tensor]()
-        anchors = [elements.anchor[rows] for rows in filled]
+        anchors = [elements.anchor[rows] for rows in padded]
         feature = drafter.project(given.features[anchors[0]])
         for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
             positions = given.positions[anchor] + depth

@@ -10,7 +10,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Where the mask id may be, in vLLM's order; first of all comes dflash_config.mask_token_id.
 MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-UNKNOWN_DEPTHS = 7  # draft tokens of a head that does not say how many it was trained for
+UNKNOWN_DEPTHS = 7  # draft tokens per round of a head that does not record its depths
 
 
 def mask_ids(raw: Mapping[str, Any]) -> dict[str, int]:
@@ -22,12 +22,12 @@ def mask_ids(raw: Mapping[str, Any]) -> dict[str, int]:
 
 
 def default_k(config: DrafterConfig) -> int:
-    """Draft tokens a round, where nobody says how many."""
+    """Default number of draft tokens per round."""
     return config.depths or UNKNOWN_DEPTHS
 
 
 def speculators_keys(config: DrafterConfig, kind: str, architecture: str) -> dict[str, Any]:
-    """What speculators calls a head of its `kind`."""
+    """Keys by which speculators knows a head of its `kind`."""
     return {
         "architectures": [architecture],
         SPECULATORS: kind,

@@ -29,7 +29,8 @@ class PEagle:
 
     def build(self, config: DrafterConfig) -> Drafter:
         if config.mask_token_id is None:
-            raise InputError(f"a {self.name} head needs mask_token_id (ptd_token_id) in its config")
+            why = f"is missing, a {self.name} head needs it"
+            raise InputError(why, field="mask_token_id", fix="write it as ptd_token_id")
         return Drafter(config)
 
     def draft(self, given: DraftPass) -> DraftSteps:
@@ -92,9 +93,8 @@ class PEagle:
         if dialect != "speculators":
             return {"ptd_token_id": config.mask_token_id, "parallel_drafting": True}
         if config.fc_norm:
-            raise InputError(
-                "vLLM drops fc_norm for speculators' peagle heads: export to 'vllm' instead"
-            )
+            why = "vLLM drops fc_norm of speculators' peagle heads"
+            raise InputError(why, field="to", value="speculators", fix="choose vllm")
         keys = speculators_keys(config, "peagle", "PEagleSpeculator")
         return keys | {"mask_token_id": config.mask_token_id}
 

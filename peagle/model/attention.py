@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class AttentionSpec(NamedTuple):
-    """How one layer attends, whatever the mask."""
+    """Parameters of one layer's attention; the mask is apart."""
 
     scale: float
     window: int | None = None  # a query sees this many positions, itself included
@@ -20,7 +20,7 @@ class AttentionSpec(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """Of a layer's keys and values for one token: (heads, key_size) and (heads, value_size)."""
+    """Shape of a layer's keys (heads, key_size) and values (heads, value_size) for one token."""
 
     heads: int
     key_size: int
@@ -37,7 +37,7 @@ class Attend(Protocol):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """Attention of q (T, N, H) over k, v (S, M, H) under a bool mask (T, S), None = all visible.
-    Values may have a head size of their own (DeepSeek), then so has the output.
+    Values, and then the output, may have another head size than keys (DeepSeek).
 
     Query heads are grouped by the key/value head they share, so keys are never copied per head.
     """
@@ -48,7 +48,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     if spec.softcap is not None:
         out = _capped(q, k, v, mask, spec)
     elif spec.sinks is not None:
-        out = _with_sinks(q, k, v, mask, spec)
+        out = _add_sink(q, k, v, mask, spec)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
     return out.permute(2, 0, 1, 3).flatten(1, 2)
@@ -62,9 +62,7 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attentio
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _with_sinks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
-) -> Tensor:
+def _add_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """A sink is a zero key with a zero value whose additive mask is the sink's logit."""
     assert spec.sinks is not None
     kv_heads, groups, tokens, _ = q.shape
@@ -79,7 +77,7 @@ def _with_sinks(
 
 
 def causal_mask(start: int, tokens: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Bool (tokens, start + tokens): query i stands at start + i. None when all is visible."""
+    """Bool (tokens, start + tokens): query i is at position start + i. None when all is visible."""
     if tokens == 1 and (window is None or start < window):
         return None
     queries = torch.arange(start, start + tokens, device=device)[:, None]

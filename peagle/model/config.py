@@ -1,4 +1,4 @@
-"""What a drafter is: sizes, flags, and what it was trained against."""
+"""Configuration of a drafter: sizes, flags, and the target it was trained against."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +14,7 @@ TRANSFORMERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a head was trained against; checked when it is loaded beside a target."""
+    """The target and the data that a head was trained on; checked when the head is loaded."""
 
     target: str = ""  # name the user gave
     config_hash: str = ""  # of the target's architecture (model/target.py)
@@ -49,19 +49,19 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         layers = self.feature_layers
         if not layers or any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
-            raise InputError(
-                f"feature layers {list(layers)} must be strictly ascending; "
-                "name them with `feature_layers` (a target of fewer than 7 layers has no defaults)"
-            )
+            fix = "name them in ascending order (a target of fewer than 7 layers has no defaults)"
+            why = "must be strictly ascending"
+            raise InputError(why, field="feature_layers", value=list(layers), fix=fix)
         if self.norm_before_fc and self.fc_norm:
-            raise InputError("norm_before_fc and fc_norm exclude each other: set one of them")
+            raise InputError("excludes `fc_norm`", field="norm_before_fc", fix="set one of them")
+        why = ""
         if self.embedding == "mask-row" and self.mask_token_id is None:
-            raise InputError("embedding 'mask-row' needs a mask token: choose 'full' or 'shared'")
-        if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:
-            raise InputError(
-                f"head of hidden size {self.transformer.hidden_size} cannot share the embedding of "
-                f"a target of hidden size {self.target_hidden_size}: give it embedding 'full'"
-            )
+            why = "needs a mask token"
+        hidden, of_target = self.transformer.hidden_size, self.target_hidden_size
+        if self.embedding != "full" and hidden != of_target:
+            why = f"the target's has hidden size {of_target}, the head {hidden}"
+        if why:
+            raise InputError(why, field="embedding", value=self.embedding, fix="choose 'full'")
 
     @property
     def feature_width(self) -> int:

@@ -1,15 +1,15 @@
-"""A correction of drafts whose places do not know of each other: what follows a token.
+"""A correction of parallel drafts: it makes a token's logits depend on the token before.
 
-Shapes: R places, P tokens that may stand before one, C candidates, D drafter hidden, r rank,
+Shapes: R slots, P tokens that may come before one, C candidates, D drafter hidden, r rank,
 V draft vocabulary.
 
-P-EAGLE drafts all places in one pass. So the second place knows what the first one may be, but not
-which of it was taken: after "a" it may offer what only follows "b". The correction adds to the
-logits U of the C likeliest tokens of a place what the token a before it says about them:
+P-EAGLE drafts all slots in one pass. So the second slot knows the candidates of the first, but not
+the one that was taken: after "a" it may offer what only follows "b". The correction adds to the
+logits U of the C likeliest tokens of a slot a term that depends on the token a before it:
 
     F(b | a) = U(b) + W[b] · (SiLU(H n) ⊙ T E(a))
 
-n is the normed hidden state of the place, E the head's embedding. The other tokens keep their
+n is the normed hidden state of the slot, E the head's embedding. The other tokens keep their
 probability, so the C candidates keep theirs in all. (DSpark's Markov head and Domino are relatives;
 neither reads the hidden state.)
 """
@@ -28,17 +28,18 @@ class CorrectionConfig:
     """Sizes of a correction."""
 
     rank: int = 128
-    candidates: int = 32  # tokens of a place that are scored
+    candidates: int = 32  # tokens of a slot that are scored
 
     def __post_init__(self) -> None:
         for name in ("rank", "candidates"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise InputError(f"correction's {name} {value!r}: must be at least 1")
+                why = "must be a whole number of at least 1"
+                raise InputError(why, field=f"correction.{name}", value=value)
 
 
 class Candidates(NamedTuple):
-    """The likeliest tokens of R places, likeliest first; both (R, C)."""
+    """The likeliest tokens of R slots, likeliest first; both (R, C)."""
 
     ids: Tensor  # of the draft vocabulary
     logits: Tensor  # float32 at least
@@ -56,18 +57,19 @@ class Correction(nn.Module):
         nn.init.zeros_(self.token.weight)
 
     def likeliest(self, logits: Tensor) -> Candidates:
-        """The candidates of places, by the head's logits (R, V)."""
+        """The candidates of slots, by the head's logits (R, V)."""
         best, ids = logits.topk(self.candidates)
         return Candidates(ids, best.float() if best.dtype.itemsize < 4 else best)
 
-    def forward(self, normed: Tensor, candidates: Candidates, said: Tensor) -> Tensor:
-        """Corrected logits (R, P, C) of the candidates of places (R, D) after each of P tokens, but
-        for a constant of each place and token. `said`: T E of these tokens, (R, P, r)."""
-        after = F.silu(self.state(normed))[:, None] * said
+    def forward(self, normed: Tensor, candidates: Candidates, projected: Tensor) -> Tensor:
+        """Corrected logits (R, P, C) of the candidates of slots (R, D) after each of P tokens, but
+        for a constant of each slot and token. `projected` (R, P, r): T E of these
+        tokens."""
+        after = F.silu(self.state(normed))[:, None] * projected
         return candidates.logits[:, None] + after @ self.token(candidates.ids).mT
 
     def apply_to(self, logits: Tensor, normed: Tensor, before: Tensor) -> Tensor:
-        """Corrected logits (R, V) of places with the head's `logits` (R, V) and states (R, D), each
+        """Corrected logits (R, V) of slots with the head's `logits` (R, V) and states (R, D), each
         after the token with embedding `before` (R, D)."""
         candidates = self.likeliest(logits)
         scores = self(normed, candidates, self.before(before)[:, None])[:, 0]

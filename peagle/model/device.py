@@ -1,4 +1,4 @@
-"""What a device has, and how a CPU's memory is kept."""
+"""Free memory of a device, and memory that a process keeps."""
 
 import ctypes
 

@@ -13,7 +13,8 @@ EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from operator import call
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,8 @@ class Drafter(nn.Module):
 
     d2t: Tensor
     shared_embedding: Tensor | None
+    fc_norm: nn.ModuleList | None
+    correction: Correction | None
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -59,23 +62,18 @@ class Drafter(nn.Module):
         sizes = config.transformer
         norm = partial(nn.RMSNorm, eps=sizes.rms_norm_eps)
         self.input_norm = norm(config.feature_width) if config.norm_before_fc else None
-        self.fc_norm = (
-            nn.ModuleList(norm(config.target_hidden_size) for _ in config.feature_layers)
-            if config.fc_norm
-            else None
-        )
+        self.fc_norm = self.correction = None
+        if config.fc_norm:
+            norms = [norm(config.target_hidden_size) for _ in config.feature_layers]
+            self.fc_norm = nn.ModuleList(norms)
         self.fc = nn.Linear(config.feature_width, sizes.hidden_size, bias=False)
-        first = FirstLayer(sizes, config.norm_before_residual)
-        self.layers = nn.ModuleList(
-            [first, *(Layer(sizes) for _ in range(sizes.num_hidden_layers - 1))]
-        )
+        others = [Layer(sizes) for _ in range(sizes.num_hidden_layers - 1)]
+        self.layers = nn.ModuleList([FirstLayer(sizes, config.norm_before_residual), *others])
         self.norm = norm(sizes.hidden_size)
-        self.lm_head = nn.Linear(sizes.hidden_size, config.draft_vocab_size, bias=False)
-        self.correction = (
-            Correction(config.correction, sizes.hidden_size, config.draft_vocab_size)
-            if config.correction is not None
-            else None
-        )
+        head = sizes.hidden_size, config.draft_vocab_size
+        self.lm_head = nn.Linear(*head, bias=False)
+        if config.correction is not None:
+            self.correction = Correction(config.correction, *head)
         self.rotary = Rotary(sizes)
         self.rotary.rope_type = "default"  # frequencies stay, as a target's: see `Target`
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
@@ -109,7 +107,7 @@ class Drafter(nn.Module):
             features = self.input_norm(features)
         if self.fc_norm is not None:
             chunks = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([n(c) for n, c in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+            features = torch.cat(list(map(call, self.fc_norm, chunks)), dim=-1)
         return self.fc(features)
 
     @property
@@ -119,7 +117,7 @@ class Drafter(nn.Module):
         return self.mask_hidden[None]
 
     def placeholders(self, depths: Tensor) -> Tensor:
-        """What fills MTP slots of depths (R,) ≥ 1: projected `mask_features`, (R, D)."""
+        """Features of MTP slots of depths (R,) ≥ 1: projected `mask_features`, (R, D)."""
         projected = self.project(self.mask_features)
         if len(projected) == 1:
             return projected.expand(len(depths), -1)
@@ -132,13 +130,11 @@ class Drafter(nn.Module):
         positions: Tensor,  # (T,) int64 RoPE positions
         attend: Attend,
     ) -> DrafterOutput:
-        assert ids.shape == positions.shape == features.shape[:1], (
-            "one id, feature, position a slot"
-        )
+        assert ids.shape == positions.shape == features.shape[:1], "not one of each for a slot"
         tables = self.rotary(features, positions[None])
         rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
         first, *others = self.layers
-        run = partial(checkpoint, use_reentrant=False) if self.recompute else _call
+        run = partial(checkpoint, use_reentrant=False) if self.recompute else call
         x = run(cast(FirstLayer, first).fuse, self.embed(ids), features, rotate, attend)
         for index, layer in enumerate(others, start=1):
             x = run(layer, x, rotate, attend, index)
@@ -152,7 +148,7 @@ class Drafter(nn.Module):
 
     @property
     def kv_shapes(self) -> list[HeadShape]:
-        """What each layer keeps of a token."""
+        """Shapes of each layer's keys and values."""
         sizes = self.config.transformer
         size = head_size(sizes)
         return [HeadShape(sizes.num_key_value_heads, size, size)] * len(self.layers)
@@ -161,7 +157,3 @@ class Drafter(nn.Module):
     def target_ids(self) -> Tensor:
         """(V,) target token id of every draft id."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-
-def _call(function: Callable[..., Tensor], *operands: Any) -> Tensor:
-    return function(*operands)

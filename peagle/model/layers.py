@@ -8,21 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from peagle.model.attention import Attend, AttentionSpec
 
 
 class Rotation(NamedTuple):
-    """cos and sin of RoPE, each (T, 1, H), the first half of sin negated: then the halves of what
-    is turned only change places."""
+    """cos and sin of RoPE, each (T, 1, H), the first half of sin negated: then a rotation only
+    swaps halves."""
 
     cos: Tensor
     sin: Tensor
 
     @classmethod
     def of(cls, cos: Tensor, sin: Tensor) -> "Rotation":
-        """Of the tables (1, T, H) that transformers makes."""
+        """From the tables (1, T, H) that transformers makes."""
         low, high = sin[0].chunk(2, dim=-1)
         return cls(cos[0, :, None], torch.cat([-low, high], dim=-1)[:, None])
 
@@ -55,21 +56,6 @@ class Attention(nn.Module):
         return self.o_proj(attend(layer, q, k, v, self.spec).flatten(-2))
 
 
-class MLP(nn.Module):
-    """Gated feed-forward."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__()
-        bias = getattr(config, "mlp_bias", False)
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
-        self.act = ACT2FN[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Layer(nn.Module):
     """A plain pre-norm decoder layer."""
 
@@ -78,7 +64,7 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, inputs or config.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = (Qwen3MLP if config.model_type == "qwen3" else LlamaMLP)(config)
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)

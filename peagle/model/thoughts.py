@@ -1,4 +1,4 @@
-"""How a target marks what it thinks before it answers, and where its answer begins."""
+"""Marks around a target's thoughts, and the beginning of its answer."""
 
 import re
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def _harmony() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """How a target marks its thoughts."""
+    """Marks around a target's thoughts."""
 
     header: str  # what the chat template writes before an answer, thoughts excepted
     opening: str | None  # what begins them, with space before; None: every answer begins so
@@ -54,8 +54,8 @@ class Thoughts:
     def stage(
         self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
     ) -> Literal["before", "inside", "after"]:
-        """Where a prompt leaves the target: before thoughts, which may not come, inside, or after
-        them, as where it is no conversation up to an answer."""
+        """The position after a prompt: before thoughts (which are optional), inside, or after them.
+        A prompt that is not a conversation up to an answer is after them."""
         tail = list(prompt[-PROMPT_TAIL:])
         text = tokenizer.backend_tokenizer.decode(tail, skip_special_tokens=False)
         _, header, begun = text.rpartition(self.header)
@@ -67,7 +67,7 @@ class Thoughts:
 
 
 def find_thoughts(tokenizer: PreTrainedTokenizerBase) -> Thoughts | None:
-    """As the response template has them, or else the chat template; None where neither does."""
+    """The marks of the response template, else of the chat template; None where neither has any."""
     try:
         return _find(tokenizer, f"{tokenizer.chat_template} {answer_template(tokenizer)}")
     except InputError:
@@ -98,7 +98,7 @@ def _find(tokenizer: PreTrainedTokenizerBase, _templates: str) -> Thoughts | Non
 
 
 def _marks(template: str, prompt: str, written: str) -> tuple[str, str] | None:
-    """What a chat template writes before and after thoughts, or else known marks that it names."""
+    """The texts that a chat template writes around thoughts, else known marks that it names."""
     if found := AROUND.match(written):
         before, closing = found.groups()
         shared = commonprefix([before, prompt])

@@ -8,13 +8,14 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.errors import InputError
 
+RESERVED = ("reserved", "unused", "mask", "extra", "dummy")  # in the names of tokens for later use
+
 
 def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:
     """The `size` most frequent token ids of the answers, ascending (ties and gaps: lowest ids)."""
     if not 1 <= size <= vocab_size:
-        raise InputError(
-            f"draft vocabulary of {size}: choose 1 to {vocab_size}, the target's vocabulary"
-        )
+        why = f"must be 1 to {vocab_size}, the target's vocabulary"
+        raise InputError(why, field="draft_vocab", value=size)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in answers:
         counts += torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=vocab_size)
@@ -27,27 +28,22 @@ def draft_offsets(target_ids: Tensor) -> Tensor:
 
 
 def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
-    """An id the tokenizer never produces from text: a reserved added token, or an unused row behind
-    the tokenizer's vocabulary. Raises InputError when there is none."""
-    used = _used_by_template(tokenizer)
-    reserved = [
-        i for i in sorted(tokenizer.added_tokens_decoder) if i < vocab_size and i not in used
-    ]
-    named = [i for i in reserved if _looks_reserved(tokenizer.added_tokens_decoder[i].content)]
-    for candidates in (named, range(len(tokenizer), vocab_size), reversed(reserved)):
-        for token in candidates:
-            if not _why_unfit(token, tokenizer, vocab_size):
-                return token
-    raise InputError(
-        "the tokenizer has no unused token to serve as the mask token: add one to it, and a row "
-        "to the embedding, or choose a `method` that needs none"
-    )
+    """An id the tokenizer never produces from text: a reserved added token, or an unused row after
+    those of the tokenizer's vocabulary. Raises InputError when there is none."""
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    named = [i for i, token in added if any(word in token.content.lower() for word in RESERVED)]
+    for token in (*named, *range(len(tokenizer), vocab_size), *(i for i, _ in reversed(added))):
+        if not _why_unfit(token, tokenizer, vocab_size):
+            return token
+    why = "the tokenizer has no unused token"
+    fix = "add one to it and a row to the embedding, or choose a `method` that masks nothing"
+    raise InputError(why, field="mask_token_id", fix=fix)
 
 
 def check_mask_token(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """Raise InputError unless `token` may serve as the mask token."""
     if why := _why_unfit(token, tokenizer, vocab_size):
-        raise InputError(f"mask token id {token} {why}: choose another id")
+        raise InputError(why, field="mask_token_id", value=token, fix="choose another id")
 
 
 def _why_unfit(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str:
@@ -71,7 +67,3 @@ def _used_by_template(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     template = str(tokenizer.chat_template or "")
     used |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content in template}
     return {i for i in used if i is not None}
-
-
-def _looks_reserved(content: str) -> bool:
-    return any(word in content.lower() for word in ("reserved", "unused", "mask", "extra", "dummy"))

@@ -1,81 +1,204 @@
-"""Make the response of a call from its job: whole, or streamed as server-sent events."""
+"""Responses of a call from its job, whole or streamed as server-sent events.
+
+A builder makes the choices of a response: `opening` begins a streamed choice, `part` adds the text
+of a round, `whole` is the choice of a request that has ended. Until then only its index is read.
+"""
 
 import asyncio
 import json
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+from transformers import PreTrainedTokenizerBase
 
-from peagle.engine.grammar import TOO_COMPLEX
+from peagle.engine.params import TokenLogprob
+from peagle.engine.request import Request
+from peagle.model.thoughts import THINKING, answer_template
+from peagle.server import responses
+from peagle.server.engine_thread import Event, Job, Update
 from peagle.server.errors import ApiError
-from peagle.server.forms import Form
-from peagle.server.jobs import Event, Job, Update, pieces
+from peagle.server.logprobs import AnswerLogprobs, of_chat, of_text
+from peagle.server.parsing import ParsedAnswer, ResponseParser, ThoughtParser
+from peagle.server.responses import ChatChoice, ChatPart, Delta, Message, TextChoice, Usage
 from peagle.server.schema import Generation, StreamOptions
-from peagle.server.worker import TOO_LATE, Worker
+from peagle.server.worker import Worker
+
+Logprobs = list[TokenLogprob] | None
+
+
+class TextBuilder:
+    """Builds the choices of /v1/completions."""
+
+    response = chunk = responses.Completion
+    prefix = "cmpl"  # of ids
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
+
+    def opening(self, _index: int) -> None:
+        """Nothing."""
+
+    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> TextChoice:
+        """A streamed choice; its text may be empty at the end."""
+        reason: Any = request.finish_reason if ended else None
+        choice = TextChoice(index=request.index, text=text, finish_reason=reason)
+        if logprobs is not None:
+            tokens = self._logprobs[request.index].push(logprobs, text, ended)
+            choice.logprobs = of_text(tokens) if tokens else None
+        return choice
+
+    def whole(self, request: Request, text: str, logprobs: Logprobs) -> TextChoice:
+        """The only part."""
+        return self.part(request, text, logprobs, ended=True)
+
+
+class ChatBuilder:
+    """Builds the choices of /v1/chat/completions with up to `max_calls` tool calls; None: any
+    number, 0: no tools were offered. Text that a response template parses comes at the end."""
+
+    response = responses.ChatCompletion
+    chunk = responses.ChatChunk
+    prefix = "chatcmpl"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_calls: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
+        self._max_calls = max_calls
+        fields = (answer_template(tokenizer) or {}).get("fields", {})
+        self._parses = max_calls != 0 or any(name in fields for name in THINKING)
+        self._texts = defaultdict[int, ResponseParser](partial(ResponseParser, tokenizer))
+        self.begin([])
+
+    def begin(self, prompt: list[int]) -> None:
+        """Set the prompt of the answers, which may begin their thoughts."""
+        new = partial(ThoughtParser, self._tokenizer, prompt)
+        self._thoughts = defaultdict[int, ThoughtParser](new)
+
+    def opening(self, index: int) -> ChatPart:
+        """The role."""
+        return ChatPart(index=index, delta=Delta(role="assistant", content=""))
+
+    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> ChatPart:
+        """A streamed choice; tool calls come whole, at the end."""
+        text_part, calls, reasoning = self._parse(request, text, ended)
+        for i, call in enumerate(calls):
+            call.index = i
+        delta = Delta(content=text_part or None, reasoning=reasoning, tool_calls=calls)
+        reason: Any = request.finish_reason if ended else None
+        if calls:
+            reason = "tool_calls"
+        choice = ChatPart(index=request.index, delta=delta, finish_reason=reason)
+        if logprobs is not None:
+            tokens = self._logprobs[request.index].push(logprobs, text, ended)
+            choice.logprobs = of_chat(tokens) if tokens else None
+        return choice
+
+    def whole(self, request: Request, text: str, logprobs: Logprobs) -> ChatChoice:
+        """The only part, as a message; its tool calls have no index."""
+        part = self.part(request, text, logprobs, ended=True)
+        calls = part.delta.tool_calls
+        for call in calls:
+            call.index = None
+        content = part.delta.content or ""
+        shown = content.strip() or None if calls else content
+        message = Message(content=shown, reasoning=part.delta.reasoning, tool_calls=calls)
+        return ChatChoice(
+            index=part.index,
+            message=message,
+            logprobs=part.logprobs,
+            finish_reason=part.finish_reason,
+        )
+
+    def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
+        thinker = self._thoughts[request.index]
+        thoughts, text = thinker.push(text, request.output if ended else None)
+        if not self._parses:
+            return ParsedAnswer(text, [], thoughts)
+        parser = self._texts[request.index]
+        text = parser.push(text)
+        if not ended:
+            return ParsedAnswer(text, [], thoughts)
+        prompt = request.tokens[: request.prompt_length]
+        parsed = parser.finish(prompt, request.output[thinker.length :])
+        calls = parsed.calls[: self._max_calls]
+        return ParsedAnswer(text + parsed.text, calls, thoughts + parsed.reasoning)
+
+
+Builder = TextBuilder | ChatBuilder
 
 
 async def answer(
-    http: HttpRequest, worker: Worker, form: Form, body: Generation, job: Job
+    http: HttpRequest, worker: Worker, builder: Builder, body: Generation, job: Job
 ) -> Response:
-    """Raises ApiError when a request fails before the first token."""
+    """The response of a job. Raises ApiError when a request fails before the first token."""
     watch = asyncio.create_task(_cancel_if_left(http, worker, job))
     updates = _updates(http, worker, job, watch, body.form_field)
-    head = {
-        "id": f"{form.prefix}-{uuid4().hex}",
+    head: dict[str, Any] = {
+        "id": f"{builder.prefix}-{uuid4().hex}",
         "created": int(time.time()),
         "model": worker.metrics.model,
     }
     if body.stream:
-        head["object"] = form.part_kind
-        return stream(_parts(head, form, job, updates, body.stream_options))
+        return stream(_parts(head, builder, job, updates, body.stream_options))
     async for _ in updates:
         pass
-    choices = []
+    choices = list[Any]()
     for request in job.requests:
         logprobs = None if request.params.logprobs is None else request.logprobs
-        choices.append(form.whole(request, request.text.text, logprobs))
-    return JSONResponse(head | {"object": form.kind, "choices": choices, "usage": usage(job)})
+        choices.append(builder.whole(request, request.text.text, logprobs))
+    made = builder.response(**head, choices=choices, usage=usage(job))
+    return Response(made.model_dump_json(), media_type="application/json")
 
 
 async def _parts(
-    head: Event, form: Form, job: Job, updates: AsyncGenerator[Update], options: StreamOptions
+    head: dict[str, Any],
+    builder: Builder,
+    job: Job,
+    updates: AsyncGenerator[Update],
+    options: StreamOptions,
 ) -> AsyncGenerator[Event]:
-    """The parts of a streamed response; each begins with `head`."""
-    tail = {"usage": None} if options.include_usage else {}
+    """The parts of a streamed response."""
+    hidden = None if options.include_usage else {"usage"}
+
+    def made(choices: list[Any], counts: Usage | None = None) -> Event:
+        return builder.chunk(**head, choices=choices, usage=counts).model_dump(exclude=hidden)
+
     async with aclosing(updates):
         for request in job.requests:
-            if opening := form.opening(request.index):
-                yield head | {"choices": [opening]} | tail
+            if opening := builder.opening(request.index):
+                yield made([opening])
         async for update in updates:
-            chunks = update.chunks
-            text = "".join(chunk.text for chunk in chunks)
-            asked = update.request.params.logprobs is not None
-            logprobs = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
-            choice = form.part(update.request, text, logprobs if asked else None, update.ended)
+            text = "".join(chunk.text for chunk in update.chunks)
+            logprobs: Logprobs = None
+            if update.request.params.logprobs is not None:
+                logprobs = [one.logprob for one in update.chunks if one.logprob is not None]
+            choice = builder.part(update.request, text, logprobs, update.ended)
             if options.peagle_drafts:
-                choice["peagle_drafts"] = update.drafting._asdict() | {"pieces": pieces(chunks)}
-            yield head | {"choices": [choice]} | tail
+                choice.peagle_drafts = update.drafts
+            yield made([choice])
     if options.include_usage:
-        yield head | {"choices": [], "usage": usage(job)}
+        yield made([], usage(job))
 
 
 async def _updates(
     http: HttpRequest, worker: Worker, job: Job, watch: asyncio.Task[None], form_field: str
 ) -> AsyncGenerator[Update]:
     """Updates until all requests have ended. At the end, or when the consumer leaves early, the
-    requests that still run are cancelled and `scope["note"]` gets how the call ended.
-    `form_field` of the body asked for the answers' form.
+    requests that still run are cancelled and the call's end is noted in `scope["note"]`.
+    `form_field` of the body constrains the answers' form.
 
     Raises ApiError when a request fails."""
     try:
         async for update in job.updates():
             if update.ended and update.request.failure is not None:
-                raise _failed(update.request.failure, form_field)
+                raise _failed(update.request, worker.too_late, form_field)
             yield update
     finally:
         watch.cancel()
@@ -84,7 +207,7 @@ async def _updates(
             worker.cancel(job)
         else:
             reasons = [request.finish_reason for request in job.requests]
-            note = {"finish_reasons": reasons, "usage": usage(job)}
+            note = {"finish_reasons": reasons, "usage": usage(job).model_dump()}
         http.scope["note"] |= note
 
 
@@ -94,17 +217,18 @@ async def _cancel_if_left(http: HttpRequest, worker: Worker, job: Job) -> None:
     worker.cancel(job)
 
 
-def _failed(why: str, form_field: str) -> ApiError:
-    """The error of a request that could not go on; the status tells whose fault it is."""
-    if why.startswith(TOO_LATE):
+def _failed(request: Request, too_late: str, form_field: str) -> ApiError:
+    """The error of a request that could not go on."""
+    why = request.failure or "it failed"
+    if why == too_late:
         return ApiError(503, why, headers={"retry-after": "1"})
-    if why.startswith(TOO_COMPLEX):
-        return ApiError(400, f"{form_field}: {why}: make it simpler", param=form_field)
+    if request.grammar_failed:
+        return ApiError(400, f"{form_field}: {why}; make it simpler", param=form_field)
     return ApiError(500, why)
 
 
 def stream(parts: AsyncGenerator[Event]) -> StreamingResponse:
-    """Server-sent events; a failure is one, too: the status has been sent."""
+    """Server-sent events; a failure is an event, too, since the status has been sent."""
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -122,20 +246,20 @@ def _event(data: Event) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def usage(job: Job) -> dict[str, Any]:
-    """Tokens of a job that has ended. A prompt counts once, however many its answers."""
+def usage(job: Job) -> Usage:
+    """Token counts of a job that has ended. A prompt counts once, however many its answers."""
     firsts = job.tracks[:: job.copies]
     prompt = sum(track.request.prompt_length for track in firsts)
     output = sum(len(request.output) for request in job.requests)
     accepted = sum(sum(request.stats.accepted) for request in job.requests)
     drafted = sum(request.stats.drafted for request in job.requests)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": sum(track.cached or 0 for track in firsts)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
-    }
+    cached = sum(track.cached or 0 for track in firsts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        prompt_tokens_details=responses.PromptDetails(cached_tokens=cached),
+        completion_tokens_details=responses.AnswerDetails(
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+        ),
+    )

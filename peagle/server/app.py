@@ -11,7 +11,7 @@ from fastapi import Body, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -20,46 +20,33 @@ from peagle import __version__
 from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
-from peagle.errors import InputError, shortened
-from peagle.server import responses
-from peagle.server.answers import answer
-from peagle.server.auth import OPEN, Auth, check_host_header, check_key
+from peagle.errors import InputError
+from peagle.server import middleware, responses, schema
+from peagle.server.answers import Builder, ChatBuilder, TextBuilder, answer
 from peagle.server.console import Console
 from peagle.server.errors import ApiError, respond
-from peagle.server.forms import ChatForm, Form, TextForm
-from peagle.server.limits import Limits, body_limit
-from peagle.server.messages import conversation_ids
 from peagle.server.metrics import Metrics
-from peagle.server.middleware import Pages, Route
-from peagle.server.schema import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Generation,
-    StructuredOutputs,
-    TokenizeBody,
-)
-from peagle.server.tools import call_grammar
+from peagle.server.prompts import call_grammar, conversation_ids
 from peagle.server.worker import Worker
 
-# The body of /invocations is read only once it is known what it is.
+# The handler of /invocations chooses the model of its body.
 SCHEMAS = [{"$ref": f"#/components/schemas/{name}"} for name in ("CompletionBody", "ChatBody")]
 EITHER_BODY = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How a server is reached."""
+    """Settings of a server."""
 
     model: str  # the name that clients ask for
     api_key: str | None = None
-    max_queue: int = 256  # requests that may wait
-    max_seconds: float = 600  # of a request, its wait included
-    allowed_hosts: tuple[str, ...] = ()  # further names, for requests without a key; "*": any
+    max_queue: int = 256  # waiting requests
+    max_seconds: float = 600  # time of one request, waiting included
+    allowed_hosts: tuple[str, ...] = ()  # further host names of requests without a key; "*": any
 
 
 class Api:
-    """The handlers, and what they share."""
+    """The handlers of all documented routes."""
 
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self.llm = llm
@@ -73,7 +60,7 @@ class Api:
         self.context = min(llm.target.max_context, room)  # the longest request there is room for
 
     async def models(self) -> responses.Models:
-        """What is served."""
+        """The list of models, which has one."""
         return responses.Models(data=[await self.about(self.model)])
 
     async def about(self, name: str) -> responses.Model:
@@ -81,77 +68,73 @@ class Api:
         self._check_model(name)
         return responses.Model(id=self.model, created=self.created, max_model_len=self.context)
 
-    async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
+    async def completions(self, body: schema.CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
         prompts = body.prompts()
 
         def token_ids() -> list[list[int]]:
             return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
 
-        form = TextForm(self.llm.tokenizer)
-        return await self._generate(http, body, form, len(prompts), token_ids)
+        builder = TextBuilder(self.llm.tokenizer)
+        return await self._generate(http, body, builder, len(prompts), token_ids)
 
-    async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
+    async def chat(self, body: schema.ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
-        tools, forced = body.offered(), body.forced()
-        if forced:
+        tools = body.offered()
+        if forced := body.forced():
             several = body.parallel_tool_calls and body.tool_choice == "required"
             grammar = call_grammar(self.llm.tokenizer, forced, several)
-            body.structured_outputs = StructuredOutputs(grammar=grammar)
-
-        most_calls = None if body.parallel_tool_calls else 1
-        form = ChatForm(self.llm.tokenizer, most_calls if tools else 0)
+            body.structured_outputs = schema.StructuredOutputs(grammar=grammar)
+        max_calls = None if body.parallel_tool_calls else 1
+        builder = ChatBuilder(self.llm.tokenizer, max_calls if tools else 0)
 
         def token_ids() -> list[list[int]]:
             ids = conversation_ids(self.llm, body.messages, tools, body.template_args)
-            form.answers(ids)
+            builder.begin(ids)
             return [ids]
 
-        try:
-            return await self._generate(http, body, form, 1, token_ids)
-        except InputError as error:
-            if forced and str(error).startswith("grammar"):  # which was made of the tools
-                raise InputError(f"tools: {error}") from error
-            raise
+        return await self._generate(http, body, builder, 1, token_ids)
 
     async def _generate(
         self,
         http: HttpRequest,
-        body: Generation,
-        form: Form,
+        body: schema.Generation,
+        builder: Builder,
         count: int,
         token_ids: Callable[[], list[list[int]]],
     ) -> Response:
-        """Answer `count` prompts, whose `token_ids` another thread makes."""
+        """Answer `count` prompts; another thread calls `token_ids` for them."""
         self._check_model(body.model)
 
         def make() -> list[EngineRequest]:
             made = list[EngineRequest]()
             for ids in token_ids():
                 params = body.params(room=self.context - len(ids))
-                made += self.llm.requests(ids, params, len(made))
+                made += self.llm.make_requests(ids, params, len(made))
             return made
 
-        job = await self.worker.submit(count * body.n, make, body.n, bool(body.constraint()))
-        return await answer(http, self.worker, form, body, job)
+        with body.refusals():
+            job = await self.worker.submit(count * body.n, make, body.n, bool(body.constraint()))
+        return await answer(http, self.worker, builder, body, job)
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest
     ) -> Response:
-        """SageMaker's one route for all."""
+        """SageMaker's one route for both bodies."""
         if "messages" in body:
-            return await self.chat(ChatBody.model_validate(body), http)
-        return await self.completions(CompletionBody.model_validate(body), http)
+            return await self.chat(schema.ChatBody.model_validate(body), http)
+        return await self.completions(schema.CompletionBody.model_validate(body), http)
 
-    async def tokenize(self, body: TokenizeBody) -> responses.Tokens:
-        """Ids of a text, or of a conversation up to where its answer begins."""
+    async def tokenize(self, body: schema.TokenizeBody) -> responses.Tokens:
+        """Ids of a text, or of a conversation up to the beginning of its answer."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise InputError("prompt: give either a prompt or messages")
-        ids = await self.worker.tokenise(partial(self._token_ids, body))
+            raise InputError("give either a prompt or messages", field="prompt")
+        with body.refusals():
+            ids = await self.worker.tokenise(partial(self._token_ids, body))
         return responses.Tokens(count=len(ids), max_model_len=self.context, tokens=ids)
 
-    def _token_ids(self, body: TokenizeBody) -> list[int]:
+    def _token_ids(self, body: schema.TokenizeBody) -> list[int]:
         if body.messages is not None:
             return conversation_ids(self.llm, body.messages, [], {})
         assert body.prompt is not None
@@ -159,28 +142,31 @@ class Api:
         how = {"add_special_tokens": body.add_special_tokens}
         return self.llm.tokenizer(body.prompt, **how)["input_ids"]
 
-    def detokenize(self, body: DetokenizeBody) -> responses.Text:
+    def detokenize(self, body: schema.DetokenizeBody) -> responses.Text:
         """The text of ids, special tokens included."""
         self._check_model(body.model)
-        most = len(self.llm.target.embedding) - 1
-        if wrong := [token for token in body.tokens if not 0 <= token <= most]:
-            raise InputError(f"tokens {wrong[0]}: the target's token ids are 0 to {most}")
+        max_id = len(self.llm.target.embedding) - 1
+        if max(body.tokens, default=0) > max_id:
+            why = f"the target's token ids are 0 to {max_id}"
+            raise InputError(why, field="tokens", value=max(body.tokens), fix="leave others out")
         return responses.Text(prompt=self.llm.tokenizer.decode(body.tokens))
 
-    async def health(self) -> JSONResponse:
+    async def health(self, response: Response) -> responses.Health:
         """Whether requests are taken."""
-        worker = self.worker
-        status = "failed" if worker.failed else "draining" if worker.draining else "ok"
-        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+        state = self.worker.state
+        if state != "ok":
+            response.status_code = 503
+        return responses.Health(status=state)
 
     async def metrics_text(self) -> Response:
-        """For Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
-            why = f"model {shortened(name)!r}: not served here, there is {self.model!r}"
-            raise ApiError(404, why, param="model", code="model_not_found")
+            fix = f"there is {self.model!r}"
+            error = InputError("is not served here", field="model", value=name, fix=fix)
+            raise ApiError(404, str(error), param="model", code="model_not_found")
 
 
 def create_app(api: Api) -> FastAPI:
@@ -188,7 +174,7 @@ def create_app(api: Api) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        api.worker.start()
+        api.worker.thread.start()
         await run_in_threadpool(api.llm.warm_up)
         yield
         await api.worker.stop()
@@ -212,19 +198,20 @@ def create_app(api: Api) -> FastAPI:
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
     app.get("/metrics", responses=responses.PLAIN_TEXT)(api.metrics_text)
-    for path in OPEN:
+    for path in middleware.OPEN:
         app.get(path, responses=responses.HEALTH, openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):
         app.add_exception_handler(kind, respond)
     key = api.config.api_key
     Console(api.llm, api.worker).add_routes(app)
-    responses.complete_document(app, guarded=key is not None)
     # The last one is the outermost.
     if key is not None:
-        app.add_middleware(Auth, check=partial(check_key, key))
-    app.add_middleware(Limits, body=body_limit(api.context))
-    app.add_middleware(Route)
-    app.add_middleware(Pages)
+        responses.document_key(app)
+        app.add_middleware(middleware.Auth, check=partial(middleware.check_key, key))
+    app.add_middleware(middleware.Limits, max_bytes=middleware.body_limit(api.context))
+    app.add_middleware(middleware.Route)
+    app.add_middleware(middleware.Pages)
     if key is None:
-        app.add_middleware(Auth, check=partial(check_host_header, api.config.allowed_hosts))
+        check = partial(middleware.check_host_header, api.config.allowed_hosts)
+        app.add_middleware(middleware.Auth, check=check)
     return app

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients read them."""
+"""Errors as OpenAI's clients read them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from peagle.errors import InputError, shortened
-from peagle.server.schema import REFUSED, ChatBody, CompletionBody, UnknownField
+from peagle.server.responses import Error, ErrorDetail
 
 KINDS = {
     401: "authentication_error",
@@ -19,17 +19,10 @@ KINDS = {
     503: "service_unavailable_error",
 }
 ROUTES = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
-# What sampling parameters are called here, where that is another name.
-NAMES = {
-    "json_schema": "response_format",
-    "regex": "structured_outputs",
-    "grammar": "structured_outputs",
-}
-FIELDS = {*CompletionBody.model_fields, *ChatBody.model_fields, *REFUSED}
 
 
 class ApiError(HTTPException):
-    """An answer that is an error."""
+    """An error response; `param` is the field of the body that is wrong."""
 
     def __init__(
         self,
@@ -45,10 +38,10 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """The JSON object of the response."""
         kind = KINDS.get(self.status_code, "invalid_request_error")
-        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
+        return Error(error=detail).model_dump()
 
     def response(self) -> JSONResponse:
         """The whole response."""
@@ -65,44 +58,34 @@ def _to_api_error(request: Request, error: Exception) -> ApiError:
         case ApiError():
             return error
         case InputError():
-            return _of_input(error)
+            return ApiError(400, str(error), param=error.field)
         case RequestValidationError() | ValidationError():
-            return _of_body(error)
+            return _invalid_body(error)
         case HTTPException(status_code=404 | 405):
             why = f"{request.method} {request.url.path}: no such route, there are {ROUTES}"
             return ApiError(error.status_code, why)
         case HTTPException():
             return ApiError(error.status_code, error.detail)
         case _:
-            # The server closes the connection after it: clients should know.
+            # The connection is closed after it: clients should know.
             headers = {"connection": "close"}
             return ApiError(500, "the server failed: see its log", headers=headers)
 
 
-def _of_input(error: InputError) -> ApiError:
-    """400; our messages about a field begin with its name."""
-    word = str(error).split()[0].rstrip(":")
-    field = NAMES.get(word, word)
-    if isinstance(error, UnknownField):
-        return ApiError(400, str(error), param=error.field)
-    known = field.partition("[")[0] in FIELDS  # messages[1] is part of one
-    return ApiError(400, str(error), param=field if known else None)
-
-
-def _of_body(error: RequestValidationError | ValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
+def _invalid_body(error: RequestValidationError | ValidationError) -> ApiError:
+    """The first error of a body."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
     refused = first.get("ctx", {}).get("error")
     if isinstance(refused, InputError):
-        return _of_input(refused)
+        return ApiError(400, str(refused), param=refused.field)
     path = [str(part) for part in first["loc"] if part != "body"]
     if not path:
         why = "the body must be a JSON object, with content-type application/json"
         return ApiError(400, why)
     if first["type"] == "missing":
-        return ApiError(400, f"{path[0]}: missing, it must be given", param=path[0])
+        return ApiError(400, f"{path[0]}: is missing; give it", param=path[0])
     value = shortened(repr(first["input"]))
     why = first["msg"][0].lower() + first["msg"][1:]
     return ApiError(400, f"{'.'.join(path)} {value}: {why}", param=path[0])

@@ -1,4 +1,4 @@
-"""Log-probabilities as the two APIs show them."""
+"""Log-probabilities in the form of the two APIs."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,29 +7,30 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from peagle.engine.params import TokenLogprob
+from peagle.server.responses import ChatLogprobs, ContentLogprob, TextLogprobs, TopLogprob
 
-LEAST = -9999.0  # JSON has no infinity
-LONE = "\N{REPLACEMENT CHARACTER}".encode()  # what bytes that are no character are in the text
+MIN_LOGPROB = -9999.0  # JSON has no infinity
+LONE = "\N{REPLACEMENT CHARACTER}".encode()  # replaces bytes that are no character
 MAX_SKIPPED = 8  # bytes of tokens that the text may lack before its next character
 
 
 @dataclass(slots=True)
 class Token:
-    """A token as it is told. An emitted one has its part of the text, others have their own."""
+    """A token as it is shown. An emitted token has its part of the text, others have their own."""
 
     id: int
     logprob: float
     name: str
     bytes: bytearray
-    top: list["Token"] = field(default_factory=list)  # the likeliest ones in its place
+    top: list["Token"] = field(default_factory=list)  # the most likely tokens at its position
     offset: int = 0  # characters of the text before it
 
 
 class AnswerLogprobs:
     """Tokens of one answer as its text becomes certain.
 
-    The text is shared out among the tokens, so their bytes, one after another, are its UTF-8: a
-    token that is part of a character has its own bytes. What a stop string cut off is no token's.
+    The text is divided among the tokens, so the concatenation of their bytes is its UTF-8: a token
+    that is part of a character has its own bytes. Text after a stop string belongs to no token.
     Bytes that are no character are U+FFFD in the text, and in the bytes, too.
     """
 
@@ -39,14 +40,14 @@ class AnswerLogprobs:
         byte_level = "ByteLevel" in repr(self._tokens.decoder)
         letters = bytes_to_unicode() if byte_level else {}
         self._letters = {letter: byte for byte, letter in letters.items()}
-        self._waiting = list[tuple[Token, int]]()  # for their text; where their bytes end
-        self._bytes = bytearray()  # of all tokens
-        self._owners = list[Token]()  # of each of them
-        self._found = 0  # bytes up to there are in the text, or will not be
-        self._characters = 0  # of the text that was told
+        self._waiting = list[tuple[Token, int]]()  # without text yet; end of bytes
+        self._bytes = bytearray()  # bytes of all tokens
+        self._owners = list[Token]()  # the token of each byte
+        self._found = 0  # number of bytes that are in the text, or never will be
+        self._characters = 0  # number of characters of the returned tokens
 
     def push(self, tokens: list[TokenLogprob], text: str, ended: bool) -> list[Token]:
-        """Add tokens, and text that is certain; returns the tokens whose text is."""
+        """Add tokens, and text that is certain; returns the tokens whose text is certain."""
         for token, logprob, top in tokens:
             emitted = self._token(token, logprob)
             emitted.top = [emitted if id == token else self._token(id, value) for id, value in top]
@@ -57,19 +58,19 @@ class AnswerLogprobs:
         for character in text:
             self._share(character.encode(errors="replace"))
         certain = sum(ended or end <= self._found for _, end in self._waiting)
-        told = [emitted for emitted, _ in self._waiting[:certain]]
+        ready = [emitted for emitted, _ in self._waiting[:certain]]
         self._waiting = self._waiting[certain:]
-        for each in told:
+        for each in ready:
             begins = [byte & 0xC0 != 0x80 for byte in each.bytes]  # others go on with a character
             each.offset = self._characters - (begins[:1] == [False])
             self._characters += sum(begins)
             if each.bytes and each.name == f" {each.bytes.decode(errors='replace')}":
                 each.name = each.name[1:]  # a text may begin without the space of a word
-        return told
+        return ready
 
     def _share(self, character: bytes) -> None:
-        """Give the bytes of a character to the tokens that have them; all to the next token where
-        none has."""
+        """Give the bytes of a character to the tokens that have them; to the next token where none
+        has."""
         skipped = 0 if character == LONE else MAX_SKIPPED
         at = self._bytes.find(character, self._found, self._found + len(character) + skipped)
         if at < 0:
@@ -82,13 +83,13 @@ class AnswerLogprobs:
             owner.bytes.append(byte)
 
     def _token(self, id: int, logprob: float) -> Token:
-        """A token in the midst of a text. Bytes that are no text are named as OpenAI does."""
-        own = self._bytes_of(id)
+        """A token in the middle of a text. Bytes that are no text are named as by OpenAI."""
+        spelled = self._bytes_of(id)
         try:
-            name = own.decode() or (self._added[id].content if id in self._added else by_id(id))
+            name = spelled.decode() or (self._added[id].content if id in self._added else by_id(id))
         except UnicodeDecodeError:
-            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
-        return Token(id, max(logprob, LEAST), name, bytearray(own))
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+        return Token(id, max(logprob, MIN_LOGPROB), name, bytearray(spelled))
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added and self._added[token].special:
@@ -102,33 +103,36 @@ class AnswerLogprobs:
 
 
 def by_id(token: int) -> str:
-    """The name of a token that its text does not tell, as vLLM writes it."""
+    """The name of a token without a text of its own, as vLLM writes it."""
     return f"token_id:{token}"
 
 
-def of_chat(tokens: list[Token]) -> dict[str, Any]:
-    """A list with an entry a token."""
+def of_chat(tokens: list[Token]) -> ChatLogprobs:
+    """A list with one entry per token."""
+    content = [
+        ContentLogprob(**_entry(token), top_logprobs=[TopLogprob(**_entry(t)) for t in token.top])
+        for token in tokens
+    ]
+    return ChatLogprobs(content=content)
 
-    def told(token: Token) -> dict[str, Any]:
-        return {"token": token.name, "logprob": token.logprob, "bytes": list(token.bytes)}
 
-    content = [told(token) | {"top_logprobs": list(map(told, token.top))} for token in tokens]
-    return {"content": content, "refusal": None}
+def _entry(token: Token) -> dict[str, Any]:
+    return {"token": token.name, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-def of_text(tokens: list[Token]) -> dict[str, Any]:
-    """Lists beside each other."""
-    return {
-        "tokens": [token.name for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_by_name(token) for token in tokens],
-        "text_offset": [token.offset for token in tokens],
-    }
+def of_text(tokens: list[Token]) -> TextLogprobs:
+    """Parallel lists."""
+    return TextLogprobs(
+        tokens=[token.name for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[_by_name(token) for token in tokens],
+        text_offset=[token.offset for token in tokens],
+    )
 
 
 def _by_name(emitted: Token) -> dict[str, float]:
-    """Log-probabilities of the likeliest tokens and the emitted one. Where several have one name,
-    it means the emitted one, or else the likeliest; the others go by their ids."""
+    """Log-probabilities of the most likely tokens and the emitted one. Where several have one name,
+    the emitted one keeps it, or else the most likely; the others are named by their ids."""
     names = dict[str, Token]()
     for token in (emitted, *emitted.top):
         if names.setdefault(token.name, token) is not token:

@@ -1,6 +1,7 @@
-"""What /metrics says: by vLLM's names with vLLM's meanings, and by names of our own beside them."""
+"""Metrics at /metrics: vLLM's names with vLLM's meanings, and further ones of this project."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -17,21 +18,24 @@ TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 
          80)  # fmt: skip
 REASONS = ("stop", "length", "abort", "error")
 COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens looked up.",
-    "prefix_cache_hits": "Prompt tokens found.",
-    "prompt_tokens": "Of prompts that have been run.",
-    "generation_tokens": "Of answers.",
-    "num_preemptions": "Requests put off for others.",
-    "spec_decode_num_drafts": "Rounds with drafts.",
-    "spec_decode_num_draft_tokens": "Draft tokens.",
-    "spec_decode_num_accepted_tokens": "Of them, accepted.",
+    "vllm:prefix_cache_queries": "Prompt tokens looked up.",
+    "vllm:prefix_cache_hits": "Prompt tokens found.",
+    "vllm:prompt_tokens": "Tokens of prompts that have been run.",
+    "vllm:generation_tokens": "Tokens of answers.",
+    "vllm:num_preemptions": "Requests put off for others.",
 }
-OWN_COUNTERS = {
-    "spec_decode_num_accepted_tokens_from_lookup": "Accepted draft tokens that the head did not "
-    "offer.",
-    "decode_forwards": "Target forwards that decoded, once for each request in them.",
-    "decode_rows": "Rows of these forwards: the newest token of each request, and its draft.",
-    "decode_tokens": "Tokens that they emitted: all but each answer's first.",
+# Counters that follow from a request's statistics.
+DRAFTING: dict[str, tuple[str, Callable[[Stats], int]]] = {
+    "vllm:spec_decode_num_drafts": ("Rounds with drafts.", lambda s: s.rounds),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens.", lambda s: s.drafted),
+    "vllm:spec_decode_num_accepted_tokens": ("Accepted draft tokens.", lambda s: sum(s.accepted)),
+    "peagle:spec_decode_num_accepted_tokens_from_lookup": (
+        "Accepted draft tokens that only lookup proposed.",
+        lambda s: s.accepted_from_lookup,
+    ),
+    "peagle:decode_forwards": ("Decoding rounds, counted per request.", lambda s: s.forwards),
+    "peagle:decode_rows": ("Target rows of these rounds.", lambda s: s.forwards + s.drafted),
+    "peagle:decode_tokens": ("Tokens emitted by these rounds.", lambda s: s.tokens),
 }
 HISTOGRAMS = {
     "time_to_first_token": FIRST_TOKEN,
@@ -42,14 +46,14 @@ HISTOGRAMS = {
 
 
 @dataclass(slots=True, eq=False)
-class Track:
-    """A request, and what of it has been counted."""
+class RequestMetrics:
+    """A request, and the part of its numbers that has been counted."""
 
     request: Request
     arrived: float
     cached: int | None = None  # prompt tokens found in the cache, once it was admitted
     tokens: int = 0
-    first: float = 0.0  # times of its first and last tokens
+    first: float = 0.0  # times of its first and last token
     last: float = 0.0
     preempted: int = 0
     stats: Stats = field(default_factory=Stats)
@@ -60,26 +64,29 @@ class Track:
 
 
 class Metrics:
-    """A registry of its own, so that several servers may live in one process."""
+    """The metrics of one server, in a registry of its own."""
 
     def __init__(self, engine: Engine, model: str) -> None:
         self.model = model
         self.registry = registry = CollectorRegistry()
-        scheduler, pool = engine.scheduler, engine.scheduler.pool
-        gauges = {
-            "vllm:num_requests_running": lambda: len(scheduler.running),
-            "vllm:num_requests_waiting": lambda: len(scheduler.waiting),
-            "vllm:kv_cache_usage_perc": lambda: 1 - pool.free / pool.count,
-            "peagle:spec_decode_chosen_k": lambda: engine.chosen,  # vLLM's K never changes
-        }
-        for name, read in gauges.items():
-            gauge = Gauge(name, "Now.", ["model_name"], registry=registry)
-            gauge.labels(model).set_function(read)
+        scheduler = engine.scheduler
+        pool = scheduler.pool
+
+        def gauge(name: str, read: Callable[[], float]) -> None:
+            Gauge(name, "Now.", ["model_name"], registry=registry).labels(model).set_function(read)
+
+        def counter(name: str, about: str, label: str) -> Counter:
+            return Counter(name, about, ["model_name", label], registry=registry)
+
+        gauge("vllm:num_requests_running", lambda: len(scheduler.running))
+        gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
+        gauge("vllm:kv_cache_usage_perc", lambda: 1 - pool.free / pool.count)
+        gauge("peagle:spec_decode_chosen_k", lambda: engine.last_depth)  # vLLM's K never changes
         self._counters = {}
-        for owner, counters in (("vllm", COUNTERS), ("peagle", OWN_COUNTERS)):
-            for name, what in counters.items():
-                counter = Counter(f"{owner}:{name}", what, ["model_name"], registry=registry)
-                self._counters[name] = counter.labels(model)
+        abouts = COUNTERS | {name: about for name, (about, _) in DRAFTING.items()}
+        for name, about in abouts.items():
+            made = Counter(name, about, ["model_name"], registry=registry)
+            self._counters[name] = made.labels(model)
         self._histograms = {}
         for name, buckets in HISTOGRAMS.items():
             histogram = Histogram(
@@ -87,27 +94,26 @@ class Metrics:
                 buckets=buckets, registry=registry,
             )  # fmt: skip
             self._histograms[name] = histogram.labels(model)
-        labels = ["model_name", "finished_reason"]
-        ended = Counter("vllm:request_success", "Requests ended.", labels, registry=registry)
+        ended = counter("vllm:request_success", "Requests ended.", "finished_reason")
         self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
-        name, labels = "spec_decode_num_accepted_tokens_per_pos", ["model_name", "position"]
-        accepted = Counter(f"vllm:{name}", "By position.", labels, registry=registry)
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self._accepted = counter(name, "By position.", "position")
         for position in range(engine.settings.k):  # there from the start
-            accepted.labels(model, position)
-        self._accepted = accepted
+            self._accepted.labels(model, position)
 
-    def observe(self, track: Track) -> None:
-        """Count what a round did for a request."""
-        request, now = track.request, time.monotonic()
+    def observe(self, track: RequestMetrics) -> None:
+        """Count the progress of a request in a round."""
+        request = track.request
+        now = time.monotonic()
         admitted = request.num_computed_tokens or request.output or request.finish_reason == "error"
         if track.cached is None and admitted:
             track.cached = request.reused
-            self._counters["prefix_cache_queries"].inc(request.prompt_length)
-            self._counters["prefix_cache_hits"].inc(request.reused)
+            self._counters["vllm:prefix_cache_queries"].inc(request.prompt_length)
+            self._counters["vllm:prefix_cache_hits"].inc(request.reused)
         new = len(request.tokens) - request.prompt_length - track.tokens
         if new:
             self._tokens(track, new, now)
-        self._counters["num_preemptions"].inc(request.preempted - track.preempted)
+        self._counters["vllm:num_preemptions"].inc(request.preempted - track.preempted)
         track.preempted = request.preempted
         self._drafting(track)
         if request.finish_reason is not None:
@@ -117,38 +123,25 @@ class Metrics:
                 seconds = (track.last - track.first) / (track.tokens - 1)
                 self._histograms["request_time_per_output_token"].observe(seconds)
 
-    def _tokens(self, track: Track, new: int, now: float) -> None:
-        self._counters["generation_tokens"].inc(new)
+    def _tokens(self, track: RequestMetrics, new: int, now: float) -> None:
+        self._counters["vllm:generation_tokens"].inc(new)
         if track.tokens:
             self._histograms["inter_token_latency"].observe(now - track.last)
         else:
             track.first = now
-            self._counters["prompt_tokens"].inc(track.request.prompt_length)
+            self._counters["vllm:prompt_tokens"].inc(track.request.prompt_length)
             self._histograms["time_to_first_token"].observe(now - track.arrived)
         track.tokens += new
         track.last = now
 
-    def _drafting(self, track: Track) -> None:
-        stats, before = track.request.stats, track.stats
+    def _drafting(self, track: RequestMetrics) -> None:
+        stats = track.request.stats
+        before = track.stats
         if stats.forwards == before.forwards:
             return
-        now, then = _counts(stats), _counts(before)
-        for name, count in now.items():
-            self._counters[name].inc(count - then[name])
+        for name, (_, count) in DRAFTING.items():
+            self._counters[name].inc(count(stats) - count(before))
         positions = zip_longest(stats.accepted, before.accepted, fillvalue=0)
         for position, (new, old) in enumerate(positions):
             self._accepted.labels(self.model, position).inc(new - old)
         track.stats = stats + Stats()  # a copy
-
-
-def _counts(stats: Stats) -> dict[str, int]:
-    """The counters that follow from a request's statistics."""
-    return {
-        "spec_decode_num_drafts": stats.rounds,
-        "spec_decode_num_draft_tokens": stats.drafted,
-        "spec_decode_num_accepted_tokens": sum(stats.accepted),
-        "spec_decode_num_accepted_tokens_from_lookup": stats.accepted_from_lookup,
-        "decode_forwards": stats.forwards,
-        "decode_rows": stats.forwards + stats.drafted,
-        "decode_tokens": stats.tokens,
-    }

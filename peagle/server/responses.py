@@ -1,33 +1,31 @@
-"""The responses of every route, for /openapi.json.
+"""Bodies of responses, and the document of all routes, /openapi.json."""
 
-The tests hold the answers that `forms` and `answers` make as plain objects to these models.
-"""
-
-from typing import Any, Literal
+from operator import not_
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 ABOUT = (
     "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
-    "is null counts as left out, one that is not listed is ignored, or refused where it would "
-    "change the answer or is nearly the name of one that is."
+    "is null counts as left out. An unlisted field is ignored, or refused where it would change "
+    "the answer or its name is close to a listed one."
 )
-WHY = {
-    400: "A field cannot be had: the message names it, its value and what to do.",
-    401: "The API key is missing or wrong.",
-    404: "The model is not served here: the message says which one is.",
-    408: "The body took too long to come.",
-    413: "The body is too large.",
-    429: "Too many requests wait: come again after `Retry-After` seconds.",
-    500: "The server failed.",
-    503: "The server ends, or its engine has failed, or the answer did not begin in time.",
-}
+CLIENT_ERRORS = (
+    "400: a field cannot be used: `param` names it, the message its value and the fix. 401: the "
+    "API key is missing or wrong. 404: the model is not served here. 408: the body took too long. "
+    "413: the body is too large. 429: too many requests wait: retry after `Retry-After` seconds."
+)
+SERVER_ERRORS = (
+    "500: the server failed. 503: the server ends, its engine has failed, or the answer did not "
+    "begin in time."
+)
 Responses = dict[int | str, dict[str, Any]]
+LeftOut = Field(exclude_if=not_)  # a field without a value is not sent
 
 
 class Answer(BaseModel):
-    """The body of a response; it has no other fields."""
+    """The body of a response, or a part of one; it has no other fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,7 +38,7 @@ class ErrorDetail(Answer):
 
 
 class Error(Answer):
-    """As OpenAI's clients read it."""
+    """OpenAI's form of an error."""
 
     error: ErrorDetail
 
@@ -75,23 +73,57 @@ class Usage(Answer):
     completion_tokens_details: AnswerDetails
 
 
-class TextChoice(Answer):
-    index: int
+class Piece(Answer):
+    """Text as it was emitted."""
+
     text: str
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "abort"]
+    place: int  # depth in the draft, from 1; 0: the target's token
+    source: Literal["target", "head", "lookup"]
 
 
-class Generated(Answer):
-    id: str
-    created: int
-    model: str
-    usage: Usage
+class Drafts(Answer):
+    """Counts of drafting from the beginning of an answer; see `engine.request.Stats`."""
+
+    tokens: int
+    rounds: int  # with drafts
+    drafted: int  # draft tokens
+    accepted: int  # accepted draft tokens
+    accepted_from_lookup: int  # accepted tokens that only lookup proposed
+    forwards: int  # decoding rounds, with or without drafts
+    pieces: list[Piece]  # new text
 
 
-class Completion(Generated):
-    object: Literal["text_completion"]
-    choices: list[TextChoice]
+class TextLogprobs(Answer):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TopLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class Choice(Answer):
+    index: int
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"] | None = None
+    peagle_drafts: Annotated[Drafts | None, LeftOut] = None
+
+
+class TextChoice(Choice):
+    text: str
+    logprobs: TextLogprobs | None = None
 
 
 class Function(Answer):
@@ -100,28 +132,56 @@ class Function(Answer):
 
 
 class ToolCall(Answer):
+    index: Annotated[int | None, Field(exclude_if=lambda index: index is None)] = None
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 
 class Message(Answer):
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     content: str | None
-    reasoning: str = ""  # where the target marks it
-    tool_calls: list[ToolCall] = []
+    reasoning: Annotated[str, LeftOut] = ""  # where the target marks it
+    tool_calls: Annotated[list[ToolCall], LeftOut] = []
 
 
-class ChatChoice(Answer):
-    index: int
+class Delta(Answer):
+    role: Annotated[Literal["assistant"] | None, LeftOut] = None
+    content: Annotated[str | None, Field(exclude_if=lambda text: text is None)] = None
+    reasoning: Annotated[str, LeftOut] = ""
+    tool_calls: Annotated[list[ToolCall], LeftOut] = []
+
+
+class ChatChoice(Choice):
     message: Message
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "abort", "tool_calls"]
+    logprobs: ChatLogprobs | None
+
+
+class ChatPart(Choice):
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+
+
+class Generated(Answer):
+    id: str
+    created: int
+    model: str
+    usage: Usage | None = None
+
+
+class Completion(Generated):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]
 
 
 class ChatCompletion(Generated):
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+
+
+class ChatChunk(Generated):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatPart]
 
 
 class Tokens(Answer):
@@ -138,29 +198,24 @@ class Health(Answer):
     status: Literal["ok", "draining", "failed"]
 
 
-ERRORS: Responses = {status: {"model": Error, "description": why} for status, why in WHY.items()}
-ERRORS[429]["headers"] = {
-    "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}
+RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
+ERRORS: Responses = {
+    "4XX": {"model": Error, "description": CLIENT_ERRORS, "headers": RETRY_AFTER},
+    "5XX": {"model": Error, "description": SERVER_ERRORS, "headers": RETRY_AFTER},
 }
-HEALTH: Responses = {n: {"model": Health, "description": "How it is."} for n in (200, 503)}
+HEALTH: Responses = {n: {"model": Health, "description": "The state."} for n in (200, 503)}
 PLAIN_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 def generated(model: Any) -> Responses:
-    """Of a route that generates: `model`, or events where the body says `stream`."""
+    """Responses of a route that generates: `model`, or events where the body sets `stream`."""
     data = {"type": "string", "description": "A part of the answer as JSON, an error, or [DONE]."}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {200: {"model": model, "content": {"text/event-stream": {"schema": event}}}}
 
 
-def complete_document(app: FastAPI, guarded: bool) -> None:
-    """Make /openapi.json, once `app` has all its routes; `guarded` where a key is needed."""
+def document_key(app: FastAPI) -> None:
+    """Document that all routes need the API key, but for those that say otherwise."""
     document = app.openapi()
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)  # FastAPI's; this server sends 400
-    for unused in ("HTTPValidationError", "ValidationError"):
-        document["components"]["schemas"].pop(unused)
-    if guarded:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]

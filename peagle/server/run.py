@@ -1,4 +1,4 @@
-"""A server from its first request to its last, and its log."""
+"""Running of a server: its socket, its end, and its log."""
 
 import asyncio
 import gc
@@ -16,15 +16,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.server.app import Api, ServerConfig, create_app
-from peagle.server.auth import loopback
+from peagle.server.middleware import loopback
 
 log = logging.getLogger(__name__)
-HEADER_SECONDS = 15  # that a client may take to send a request's headers
-LAST_WORDS = 10  # seconds that clients have, at the end, to read what was sent
+HEADER_SECONDS = 15  # maximum time to receive a request's headers
+END_SECONDS = 10  # maximum time, at the end, for clients to read their answers
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, which waits for ever for headers that a client does not finish."""
+    """uvicorn's protocol with a deadline for headers; uvicorn itself waits for ever."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -41,7 +41,7 @@ class Protocol(H11Protocol):
         self._clear()
 
     def _watch(self) -> None:
-        """Have the connection closed in time, unless a request's headers are there."""
+        """Close the connection at the deadline, unless a request's headers have come by then."""
         if self.conn.their_state is not h11.IDLE:
             self._clear()
         elif self._deadline is None:
@@ -54,41 +54,41 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Told to end, it lets running requests finish and takes no others; told twice, it cancels
-    them. It ends by itself when its engine fails."""
+    """A server that ends gracefully. After a signal it refuses new requests and ends the running
+    ones well; a second signal cancels them. It ends by itself when its engine fails."""
 
     def __init__(self, api: Api, announce: Callable[[], None] = lambda: None) -> None:
-        """`announce` as in `serve`."""
+        """`announce` is called once, when requests are accepted."""
         config = uvicorn.Config(
             create_app(api), log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=LAST_WORDS, http=Protocol,
+            timeout_graceful_shutdown=END_SECONDS, http=Protocol,
         )  # fmt: skip
         super().__init__(config)
         self.worker = api.worker
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer what the sockets accept."""
+        """Begin to accept connections."""
         await super().startup(sockets)
         if self.started:
             self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal. (uvicorn's own would close the door at once, and end by the same signal.)"""
+        """Take a signal. (uvicorn's handler would refuse all at once, and end by the signal.)"""
         if self.worker.draining:
             self.worker.cancel_all()
         self.worker.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether it is over."""
+        """Whether to end; asked ten times a second."""
         if self.worker.failed or (self.worker.draining and not self.worker.open):
             self.should_exit = True
         return await super().on_tick(counter)
 
 
 class JsonLines(logging.Formatter):
-    """A line of JSON for each record, with the `fields` it was given. No line holds text of a
-    prompt or an answer."""
+    """Formats a record as a line of JSON with its `fields`. No line holds text of a prompt or an
+    answer."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -104,7 +104,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Have the server's and uvicorn's logs written."""
+    """Write the logs of the server and of uvicorn."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     for name in ("peagle", "uvicorn"):
@@ -115,23 +115,24 @@ def log_to_stderr() -> None:
 
 
 def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
-    """Raises InputError for an address that other machines reach, where no key is needed."""
+    """Raise InputError for an address that other machines reach, where no key is needed."""
     if api_key == "":
-        raise InputError("api_key '': is empty, give a key or leave it out")
+        raise InputError("is empty", field="api_key", value="", fix="give a key or leave it out")
     if api_key is None and not allow_no_key and not loopback(host):
-        why = "others can reach it, give `api_key` KEY (or `allow_no_key`)"
-        raise InputError(f"host {host}: {why}")
+        fix = "give `api_key` KEY (or `allow_no_key`)"
+        raise InputError("other machines can reach it", field="host", value=host, fix=fix)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any that is free. Raises InputError when it cannot."""
+    """A listening socket; port 0 selects a free port. Raises InputError when it cannot listen."""
     ipv6 = ":" in host
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: there is no IPv6
-        why = f"{error}; choose another `host` or `port`"
-        raise InputError(f"host {host} `port` {port}: {why}") from error
+        why = f"cannot listen on host {host!r}: {error}"
+        fix = "choose another `host` or `port`"
+        raise InputError(why, field="port", value=port, fix=fix) from error
 
 
 def serve(
@@ -140,21 +141,27 @@ def serve(
     listening: socket.socket,
     announce: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Serve until told to end; returns whether it ended well. `announce` is called once, when
+    """Serve until a signal; returns False when the engine failed. `announce` is called once, when
     requests are accepted."""
     api = Api(llm, config)
     host, port = listening.getsockname()[:2]
-    where = {"host": host, "port": port, "model": config.model, "context": api.context}
-    drafting = {"method": llm.drafting.method, "drafts": str(llm.drafting)}
-    room = {"kv_tokens": llm.engine.settings.kv_tokens}
+    fields = {
+        "host": host,
+        "port": port,
+        "model": config.model,
+        "context": api.context,
+        "method": llm.drafting.method,
+        "drafts": str(llm.drafting),
+        "kv_tokens": llm.engine.settings.kv_tokens,
+    }
 
     def started() -> None:
         announce()
-        log.info("serving", extra={"fields": where | drafting | room})
+        log.info("serving", extra={"fields": fields})
 
     server = Server(api, started)
     gc.collect()
-    gc.freeze()  # collecting the modules again takes 0.2 s, which all requests would wait for
+    gc.freeze()  # collecting the modules again would stop all requests for 0.2 s
     try:
         server.run(sockets=[listening])
     finally:

@@ -1,145 +1,152 @@
 """Bodies of requests: the fields of OpenAI's API and of vLLM's additions that are supported.
 
-Unknown fields are ignored, for clients send many. Refused by name are unsupported ones that would
-change the answer, and such that are nearly the name of another.
+Unknown fields are ignored, since clients send many. An unsupported field that would change the
+answer is refused, and so is a name close to a known one.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from peagle.data.chat import ROLES
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import CONSTRAINTS, SamplingParams
 from peagle.errors import InputError, shortened
-from peagle.server.tools import named
+from peagle.server.errors import ApiError
+from peagle.server.prompts import tool_name
 
-NEAR = 0.8  # of difflib: "temprature" is "temperature", "metadata" is nothing
+NEAR = 0.8  # difflib's ratio: "temprature" is near "temperature", "metadata" is near nothing
 MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
-IGNORED = {"add_special_tokens", "models"}  # other servers' fields, however near
-MOST_ITEMS = 16384  # of a list, unless it holds token ids
-STRUCTURED = "use structured_outputs"
+IGNORED = {"add_special_tokens", "models"}  # fields of other servers, although near to a known one
+LEAVE_OUT = "leave it out"
 # Fields of Generation that SamplingParams has under the same name and in the same form.
 SAME = {"temperature", "top_p", "min_p", "seed", "ignore_eos", "n"}
 SAME |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
-# Field: (values that ask for nothing, what to do instead).
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "echo": ((False,), "prompts are not repeated, leave it out"),
-    "suffix": (("",), "text is only continued, leave it out"),
-    "best_of": ((1,), "answers are not ranked, use n"),
-    "use_beam_search": ((False,), "there is no beam search, leave it out"),
-    "prompt_logprobs": ((), "only answers have log-probabilities, leave it out"),
-    "min_tokens": ((0,), "not supported, leave it out"),
-    "bad_words": (([],), "not supported, use logit_bias"),
-    "allowed_token_ids": (([],), "not supported, use logit_bias"),
-    "logits_processors": (([],), "not supported, leave it out"),
-    "include_stop_str_in_output": ((False,), "stop strings are cut, leave it out"),
-    "skip_special_tokens": ((True,), "special tokens have no text, leave it out"),
-    "truncate_prompt_tokens": ((), "prompts are not cut, shorten them"),
-    "continue_final_message": ((False,), "an answer begins anew, leave it out"),
-    "add_generation_prompt": ((True,), "an answer always follows, leave it out"),
-    "chat_template": ((), "it is chosen when the server starts, leave it out"),
-    "functions": (([],), "deprecated, use tools"),
-    "function_call": (("none", "auto"), "deprecated, use tool_choice"),
-    "modalities": ((["text"],), "answers are text, leave it out"),
-    "audio": ((), "answers are text, leave it out"),
-    "web_search_options": ((), "there is no web search, leave it out"),
-    "guided_json": ((), STRUCTURED),
-    "guided_regex": ((), STRUCTURED),
-    "guided_choice": ((), STRUCTURED),
-    "guided_grammar": ((), STRUCTURED),
+# Field: (values that change nothing, why it is refused, the fix).
+REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "echo": ((False,), "prompts are not repeated", LEAVE_OUT),
+    "suffix": (("",), "text is only continued", LEAVE_OUT),
+    "best_of": ((1,), "answers are not ranked", "use n"),
+    "use_beam_search": ((False,), "there is no beam search", LEAVE_OUT),
+    "prompt_logprobs": ((), "only answers have log-probabilities", LEAVE_OUT),
+    "min_tokens": ((0,), "is not supported", LEAVE_OUT),
+    "bad_words": (([],), "is not supported", "use logit_bias"),
+    "allowed_token_ids": (([],), "is not supported", "use logit_bias"),
+    "logits_processors": (([],), "is not supported", LEAVE_OUT),
+    "include_stop_str_in_output": ((False,), "stop strings are cut", LEAVE_OUT),
+    "skip_special_tokens": ((True,), "special tokens have no text", LEAVE_OUT),
+    "truncate_prompt_tokens": ((), "prompts are not cut", "shorten them"),
+    "continue_final_message": ((False,), "an answer begins anew", LEAVE_OUT),
+    "add_generation_prompt": ((True,), "an answer always follows", LEAVE_OUT),
+    "chat_template": ((), "it is chosen when the server starts", LEAVE_OUT),
+    "functions": (([],), "is deprecated", "use tools"),
+    "function_call": (("none", "auto"), "is deprecated", "use tool_choice"),
+    "modalities": ((["text"],), "answers are text", LEAVE_OUT),
+    "audio": ((), "answers are text", LEAVE_OUT),
+    "web_search_options": ((), "there is no web search", LEAVE_OUT),
+    "guided_json": ((), "is deprecated", "use structured_outputs"),
+    "guided_regex": ((), "is deprecated", "use structured_outputs"),
+    "guided_choice": ((), "is deprecated", "use structured_outputs"),
+    "guided_grammar": ((), "is deprecated", "use structured_outputs"),
 }
 
 
-class UnknownField(InputError):
-    """A field that is taken for another one's misspelled name."""
-
-    def __init__(self, field: str, near: str) -> None:
-        super().__init__(f"{field}: no such field, did you mean {near}?")
-        self.field = field
-
-
-def told(**schema: Any) -> Any:
-    """Limits that the document tells, and others check: the engine, and data/chat.py."""
-    return Field(json_schema_extra=schema)
-
-
-def an_object(**properties: Any) -> dict[str, Any]:
-    """The JSON schema of an object that has at least these properties."""
+def _object(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object with these required properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-NAME = {"type": "string", "minLength": 1}
-PART = an_object(type={"const": "text"}, text={"type": "string"})
+# For the document only: the chat template and data/chat.py check messages, call_grammar tools.
+PART = _object(type={"const": "text"}, text={"type": "string"})
 CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]}
-ROLE = {"enum": list(ROLES)}
-NAMED = an_object(function=an_object(name=NAME))
-WAYS = {"enum": ["auto", "none", "required"]}
+MESSAGE = _object(role={"enum": list(ROLES)}, content=CONTENT)
+TOOL = _object(function=_object(name={"type": "string", "minLength": 1}))
 
 # The first error of a list is enough: of a million wrong items, each would be described.
 FIRST = Field(fail_fast=True)
-Text = Annotated[str, told(minLength=1)]
+Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], FIRST]
-Token = Annotated[int, told(minimum=0)]
+Token = Annotated[int, Field(ge=0)]
 Tokens = Annotated[list[Token], FIRST]
-Count = Annotated[int | None, told(minimum=1)]
-Bias = Annotated[float, told(minimum=-100, maximum=100)]
-Biases = Annotated[dict[int, Bias], told(propertyNames={"pattern": "^[0-9]+$"})]
-Message = Annotated[dict[str, Any], WithJsonSchema(an_object(role=ROLE, content=CONTENT))]
+Lists = Annotated[list[Tokens], FIRST]
+Count = Annotated[int | None, Field(ge=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Message = Annotated[dict[str, Any], WithJsonSchema(MESSAGE)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=2048, fail_fast=True)]
-Tool = Annotated[dict[str, Any], WithJsonSchema(NAMED)]
+Tool = Annotated[dict[str, Any], WithJsonSchema(TOOL)]
+Logprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class Body(BaseModel):
-    """A body, or a part of one; null is as good as nothing."""
+    """A body, or a part of one; null counts as left out."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _given(cls, data: Any) -> Any:
+    def _check_names(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        try:
-            json.dumps(data, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = ascii(error.object[error.start])
-            raise InputError(f"the body has {half}: half of a character, send it whole") from error
-        except RecursionError as error:
-            raise InputError("the body is nested too deeply: make it less deep") from error
         data = {name: value for name, value in data.items() if value is not None}
         for name, value in data.items():
-            long = isinstance(value, list) and len(value) > MOST_ITEMS
-            if long and not isinstance(value[0], int):
-                raise InputError(f"{name}: {len(value)} items, at most {MOST_ITEMS}: ask for fewer")
-        for name, (harmless, instead) in REFUSED.items():
+            _check_json(name, value)
+        for name, (harmless, why, fix) in REFUSED.items():
             if name in data and name not in cls.model_fields and data[name] not in harmless:
-                shown = shortened(repr(data[name]))
-                raise InputError(f"{name} {shown}: {instead}")
+                raise InputError(why, field=name, value=data[name], fix=fix)
         known = {field.alias or name for name, field in cls.model_fields.items()} | set(REFUSED)
         unknown = [name for name in data if name not in known | IGNORED and len(name) <= MAX_NEAR]
         for name in unknown[:MAX_NEAR]:
             if near := get_close_matches(name.lower(), known, 1, NEAR):
-                raise UnknownField(name, near[0])
+                raise InputError("no such field", field=name, fix=f"did you mean {near[0]}?")
         return data
+
+    def field_of(self, name: str | None) -> str:
+        """The field of this body that an engine's error about `name` is about."""
+        if name is not None and name.partition("[")[0] in type(self).model_fields:
+            return name
+        return "messages" if "messages" in self.model_fields_set else "prompt"
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Turn an InputError into an ApiError that names a field of this body."""
+        try:
+            yield
+        except InputError as error:
+            field = self.field_of(error.field)
+            raise ApiError(400, error.named(field), param=field) from error
+
+
+def _check_json(name: str, value: Any) -> None:
+    """Raise InputError for a field that cannot be written as JSON again."""
+    field = shortened(ascii(name)[1:-1])
+    try:
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        why = "contains half of a character (an unpaired surrogate)"
+        raise InputError(why, field=field, fix="send it whole") from error
+    except RecursionError as error:
+        raise InputError("is nested too deeply", field=field, fix="make it less deep") from error
 
 
 class StreamOptions(Body):
-    """What a stream holds besides."""
+    """Optional parts of a stream."""
 
     include_usage: bool = False
-    peagle_drafts: bool = False  # which text was drafted, and at which place of its draft
+    peagle_drafts: bool = False  # which text was drafted, and at which depth of its draft
 
 
 class JsonSchema(Body):
-    """A schema, and names that we do not need."""
+    """A schema; its name and other fields are ignored."""
 
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(Body):
-    """OpenAI's: which form the answer has."""
+    """OpenAI's structured output."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -151,17 +158,18 @@ class ResponseFormat(Body):
         if self.type == "text":
             return {}
         if self.json_schema is None:
-            raise InputError('response_format: a json_schema has {"schema": ...}, give one')
+            why = "json_schema has no schema"
+            raise InputError(why, field="response_format", fix='give {"schema": ...}')
         return {"json_schema": self.json_schema.schema_}
 
 
 class StructuredOutputs(Body):
-    """vLLM's."""
+    """vLLM's structured output."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     json_object: bool = False
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=16384)] | None = None
     grammar: str | None = None  # Lark
 
     def constraint(self) -> dict[str, Any]:
@@ -175,90 +183,98 @@ class StructuredOutputs(Body):
         if self.json_object:
             given.append(("json_schema", {"type": "object"}))
         if len(given) > 1:
-            raise InputError("structured_outputs: an answer has one form, leave the others out")
+            why = "json, json_object, regex, choice and grammar exclude each other"
+            raise InputError(why, field="structured_outputs", fix="give one")
         return dict(given)
 
 
 class Generation(Body):
-    """What completions and conversations have in common."""
+    """The common fields of completions and conversations."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    temperature: Annotated[float, told(minimum=0, maximum=100)] = 1.0
-    top_p: Annotated[float, told(exclusiveMinimum=0, maximum=1)] = 1.0
-    top_k: Annotated[int, told(minimum=-1)] = 0
-    min_p: Annotated[float, told(minimum=0, maximum=1)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_tokens: Count = None
-    stop: Text | Annotated[Texts, Field(max_length=128)] = []
-    stop_token_ids: Annotated[Tokens, Field(max_length=1024)] = []
+    stop: Text | Annotated[list[Text], Field(max_length=128, fail_fast=True)] = []
+    stop_token_ids: Annotated[list[Token], Field(max_length=1024, fail_fast=True)] = []
     ignore_eos: bool = False
-    presence_penalty: Annotated[float, told(minimum=-2, maximum=2)] = 0.0
-    frequency_penalty: Annotated[float, told(minimum=-2, maximum=2)] = 0.0
-    repetition_penalty: Annotated[float, told(minimum=0.01, maximum=100)] = 1.0
-    logit_bias: Biases = {}
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    logit_bias: dict[int, Bias] = {}
     response_format: ResponseFormat = ResponseFormat()
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
     @property
     def top(self) -> int | None:
-        """Likely tokens beside each token's own log-probability; None: no log-probabilities."""
+        """Number of top log-probabilities for each token; None: no log-probabilities."""
         raise NotImplementedError
 
     @property
-    def longest(self) -> tuple[str, int | None]:
-        """The field for the tokens of an answer, at most, and its value; None: as many as fit."""
-        return "max_tokens", self.max_tokens
+    def length_field(self) -> str:
+        """The field with the maximum number of tokens of an answer."""
+        return "max_tokens"
+
+    @property
+    def form_field(self) -> str:
+        """The field that constrains the answer's form, where one does."""
+        return "structured_outputs" if self.response_format.type == "text" else "response_format"
+
+    def field_of(self, name: str | None) -> str:
+        if name in CONSTRAINTS:
+            return self.form_field
+        return self.length_field if name == "max_tokens" else super().field_of(name)
 
     def params(self, room: int) -> SamplingParams:
-        """As the engine has it, with room for so many tokens. Raises InputError for values that are
-        out of range."""
-        stop = self.stop
-        field, longest = self.longest
-        if field in self.model_fields_set and longest is not None and longest > room > 0:
-            why = f"the context has room for {room} tokens after the prompt, ask for fewer"
-            raise InputError(f"{field} {longest}: {why}")
+        """The engine's parameters, with room for `room` tokens after the prompt. Raises InputError
+        for values that are out of range or exclude each other."""
+        longest = getattr(self, self.length_field)
+        if self.length_field in self.model_fields_set and longest and longest > room > 0:
+            why = f"the context has room for {room} tokens after the prompt"
+            raise InputError(why, field=self.length_field, value=longest, fix="ask for fewer")
         return SamplingParams(
             **self.model_dump(include=SAME),
             **self.constraint(),
-            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's other way to say all
-            max_tokens=max(1, room) if longest is None else longest,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            top_k=max(0, self.top_k),  # -1 means all tokens, too
+            max_tokens=longest or max(1, room),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
             logit_bias=self.logit_bias or None,
             logprobs=self.top,
         )
 
     def constraint(self) -> dict[str, Any]:
-        """Fields of SamplingParams that say which form the answer has."""
+        """Fields of SamplingParams that constrain the answer's form."""
         form, other = self.response_format.constraint(), self.structured_outputs.constraint()
         if form and other:
-            raise InputError("response_format and structured_outputs: leave one of them out")
+            why = "excludes `structured_outputs`"
+            raise InputError(why, field="response_format", fix="leave one of them out")
         return form or other
-
-    @property
-    def form_field(self) -> str:
-        """The field that says which form the answer has, where one does."""
-        return "structured_outputs" if self.response_format.type == "text" else "response_format"
 
 
 class CompletionBody(Generation):
     """POST /v1/completions."""
 
-    prompt: Text | Texts | Tokens | Annotated[list[Tokens], FIRST]
+    prompt: Annotated[Text | Texts | Tokens | Lists, Field(min_length=1)]
     max_tokens: Count = 16  # OpenAI's default
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Logprobs | None = None
 
     @property
     def top(self) -> int | None:
         return self.logprobs
 
+    def field_of(self, name: str | None) -> str:
+        field = super().field_of(name)
+        return field if len(self.prompts()) > 1 else field.partition("[")[0]
+
     def prompts(self) -> list[str | list[int]]:
-        """Each a text, or token ids."""
-        if not self.prompt:
-            raise InputError(f"prompt {self.prompt!r}: is empty, give a text or token ids")
+        """Each prompt as a text, or as token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
@@ -270,15 +286,16 @@ class ChatBody(Generation):
     messages: Messages
     max_completion_tokens: Count = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Logprobs = 0
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] = []
-    tool_choice: Annotated[str, WithJsonSchema(WAYS)] | Tool = "auto"
+    tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None  # as GPT-OSS's template has it
 
     @property
     def template_args(self) -> dict[str, Any]:
+        """Further arguments of the chat template."""
         effort = self.reasoning_effort
         return self.chat_template_kwargs | ({} if effort is None else {"reasoning_effort": effort})
 
@@ -287,17 +304,16 @@ class ChatBody(Generation):
         return self.top_logprobs if self.logprobs else None
 
     @property
-    def longest(self) -> tuple[str, int | None]:
-        newer = self.max_completion_tokens
-        return super().longest if newer is None else ("max_completion_tokens", newer)
+    def length_field(self) -> str:
+        newer = self.max_completion_tokens is not None
+        return "max_completion_tokens" if newer else super().length_field
 
     @property
     def form_field(self) -> str:
-        forced = self.tool_choice not in ("auto", "none")
-        return "tool_choice" if forced else super().form_field
+        return super().form_field if self.tool_choice in ("auto", "none") else "tools"
 
     def offered(self) -> list[dict[str, Any]]:
-        """Tools that the target is told of."""
+        """Tools that the chat template shows to the target."""
         return [] if self.tool_choice == "none" else self.tools
 
     def forced(self) -> list[dict[str, Any]]:
@@ -305,20 +321,15 @@ class ChatBody(Generation):
         choice = self.tool_choice
         if choice in ("auto", "none"):
             return []
-        tools = {named(tool): tool for tool in self.tools}
-        if isinstance(choice, dict):
-            wanted = [named(choice, "tool_choice")]
-        elif choice == "required":
-            wanted = list(tools)
-        else:
-            allowed = "'auto', 'none', 'required' or a function"
-            raise InputError(f"tool_choice {choice!r}: must be {allowed}")
-        found = [tool for name, tool in tools.items() if name in wanted]
+        tools = {tool_name(tool, "tools"): tool for tool in self.tools}
+        name = tool_name(choice, "tool_choice") if isinstance(choice, dict) else None
+        found = [tool for each, tool in tools.items() if name in (each, None)]
         if not found:
-            there = ", ".join(tools) or "none"
-            raise InputError(f"tool_choice {choice!r}: is not among the tools, there are {there}")
+            why = f"is not among the tools, there are {', '.join(tools) or 'none'}"
+            raise InputError(why, field="tool_choice", value=name or choice, fix="add it to tools")
         if self.constraint():
-            raise InputError("tool_choice: an answer has one form, leave the other out")
+            why = "excludes `response_format` and `structured_outputs`"
+            raise InputError(why, field="tool_choice", fix="leave one of them out")
         return found
 
 

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from peagle.catalog import load_catalog, speculative_config
 from peagle.catalog_fields import is_hub_id
 from peagle.files import replace_file
-from peagle.methods.checkpoint import read_config
+from peagle.heads.format import read_config
 from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
@@ -19,7 +19,7 @@ HERE = "OWNER/NAME"  # where the head is published, which is not known when it i
 
 
 def write_card(folder: Path) -> None:
-    """Write the model card of the head in `folder`. A README.md of the user's own stays."""
+    """Write the model card of the head in `folder`. A README.md without MARK stays."""
     file = folder / "README.md"
     if file.is_file() and MARK not in file.read_text():
         return

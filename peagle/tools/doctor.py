@@ -1,46 +1,51 @@
-"""Does a head fit its target, and is it served as it was trained? Names what differs.
+"""Check that a head fits its target and is served as it was trained; name each difference.
 
 Shapes: N prompt tokens, F feature layers, E target hidden, K depths, V draft vocabulary.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from peagle.backends.batch import BLOCK, Batch, Span, blocks_of
+from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
+from peagle.bench.native import measure_acceptance
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Stats
 from peagle.errors import InputError
+from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
+from peagle.heads.find import head_folder
+from peagle.heads.format import FETCH_AGAIN, read_head
+from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
 from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advance
-from peagle.methods.checkpoint import REMEDY, read_head
 from peagle.methods.keys import LAYER_IDS, default_k
-from peagle.methods.layer_ids import Trial, nested_ids, try_both
-from peagle.methods.load import head_folder, load_drafter
 from peagle.methods.registry import method_of
-from peagle.methods.validate import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.model.template import PLAIN, use_template
 from peagle.shown import mean_length
-from peagle.train.step import Sequence, run_drafter
+from peagle.train.batches import Sequence
+from peagle.train.drafter_pass import run_drafter
 
 PROMPT = "Write a Python function that reverses a list."
-OTHERS = (  # that are answered, too, to see how much of the drafts is accepted
+OTHERS = (  # further prompts, for the acceptance length
     "Explain in a few sentences why the sky is blue.",
     "A train travels 120 km in 2 hours. What is its average speed?",
     "Write a short letter that thanks a friend for a gift.",
 )
-MAX_TOKENS = 32  # of each of these answers
-MIN_ROUNDS = 16  # fewer say nothing
-NEAR_ZERO = 0.1  # accepted draft tokens a round
+MAX_TOKENS = 32  # tokens of an answer whose drafts are counted
+ROOM = 256  # KV cache for an answer, its drafts and a longer question
+MIN_ROUNDS = 16  # fewer rounds say nothing
+NEAR_ZERO = 0.1  # accepted draft tokens per round that are almost none
 CAUSES = (
     "layers, chat template or target are not those it was trained with, or it was hardly trained"
 )
@@ -51,7 +56,7 @@ State = Literal["ok", "wrong", "warning", "forced", "skipped"]
 
 
 class Check(NamedTuple):
-    """One check; `wrong` is what makes a head unfit."""
+    """One check; a `wrong` one makes the head unfit."""
 
     name: str
     state: State
@@ -62,7 +67,7 @@ class Check(NamedTuple):
 def examine(
     head: str | Path, target: Target, *, prompt: str = PROMPT, force: bool = False
 ) -> list[Check]:
-    """All checks of a head beside its target, in order; a damaged head is examined, not refused.
+    """Run all checks of a head with its target, in order; a damaged head is examined, not refused.
 
     `force` accepts a head trained for other weights, or with another chat template.
     Raises InputError when there is no such head, or the prompt is too short or too long.
@@ -93,7 +98,9 @@ def examine(
         *checks,
         _judge("features", partial(_features, drafter, target, ids)),
         _judge("logits", partial(_logits, drafter, target, ids)),
-        _milder(_judge("acceptance", partial(_acceptance, drafter, target, ids)), "warning"),
+        _milder(
+            _judge("acceptance", partial(_acceptance, drafter, target, prompt, len(ids))), "warning"
+        ),
     ]
 
 
@@ -119,19 +126,17 @@ def _judge(name: str, check: Callable[[], str]) -> Check:
         return Check(name, "ok", check())
     except Skipped as reason:
         return Check(name, "skipped", str(reason))
-    except Problem as error:
-        return Check(name, "wrong", error.found, error.fix)
     except InputError as error:
         return _refused(name, error)
 
 
 def _refused(name: str, error: InputError) -> Check:
-    found = str(error).removesuffix(f"; {REMEDY}")
-    return Check(name, "wrong", found, REMEDY)
+    found = InputError(error.why, field=error.field, value=error.value)
+    return Check(name, "wrong", str(found), error.fix or FETCH_AGAIN)
 
 
 def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
-    """A check; that of layer ids which may be counted in two ways with what a trial found."""
+    """The check; the one of ambiguous layer ids with the result of the trial."""
     layers = list(trial.layers)
     if check.name != "feature layers":
         return check
@@ -146,30 +151,34 @@ def _skipped(why: str, *names: str) -> list[Check]:
 
 
 def _milder(check: Check, state: State) -> Check:
-    """A check of which nothing makes the head unfit."""
+    """The check, in another state where it is wrong."""
     return check._replace(state=state) if check.state == "wrong" else check
 
 
 def _prompt_ids(target: Target, prompt: str) -> list[int]:
-    """The prompt as the user's turn, or as plain text where there is no chat template."""
-    ids = _ids(target, prompt)
-    if not 4 <= len(ids) <= target.max_context // 2:
-        most = target.max_context // 2
-        raise InputError(f"prompt has {len(ids)} tokens: give a text of 4 to {most}")
+    """The prompt as the user's turn. Raises InputError when it is too short or too long."""
+    ids = prompt_ids(_tokenizer(target), [{"role": "user", "content": prompt}])
+    longest = target.max_context // 2
+    if not 4 <= len(ids) <= longest:
+        fix = f"give a text of 4 to {longest}"
+        raise InputError(f"has {len(ids)} tokens", field="prompt", fix=fix)
     return ids
 
 
-def _ids(target: Target, prompt: str) -> list[int]:
+def _tokenizer(target: Target) -> PreTrainedTokenizerBase:
+    """The target's tokenizer; one without a chat template writes plain text."""
     assert target.tokenizer is not None
-    if target.tokenizer.chat_template is None:
-        return list(target.tokenizer(prompt)["input_ids"])
-    return prompt_ids(target.tokenizer, [{"role": "user", "content": prompt}])
+    if target.tokenizer.chat_template is not None:
+        return target.tokenizer
+    tokenizer = deepcopy(target.tokenizer)
+    use_template(tokenizer, PLAIN)
+    return tokenizer
 
 
 def _finite(drafter: Drafter) -> str:
     for name, tensor in drafter.state_dict().items():
         if not torch.isfinite(tensor).all():
-            raise Problem(f"tensor {name!r} holds NaN or infinity", REMEDY)
+            raise Problem(f"tensor {name!r} holds NaN or infinity", FETCH_AGAIN)
     count = sum(parameter.numel() for parameter in drafter.parameters())
     return f"{drafter.config.method}, layers: {len(drafter.layers)}, parameters: {count:,}"
 
@@ -199,8 +208,8 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
 
 
 def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """(N, F, E) from an unchanged forward of the model, with its own attention. What leaves the
-    last layer is taken there: transformers reports it after the final norm."""
+    """(N, F, E) from an unchanged forward of the model, with eager attention. The last
+    layer's output is taken by a hook: transformers reports it after the final norm."""
     plain = target.copy()
     plain.model.set_attn_implementation("eager")
     last = list[Tensor]()
@@ -230,24 +239,20 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     return found
 
 
-def _acceptance(drafter: Drafter, target: Target, ids: list[int]) -> str:
-    """What the target accepts of the head's drafts in a few short greedy answers."""
+def _acceptance(drafter: Drafter, target: Target, prompt: str, length: int) -> str:
+    """Measure what the target accepts of the head's drafts in a few short greedy answers;
+    `length`: tokens of the prompt."""
     k = default_k(drafter.config)
-    prompts = [ids, *(_ids(target, prompt) for prompt in OTHERS)]
-    prompts = [own for own in prompts if len(own) + MAX_TOKENS <= target.max_context]
-    if not prompts:
-        raise Skipped(f"a context of {target.max_context} tokens is too short")
-    room = sum(BLOCK * (1 + blocks_of(len(own) + MAX_TOKENS + k)) for own in prompts)
-    llm = LLM(target, drafter, k=k, max_batch=len(prompts), kv_tokens=room)
-    run = llm.stream(prompts, SamplingParams(max_tokens=MAX_TOKENS))
-    for _ in run:
-        pass
-    stats = sum((request.stats for request in run.requests), Stats())
-    if stats.rounds < MIN_ROUNDS:
-        raise Skipped(f"{stats.rounds} rounds of drafting say nothing: answers are too short")
-    length = mean_length(stats.acceptance_length)
-    found = f"acceptance length {length} at K = {k}, {stats.rounds} rounds"
-    if stats.acceptance_length < 1 + NEAR_ZERO:
+    conversations = [[text] for text in (prompt, *OTHERS)]
+    count = len(conversations)
+    target = Target(target.copy().model, _tokenizer(target), target.name)
+    llm = LLM(target, drafter, k=k, max_batch=count, kv_tokens=count * (length + ROOM))
+    measured = measure_acceptance(llm, conversations, SamplingParams(max_tokens=MAX_TOKENS))
+    rounds, length = measured["rounds"], measured["acceptance_length"]
+    if rounds < MIN_ROUNDS:
+        raise Skipped(f"{rounds} rounds of drafting say nothing: answers are too short")
+    found = f"acceptance length {mean_length(length)} at K = {k}, {rounds} rounds"
+    if length < 1 + NEAR_ZERO:
         raise Problem(f"{found}: almost nothing is accepted", CAUSES)
     return found
 
@@ -291,10 +296,10 @@ def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> tuple[list[i
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
     """Logits (K, V) of the chain after `ids` in the trainer's forward over all elements."""
     tokens = torch.tensor(ids + draft, device=target.device)
-    places = torch.arange(len(tokens), device=target.device)
+    positions = torch.arange(len(tokens), device=target.device)
     layers = drafter.config.feature_layers
-    features = target.forward(tokens, places, CausalAttend(), layers).features
-    sequence = Sequence(tokens, places >= len(ids), torch.zeros_like(tokens))
+    features = target.forward(tokens, positions, CausalAttend(), layers).features
+    sequence = Sequence(tokens, positions >= len(ids), torch.zeros_like(tokens))
     last = len(ids) - 2  # the slot that predicts the first draft token
     anchors = torch.arange(last + 1, device=target.device)
     chain = torch.arange(1, len(draft), device=target.device)

@@ -1,4 +1,4 @@
-"""What training a head will take, before anything is downloaded or run.
+"""Estimate memory, disk and hours of training a head, before anything is downloaded or run.
 
 Shapes: N tokens of a sequence, E elements, D drafter hidden, F·E_t target features, V vocabulary.
 """
@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.errors import InputError, first_line
 from peagle.methods.registry import method_of
-from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.drafter import Drafter
 from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
@@ -22,7 +21,8 @@ from peagle.train.cod import Elements, sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.loss import BLOCK
 from peagle.train.memory import choose_segments, largest_pass, pass_cost
-from peagle.train.step import LOSS_LOGITS, LOSS_ROWS
+from peagle.train.spec import HeadSpec, drafter_config
+from peagle.train.trainee import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
 GIB = 2**30
@@ -32,7 +32,7 @@ ALLOCATOR_GAPS = 1.2  # of what a step allocates and frees
 
 
 class Plan(NamedTuple):
-    """The memory of one process by part (bytes), and what the whole run takes."""
+    """Memory of one process by part (bytes), and disk and hours of the whole run."""
 
     memory: dict[str, int]
     segments: int
@@ -52,7 +52,7 @@ def outline(name: str) -> Target:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
     except UNREADABLE as error:
-        raise InputError(f"target {name}: {first_line(error)}") from error
+        raise InputError(first_line(error), field="target", value=name) from error
     return Target(model.eval(), None, name)
 
 
@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0913 (what decides)
     processes: int = 1,
     rate: float | None = None,  # answer tokens a second of one process, measured
 ) -> Plan:
-    """Add up what one process keeps at the peak of a step: in a pass of the drafter, beside the
+    """Add up what one process keeps at the peak of a step: in a pass of the drafter, next to the
     target's states. Without `segments`, the fewest that fit into `room`."""
     dense = device == "cpu"
     gaps = ALLOCATOR_GAPS if dense else 0.0
@@ -118,10 +118,11 @@ def measured_rate(run: Path) -> float:
     metrics.jsonl. Raises InputError when that is missing or too short."""
     file = run / "metrics.jsonl"
     if not file.is_file():
-        raise InputError(f"run {run}: no metrics.jsonl there; name the output of peagle train")
+        fix = "name the output of peagle train"
+        raise InputError("no metrics.jsonl there", field="run", value=run, fix=fix)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     if len(lines) < 2:
-        raise InputError(f"run {run}: {len(lines)} steps are too few to time")
+        raise InputError(f"{len(lines)} steps are too few to time", field="run", value=run)
     first, last = lines[(len(lines) - 1) // 2], lines[-1]
     answered = last["answer_tokens"] - first["answer_tokens"]
     return answered / max(last["seconds"] - first["seconds"], 1e-9)

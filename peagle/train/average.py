@@ -1,6 +1,6 @@
 """A running average of the weights: what a constant learning rate leaves noisy, it smooths.
 
-The average reaches back over a share of the run so far, so that it needs no length of its own
+The average covers a fixed share of the run so far, so that it needs no length of its own
 (power-function EMA: Karras et al. 2024, arXiv 2312.02696, section 3.1).
 """
 
@@ -21,7 +21,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after `step` steps, counted from 1. Later most steps are left out."""
+        """Add the weights after `step` steps, counted from 1; later only every EVERY-th."""
         gap = 1 if step <= EVERY**2 else EVERY
         if step % gap:
             return

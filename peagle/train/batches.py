@@ -1,12 +1,36 @@
-"""Which documents each optimizer step trains on: a function of (seed, epoch) alone, so that a
-resumed run and any number of processes see the same ones."""
+"""The documents of each optimizer step: a function of (seed, epoch) alone, so that a resumed run
+and any number of processes see the same ones."""
 
 from functools import lru_cache
+from typing import NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from peagle.data.example import Example
-from peagle.train.step import Sequence
+
+
+class Sequence(NamedTuple):
+    """Documents packed one after another; all (N,)."""
+
+    ids: Tensor
+    supervised: Tensor  # bool
+    documents: Tensor  # number of each token's document in the data, ascending
+
+    @property
+    def numbers(self) -> list[int]:
+        """Its documents, by their number in the data."""
+        return cast(list[int], self.documents.unique_consecutive().tolist())
+
+    @property
+    def positions(self) -> Tensor:
+        """Index of each token in its document."""
+        return torch.arange(len(self.ids), device=self.ids.device) - self.starts
+
+    @property
+    def starts(self) -> Tensor:
+        """Index of the first token of each token's document."""
+        return torch.searchsorted(self.documents, self.documents)
 
 
 class Batches:
@@ -23,23 +47,18 @@ class Batches:
 
     def sequence(self, number: int) -> Sequence:
         """Sequence `number` of the stream."""
-        documents = [self.data[i] for i in self.documents(number)]
-        ids = torch.tensor([token for d in documents for token in d.ids])
-        supervised = torch.tensor([flag for d in documents for flag in d.supervised])
-        lengths = torch.tensor([len(d.ids) for d in documents])
-        return Sequence(ids, supervised, torch.arange(len(documents)).repeat_interleave(lengths))
-
-    def answer_tokens(self, number: int) -> int:
-        """Supervised tokens of a sequence."""
-        return sum(sum(self.data[i].supervised) for i in self.documents(number))
-
-    def documents(self, number: int) -> list[int]:
-        """Which documents of the data are packed into a sequence."""
         epoch = self._epoch_of(number)
-        return self._epoch(epoch)[number - self._starts[epoch]]
+        numbers = self._epoch(epoch)[number - self._starts[epoch]]
+        documents = [self.data[i] for i in numbers]
+        lengths = torch.tensor([len(d.ids) for d in documents])
+        return Sequence(
+            torch.tensor([token for d in documents for token in d.ids]),
+            torch.tensor([flag for d in documents for flag in d.supervised]),
+            torch.tensor(numbers).repeat_interleave(lengths),
+        )
 
     def steps(self, epochs: int) -> int:
-        """Optimizer steps of some epochs."""
+        """Optimizer steps of the first `epochs` epochs."""
         return -(-sum(len(self._epoch(epoch)) for epoch in range(epochs)) // self.batch)
 
     def _epoch_of(self, number: int) -> int:
@@ -48,9 +67,11 @@ class Batches:
         return next(i for i, start in enumerate(self._starts) if start > number) - 1
 
     def _plan(self, epoch: int) -> list[list[int]]:
-        """Documents of every sequence of an epoch, packed in their random order."""
+        """Documents of every sequence of an epoch, packed in a random order; in a sequence they are
+        sorted by number."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        plan, filled = list[list[int]](), 0
+        plan = list[list[int]]()
+        filled = 0
         for index in torch.randperm(len(self.data), generator=generator).tolist():
             length = len(self.data[index].ids)
             if self.pack is None or not plan or filled + length > self.pack:
@@ -58,4 +79,4 @@ class Batches:
                 filled = 0
             plan[-1].append(index)
             filled += length
-        return plan
+        return [sorted(numbers) for numbers in plan]

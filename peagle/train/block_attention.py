@@ -32,19 +32,19 @@ class Block(NamedTuple):
     """Elements of neighbouring anchors, and the keys that they see."""
 
     rows: Tensor  # (R,)
-    keys: Tensor  # (C,) the last ones, up to a whole number of tiles, unseen
+    keys: Tensor  # (C,), filled up to a whole number of tiles with masked ones
     mask: Tensor  # (R, C) added to scores: 0, or −inf where a key is unseen
 
 
 class BlockAttend:
     """Attend of elements, sorted by depth, then anchor, over documents (N,). Computes in `dtype`;
-    scores, and what is summed over blocks, are float32 at least."""
+    scores and sums over blocks are float32 at least."""
 
     def __init__(self, elements: Elements, documents: Tensor, dtype: torch.dtype) -> None:
         self.blocks = list(_blocks(elements, documents, _precise(dtype)))
         self.dtype = dtype
 
-    @torch.compiler.disable  # as many blocks as elements ask for: a graph for each number
+    @torch.compiler.disable  # the number of blocks varies: each would have a graph
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert spec.window is None and spec.softcap is None and spec.sinks is None
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
@@ -54,35 +54,46 @@ class BlockAttend:
 
 
 def mask_entries(elements: Elements, documents: Tensor) -> int:
-    """Most entries that the masks of all blocks have together."""
-    _, first, last, begin, end = _ranges(elements, documents)
-    keys = (last - first) + (end - begin)
+    """Upper bound of the entries that the masks of all blocks have together."""
+    ranges = _ranges(elements, documents)
+    keys = ranges.context_end - ranges.context_start + ranges.chain_end - ranges.chain_start
     return sum(ROWS * (count + missing_rows(count)) for count in keys.tolist())
 
 
-def _ranges(elements: Elements, documents: Tensor) -> tuple[Tensor, ...]:
-    """The elements (E,) by anchor, then depth, and of B blocks, each (B,): first and last of the
-    depth-0 elements that it reads, first and last place, in that order, of all elements of its
-    anchors. A last one is the one after."""
+class Ranges(NamedTuple):
+    """Elements in the order of anchor, then depth; and what each of B blocks reads, (B,) each. Ends
+    are exclusive."""
+
+    order: Tensor  # (E,)
+    context_start: Tensor  # among the depth-0 elements
+    context_end: Tensor
+    chain_start: Tensor  # in `order`: all elements of its anchors
+    chain_end: Tensor
+
+
+def _ranges(elements: Elements, documents: Tensor) -> Ranges:
     anchor, depth = elements
     order = anchor.argsort(stable=True)
-    ordered, head = anchor[order], anchor[depth == 0]
-    low = ordered[::ROWS].contiguous()
-    high = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
-    first = torch.searchsorted(documents[head], documents[low])
-    last = torch.searchsorted(head, high, right=True)
-    begin, end = torch.searchsorted(ordered, low), torch.searchsorted(ordered, high, right=True)
-    return order, first, last, begin, end
+    ordered, context = anchor[order], anchor[depth == 0]
+    first = ordered[::ROWS].contiguous()
+    last = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
+    return Ranges(
+        order,
+        torch.searchsorted(documents[context], documents[first]),
+        torch.searchsorted(context, last, right=True),
+        torch.searchsorted(ordered, first),
+        torch.searchsorted(ordered, last, right=True),
+    )
 
 
 def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterator[Block]:
-    anchor, depth = elements
-    owner = documents[anchor]
-    order, *ranges = _ranges(elements, documents)
-    bounds = zip(*(each.tolist() for each in ranges), strict=True)
-    for rows, (first, last, begin, end) in zip(order.split(ROWS), bounds, strict=True):
+    owner = documents[elements.anchor]
+    order, *bounds = _ranges(elements, documents)
+    bounds_of = torch.stack(bounds, dim=-1).tolist()
+    for rows, (first, last, begin, end) in zip(order.split(ROWS), bounds_of, strict=True):
+        context = torch.arange(first, last, device=order.device)
         near = order[begin:end]
-        keys = torch.cat([torch.arange(first, last, device=order.device), near[depth[near] > 0]])
+        keys = torch.cat([context, near[elements.depth[near] > 0]])
         seen = sees(elements, owner, rows[:, None], keys)
         unseen = F.pad(~seen, (0, missing_rows(len(keys))), value=True)
         mask = torch.zeros(unseen.shape, dtype=dtype, device=order.device)
@@ -99,8 +110,8 @@ class _Attention(torch.autograd.Function):
         out = torch.empty_like(q)
         with torch.autocast(q.device.type, enabled=False), _exact_products(q.dtype):
             for rows, keys, mask in blocks:
-                shares = _shares(_queries(q, rows), k[:, keys], mask, scale)
-                out[:, :, rows] = _by_group(shares.to(v.dtype) @ v[:, keys], rows)
+                weights = _weights(_rows_of(q, rows), k[:, keys], mask, scale)
+                out[:, :, rows] = _by_group(weights.to(v.dtype) @ v[:, keys], rows)
         ctx.save_for_backward(q, k, v)
         ctx.blocks, ctx.scale = blocks, scale
         return out
@@ -109,34 +120,35 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        of_q = torch.empty_like(q)
-        of_k, of_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
+        grad_q = torch.empty_like(q)
+        grad_k, grad_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
         with _exact_products(q.dtype):
             for rows, keys, mask in ctx.blocks:
-                asked, ours, known = _queries(q, rows), _queries(grad, rows), k[:, keys]
-                shares = _shares(asked, known, mask, ctx.scale)
-                of_shares = _product(ours, v[:, keys].mT)
-                of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-                of_scores = of_scores.mul_(ctx.scale).to(q.dtype)
-                of_q[:, :, rows] = _by_group(of_scores @ known, rows)
-                of_k.index_add_(1, keys, (of_scores.mT @ asked).to(of_k.dtype))
-                of_v.index_add_(1, keys, (shares.to(v.dtype).mT @ ours).to(of_v.dtype))
-        return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None, None
+                queries, grads = (_rows_of(x, rows) for x in (q, grad))
+                read = k[:, keys]
+                weights = _weights(queries, read, mask, ctx.scale)
+                grad_weights = _product(grads, v[:, keys].mT)
+                grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+                grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
+                grad_q[:, :, rows] = _by_group(grad_scores @ read, rows)
+                grad_k.index_add_(1, keys, (grad_scores.mT @ queries).to(grad_k.dtype))
+                grad_v.index_add_(1, keys, (weights.to(v.dtype).mT @ grads).to(grad_v.dtype))
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
 
 
-def _shares(asked: Tensor, known: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """What each of the queries (M, G·R, H) takes of each of the keys (M, C, H): (M, G·R, C)."""
-    scores = _by_group(_product(asked, known.mT), mask)
+def _weights(queries: Tensor, read: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention weights (M, G·R, C) of queries (M, G·R, H) over keys (M, C, H)."""
+    scores = _by_group(_product(queries, read.mT), mask)
     return scores.mul_(scale).add_(mask).softmax(-1).flatten(1, 2)
 
 
-def _queries(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows (R,) of x (M, G, E, H), all groups below each other: (M, G·R, H)."""
+def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows (R,) of x (M, G, E, H), group after group: (M, G·R, H)."""
     return x[:, :, rows].flatten(1, 2)
 
 
 def _by_group(x: Tensor, rows: Tensor) -> Tensor:
-    """(M, G·R, …) → (M, G, R, …), as many as `rows` (R, …)."""
+    """(M, G·R, …) → (M, G, R, …), for `rows` (R, …)."""
     return x.unflatten(1, (-1, len(rows)))
 
 

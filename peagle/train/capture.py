@@ -1,9 +1,9 @@
-"""The target over every training document once, kept on disk: training then never runs it again.
+"""Runs the target over every training document once and keeps its output on disk for training.
 
-The documents of a shard depend on their lengths alone, and a shard counts once the manifest lists
-it: a capture that was killed continues at the first shard that is missing. What runs the target,
-this process or vLLM (vllm/capture.py), is not recorded: they differ by rounding, as devices and
-dtypes do, and one may finish what the other began.
+The documents of a shard depend on their lengths alone, and its file appears when it is whole: a
+capture that was killed continues at the first shard that is missing. The engine that runs the
+target, this process or vLLM (vllm/capture.py), is not recorded: they differ by rounding, as devices
+and dtypes do, and one may finish what the other began.
 """
 
 import shutil
@@ -16,34 +16,27 @@ from typing import NamedTuple
 
 import torch
 
-from peagle.data.captured import (
-    MANIFEST,
-    Manifest,
-    Origin,
-    difference,
-    read_manifest,
-    target_hashes,
-    write_manifest,
-)
+from peagle.data.captured import difference, read_shards, target_hashes
 from peagle.data.example import Example, fingerprint
-from peagle.data.shard import Shard, token_bytes, write_shard
+from peagle.data.shard import Origin, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.step import Sequence, run_target
+from peagle.train.batches import Sequence
+from peagle.train.target_pass import run_target
 
-HEADER = 1024  # bytes of a shard besides its tokens and documents, at most
+MAX_HEADER = 2048  # bytes of a shard's header
 # The target over documents' token ids, in their order.
 Run = Callable[[list[list[int]]], Generator[TargetOutput]]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureConfig:
-    """What is captured, and into files of what size.
+    """Settings of a capture.
 
     output: Folder for the shards; documents that it holds are not captured again.
     feature_layers: Target layers whose inputs are captured, as 2,15,27; the number of layers is
-        what leaves the last one. Default: 2, n/2 and n - 3 of n layers.
+        the output of the last one. Default: 2, n/2 and n - 3 of n layers.
     max_length: Maximum length of a document in tokens, less than the target's context; the rest is
         cut.
     shard_bytes: Size of one shard file in bytes.
@@ -56,32 +49,33 @@ class CaptureConfig:
 
     def __post_init__(self) -> None:
         if self.shard_bytes < 1:
-            raise InputError(f"shard size {self.shard_bytes}: must be above 0 bytes")
+            raise InputError("must be above 0", field="shard_bytes", value=self.shard_bytes)
 
 
 class Plan(NamedTuple):
-    """What is to be captured. Bytes are what the files take on disk."""
+    """The shards of a capture. Bytes are those of files on disk."""
 
     origin: Origin
     shards: list[range]  # documents of each
-    done: dict[int, Shard]  # by number, those that a former run left whole
+    done: set[int]  # numbers of the shards that a former run wrote
     tokens: int
     bytes: int
-    bytes_left: int  # without those that are done
+    bytes_left: int  # the rest, without the shards in `done`
 
 
 def plan_capture(
     target: Target, examples: list[Example], config: CaptureConfig, *, passing: int = 0
 ) -> Plan:
-    """Find what a capture of `examples` into `config.output` has still to do; at most `passing`
-    tokens of the target's output lie beside the shards meanwhile.
+    """Plan the capture of `examples` into `config.output`, which may have a part of it already; at
+    most `passing` tokens of the target's output lie next to the shards meanwhile.
 
     Raises InputError when another capture is there, or the disk has too little room.
     """
     layers = config.feature_layers or default_feature_layers(len(target.layers))
     if list(layers) != sorted(set(layers)):
         why = "must be strictly ascending (a target of fewer than 7 layers has no defaults)"
-        raise InputError(f"feature layers {list(layers)}: {why}: name others")
+        value = ",".join(map(str, layers))
+        raise InputError(why, field="feature_layers", value=value, fix="name others")
     target.check_layers(layers)
     origin = Origin(
         target=target.name,
@@ -92,11 +86,11 @@ def plan_capture(
         data=fingerprint(examples),
         documents=len(examples),
     )
-    done = _done(config.output, origin)
     each = token_bytes(target.config.hidden_size, len(layers))
     sizes = [len(example.ids) * each + 4 for example in examples]
     shards = _shards(sizes, config.shard_bytes)
-    shard_sizes = [HEADER + sum(sizes[i] for i in shard) for shard in shards]
+    done = _done(config.output, origin, shards)
+    shard_sizes = [MAX_HEADER + sum(sizes[shard.start : shard.stop]) for shard in shards]
     left = sum(size for number, size in enumerate(shard_sizes) if number not in done)
     tokens = sum(len(example.ids) for example in examples)
     plan = Plan(origin, shards, done, tokens, sum(shard_sizes), left)
@@ -109,7 +103,7 @@ def plan_capture(
 
 
 def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
-    """The target of this process, by the very forward that training runs."""
+    """Run the target in this process, by the forward that training runs."""
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
         for ids in documents:
@@ -125,12 +119,10 @@ def capture(
     plan: Plan,
     on_document: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the shards that `plan` still lacks. Raises OSError when the disk refuses, and what
-    `run` raises; the shards before it stay, and the next call continues after them."""
+    """Write the shards that `plan` still lacks. Raises OSError when the disk refuses, and the
+    errors of `run`; the shards before it stay, and the next call continues after them."""
     output.mkdir(parents=True, exist_ok=True)
-    done = dict(plan.done)
-    write_manifest(output, Manifest(plan.origin, tuple(done.values())))
-    todo = [number for number in range(len(plan.shards)) if number not in done]
+    todo = [number for number in range(len(plan.shards)) if number not in plan.done]
     documents = [examples[i].ids for number in todo for i in plan.shards[number]]
 
     def counted(outputs: Iterator[TargetOutput]) -> Iterator[TargetOutput]:
@@ -141,11 +133,11 @@ def capture(
     # One run over all of them: vLLM starts once, and works on while a shard is written.
     with closing(run(documents)) as outputs:
         for number in todo:
-            part = [examples[i] for i in plan.shards[number]]
+            documents_of_shard = plan.shards[number]
+            part = [examples[i] for i in documents_of_shard]
             made = counted(islice(outputs, len(part)))
-            done[number] = write_shard(output / _file_name(number), part, made)
-            shards = tuple(done[n] for n in sorted(done))
-            write_manifest(output, Manifest(plan.origin, shards))
+            path = output / f"shard-{number:05d}.safetensors"
+            write_shard(path, plan.origin, documents_of_shard.start, part, made)
 
 
 def _sequence(document: list[int], device: torch.device) -> Sequence:
@@ -153,47 +145,36 @@ def _sequence(document: list[int], device: torch.device) -> Sequence:
     return Sequence(ids, torch.zeros_like(ids).bool(), torch.zeros_like(ids))
 
 
-def _file_name(number: int) -> str:
-    return f"shard-{number:05d}.safetensors"
-
-
-def _shards(sizes: list[int], most: int) -> list[range]:
-    """Documents of each shard, in order: as many as `most` bytes hold, at least one."""
+def _shards(sizes: list[int], max_bytes: int) -> list[range]:
+    """Documents of each shard, in order: all that fit into `max_bytes`, at least one."""
     starts = [0]
     filled = 0
     for number, size in enumerate(sizes):
-        if filled and filled + size > most:
+        if filled and filled + size > max_bytes:
             starts.append(number)
             filled = 0
         filled += size
     return [range(a, b) for a, b in pairwise([*starts, len(sizes)])]
 
 
-def _done(output: Path, origin: Origin) -> dict[int, Shard]:
-    """Shards of a former run of the same capture that are still there."""
-    if not (output / MANIFEST).is_file():
-        return {}
-    manifest = read_manifest(output)
-    if how := difference(manifest.origin, origin):
-        raise InputError(f"output {output}: {how}: name another folder, or the same settings")
-    listed = {shard.file: shard for shard in manifest.shards}
-    done: dict[int, Shard] = {}
-    for number in range(origin.documents):
-        file = output / _file_name(number)
-        shard = listed.get(file.name)
-        if shard and file.is_file() and file.stat().st_size == shard.bytes:
-            done[number] = shard
-    return done
+def _done(output: Path, origin: Origin, shards: list[range]) -> set[int]:
+    """Numbers of the shards that a former run of the same capture left."""
+    found = read_shards(output)
+    if found and (how := difference(found[0].origin, origin)):
+        fix = "name another folder, or the same settings"
+        raise InputError(how, field="output", value=output, fix=fix)
+    starts = {shard.first for shard in found}
+    return {number for number, shard in enumerate(shards) if shard.start in starts}
 
 
 def _check_room(output: Path, plan: Plan, needed: int) -> None:
     there = next(p for p in (output, *output.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
-        raise InputError(
-            f"output {output}: needs {size_text(needed)} for {plan.origin.documents} documents "
-            f"({plan.tokens} tokens), {size_text(free)} are free: make room, or name another folder"
-        )
+        documents = f"{plan.origin.documents} documents ({plan.tokens} tokens)"
+        why = f"needs {size_text(needed)} for {documents}, {size_text(free)} are free"
+        fix = "make room, or name another folder"
+        raise InputError(why, field="output", value=output, fix=fix)
 
 
 def size_text(size: int) -> str:

@@ -2,7 +2,7 @@
 
 Shapes: N tokens, E elements.
 
-Element (a, d) is the slot d places after the slot with token x[a+1] and feature h[a]; it predicts
+Element (a, d) is the slot d positions after the one with token x[a+1] and feature h[a]; it predicts
 x[a+d+2]. Example: N = 8, x[4:] supervised, r = 0.5, three depths. Depth 0 keeps every anchor,
 0 … 6. Candidates at depth 0 are 2 … 5 (they predict x[4] … x[7]). Depth 1 draws two of those whose
 x[a+3] exists, 2 … 4: say 2 and 4. Depth 2 draws one of these whose x[a+4] exists: 2. So every chain
@@ -25,8 +25,8 @@ def sample_elements(
     """Draw the elements of a packed sequence (P-EAGLE paper, COD).
 
     Depth 0 keeps every anchor, for context; its candidates are those whose predicted token is
-    supervised and in their document. Depth d keeps ratio^d · (candidates at depth 0) anchors, at
-    most as many as there are: candidates at d−1 whose predicted token at d is supervised and in
+    supervised and in their document. Depth d keeps ratio^d · (candidates at depth 0) anchors, or
+    all there are: candidates at d−1 whose predicted token at d is supervised and in
     their document, too. ratio 1 keeps everything: EAGLE-3's training-time test.
     """
     tokens = len(supervised)
@@ -46,9 +46,8 @@ def sample_elements(
 
 
 def _predicts(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor) -> Tensor:
-    """Which of the anchors, a flag a token, have a predicted token x[a + depth + 2] that is
-    supervised and in their document; the last ones, whose token would be after the end, are cut.
-    """
+    """Anchors (bool, by token) whose predicted token x[a + depth + 2] is supervised and in their
+    document. Cut after the last anchor whose token exists."""
     predicted = supervised[depth + 2 :]
     room = len(predicted)
     return anchors[:room] & predicted & (documents[depth + 2 :] == documents[:room])

@@ -1,17 +1,26 @@
-"""How a head is trained: the settings of a run."""
+"""Settings of a training run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from peagle.errors import InputError
 
-# Settings that a run is continued with; the others may change on the way.
-LASTING = ("batch", "pack", "ratio", "decay", "seed")
+# Settings that a resumed run must have, too; the others may change on the way.
+RESUME_FIXED = ("batch", "pack", "ratio", "decay", "seed")
+COUNTS = "batch epochs save_every keep eval_every pack segments steps max_train_tokens patience"
+RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (COUNTS, lambda x: x >= 1, "must be at least 1"),
+    ("lr correction_lr", lambda x: x > 0, "must be above 0"),
+    ("ratio decay", lambda x: 0 < x <= 1, "must be above 0 and at most 1"),
+    ("cooldown", lambda x: 0 <= x <= 1, "must lie between 0 and 1"),
+    ("warmup", lambda x: 0 <= x < 1, "must be at least 0 and below 1"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How a head is trained.
+    """Settings of a training run.
 
     Run:
     output: Folder to write checkpoints/, head/, best/ and metrics.jsonl to.
@@ -71,17 +80,8 @@ class TrainConfig:
     compile: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "save_every", "keep", "eval_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}: must be at least 1")
-        counts = ("pack", "segments", "steps", "max_train_tokens", "patience")
-        for name in (*counts, "lr", "correction_lr"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise InputError(f"{name} {value}: must be above 0")
-        for name in ("ratio", "decay"):
-            if not 0 < (value := getattr(self, name)) <= 1:
-                raise InputError(f"{name} {value}: must be above 0 and at most 1")
-        if not 0 <= self.cooldown <= 1:
-            raise InputError(f"cooldown {self.cooldown}: must lie between 0 and 1")
-        if not 0 <= self.warmup < 1:
-            raise InputError(f"warmup {self.warmup}: must be at least 0 and below 1")
+        for names, holds, why in RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not holds(value):
+                    raise InputError(why, field=name, value=value)

@@ -20,12 +20,12 @@ Score = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class LossChunk(NamedTuple):
-    """A few rows, and the target's logits there."""
+    """A few rows of the hidden states, with the target's logits."""
 
-    rows: Tensor  # (R,) of the hidden states
+    rows: Tensor  # (R,) indices of hidden states
     previous_ids: Tensor  # (R,) the token before each predicted one
     target_logits: Tensor  # (R, V)
-    weights: Tensor  # (R,) of the rows in the sum
+    weights: Tensor  # (R,) each row's weight in the sum
 
 
 class Labels(NamedTuple):
@@ -63,7 +63,7 @@ def divergence(draft_logits: Tensor, labels: Labels) -> Divergence:
 
 
 def _blocks(rows: Tensor) -> list[slice]:
-    """Rows (R,) that are compared together: on a GPU all of a chunk."""
+    """Slices of rows (R,) that are compared together: on a GPU all of a chunk."""
     size = BLOCK if rows.device.type == "cpu" else len(rows)
     return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
 
@@ -73,8 +73,31 @@ def _precise(logits: Tensor) -> Tensor:
 
 
 def _logsumexp(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Of logits (R, V) whose softmax is known: torch's own takes as long as all else together."""
+    """logsumexp of logits (R, V) by their softmax: torch's own takes as long as all else."""
     return logits.amax(-1) - probabilities.amax(-1).log()
+
+
+def _weighted(
+    chunk: LossChunk, scored: list[Tensor], precise: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """Weighted sum of a chunk's divergence, a mean over `scored`, and its gradient by each."""
+    gradients = [torch.zeros_like(logits) for logits in scored]
+    share = chunk.weights.to(precise) / len(scored)
+    total = share.new_zeros(())
+    for block in _blocks(chunk.rows):
+        labels = labels_of(chunk.target_logits[block].to(precise))
+        for logits, gradient in zip(scored, gradients, strict=True):
+            found = divergence(logits.detach()[block], labels)
+            total += found.each @ share[block]
+            gradient[block] = found.gradient.mul_(share[block, None])
+    return total, gradients
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Sum of gradients; None where a tensor was not read. Changes `one`."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one.add_(other)
 
 
 class ChunkedDivergence(torch.autograd.Function):
@@ -99,27 +122,18 @@ class ChunkedDivergence(torch.autograd.Function):
         best = [torch.empty(0, dtype=torch.int64, device=normed.device)]
         for_normed = torch.zeros_like(normed) if ctx.needs_input_grad[2] else None
         for_parameters: list[Tensor | None] = [None] * len(parameters)
-        for rows, previous_ids, target_logits, weights in chunks:
+        for chunk in chunks:
+            rows = chunk.rows
             part = pad_rows(normed[rows]).requires_grad_(for_normed is not None)
             with torch.enable_grad():
-                scored = score(part, pad_rows(previous_ids))
-            upstream = [torch.zeros_like(logits) for logits in scored]
-            share = weights.to(precise) / len(scored)
-            for block in _blocks(rows):
-                labels = labels_of(target_logits[block].to(precise))
-                for logits, gradient in zip(scored, upstream, strict=True):
-                    found = divergence(logits.detach()[block], labels)
-                    total += found.each @ share[block]
-                    gradient[block] = found.gradient.mul_(share[block, None])
-            operands = [part, *parameters] if for_normed is not None else parameters
-            gradients = torch.autograd.grad(scored, operands, upstream, allow_unused=True)
+                scored = score(part, pad_rows(chunk.previous_ids))
+            loss, upstream = _weighted(chunk, scored, precise)
+            total += loss
+            operands = [x for x in (part, *parameters) if x.requires_grad]
+            found = list(torch.autograd.grad(scored, operands, upstream, allow_unused=True))
             if for_normed is not None:
-                for_normed[rows] = gradients[0][: len(rows)]
-                gradients = gradients[1:]
-            for index, gradient in enumerate(gradients):
-                if gradient is not None:
-                    known = for_parameters[index]
-                    for_parameters[index] = gradient if known is None else known.add_(gradient)
+                for_normed[rows] = found.pop(0)[: len(rows)]
+            for_parameters = [_sum(*pair) for pair in zip(for_parameters, found, strict=True)]
             # Several times faster than argmax on a CPU.
             best.append(scored[0].detach()[: len(rows)].max(-1).indices)
         ctx.gradients = (for_normed, *for_parameters)

@@ -23,8 +23,8 @@ def visible(elements: Elements, documents: Tensor) -> Tensor:
 
 
 def sees(elements: Elements, owner: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Whether elements q see elements k, indices that are broadcast; `owner` (E,) is the document
-    of every element."""
+    """True where elements q see elements k, indices that are broadcast; `owner` (E,) is each
+    element's document."""
     anchor, depth = elements
     context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
     return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))

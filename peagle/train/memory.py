@@ -1,4 +1,4 @@
-"""How much memory a pass needs, and so into how many a sequence is partitioned.
+"""Memory of a pass, and the number of passes that it allows for a sequence.
 
 Shapes: E elements.
 """
@@ -11,14 +11,15 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
+from peagle.train.batches import Sequence
 from peagle.train.block_attention import mask_entries
-from peagle.train.partition import partition
-from peagle.train.step import Sequence, run_drafter
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.partition import Segment, partition
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again
 MASK_BYTES = 4  # an entry of a mask on the CPU: float32, or as bool and as bf16, and gaps
-MOST = 64  # segments
+MAX_SEGMENTS = 64  # segments
 
 
 class PassCost(NamedTuple):
@@ -78,17 +79,18 @@ def pass_bytes(
 def choose_segments(
     elements: Elements, documents: Tensor, cost: PassCost, room: float, *, dense: bool
 ) -> int:
-    """Fewest segments whose largest pass fits into `room` bytes; MOST when none does."""
-    for segments in range(1, MOST):
+    """Fewest segments whose largest pass fits into `room` bytes; MAX_SEGMENTS when none does."""
+    for segments in range(1, MAX_SEGMENTS):
         if sum(largest_pass(elements, documents, cost, segments, dense=dense)) <= room:
             return segments
-    return MOST
+    return MAX_SEGMENTS
 
 
 def largest_pass(
     elements: Elements, documents: Tensor, cost: PassCost, segments: int, *, dense: bool
 ) -> tuple[float, float]:
-    """`pass_bytes` of the segment that needs most."""
-    parts = partition(elements, documents, segments)
+    """`pass_bytes` of the largest segment."""
+    every = torch.ones_like(elements.anchor, dtype=torch.bool)
+    parts = partition(Segment(elements, every), documents, segments)
     needs = [pass_bytes(cost, part.elements, documents, dense=dense) for part in parts]
     return max(needs, key=sum)

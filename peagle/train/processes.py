@@ -1,4 +1,4 @@
-"""What accelerate does for a run: several processes, and trackers besides metrics.jsonl."""
+"""Several processes, and trackers besides metrics.jsonl, by accelerate."""
 
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,20 @@ from peagle.errors import InputError
 
 
 def make_accelerator(device: torch.device, output: Path, tracker: str | None) -> Accelerator:
-    """This process's place among those of torchrun or accelerate launch, and its tracker.
+    """The rank of this process among those of torchrun or accelerate launch, and its tracker.
 
     Raises InputError for a tracker that accelerate does not know, or that is not installed.
     """
     try:
         made = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(output))
     except ValueError as error:
-        raise InputError(f"tracker {tracker!r}: accelerate does not support it") from error
+        raise InputError(
+            "is not supported by accelerate", field="tracker", value=tracker
+        ) from error
     if tracker is not None:
         if not made.log_with:  # accelerate leaves out what is not installed
-            raise InputError(f"tracker {tracker!r} is not installed: pip install {tracker}")
+            fix = f"pip install {tracker}"
+            raise InputError("is not installed", field="tracker", value=tracker, fix=fix)
         made.init_trackers("tracker")
     return made
 

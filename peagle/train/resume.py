@@ -1,10 +1,13 @@
 """Going on with a training run: reading what it saved, and refusing what is damaged.
 
-Every error names the file and what is wrong with it. Nothing is taken over from a checkpoint, or
-written, before all of it has been checked.
+A checkpoint's checksums are verified once; after that its values are trusted. Every error names the
+file. Nothing is taken over from a checkpoint, or written, before all of it has been checked.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,22 +18,20 @@ from torch.optim import Optimizer
 
 from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError, first_line
+from peagle.files import replace_file
 from peagle.model.drafter import Drafter
 from peagle.train.average import Average
-from peagle.train.sharding import part_of
+from peagle.train.sharding import shard_like
 from peagle.train.state import (
     AVERAGE,
     METRICS,
     MOMENTS,
     PROGRESS,
-    SETTINGS,
     STATE,
     SUMS,
-    UNREADABLE,
     Progress,
     checkpoints,
     checksum,
-    replace_file,
 )
 from peagle.train.trainer import Trainer
 
@@ -38,146 +39,125 @@ from peagle.train.trainer import Trainer
 def resume(trainer: Trainer) -> None:
     """Continue from the newest checkpoint of the trainer's output. Raises InputError, with nothing
     changed on disk, when there is none and when what the run saved is damaged."""
-    output = trainer.config.output
-    check_settings(output / SETTINGS, trainer.settings, trainer.data)
-    state = trainer.drafter, trainer.optimizer, trainer.average
-    trainer.progress = load_checkpoint(output, *state)
+    saved = newest_checkpoint(trainer.config.output)
+    settings = trainer.progress.settings
+    check_settings(saved.progress.settings, settings, trainer.data)
+    restore(saved, trainer.drafter, trainer.optimizer, trainer.average)
+    trainer.progress = replace(saved.progress, settings=settings)
+    start_from_here(trainer)
+
+
+def start_from_here(trainer: Trainer) -> None:
+    """Drop the metrics of later steps than the trainer's, which will be done again: a killed run
+    leaves them. Raises InputError, and leaves the file as it is, when it is anything else."""
     if trainer.accelerator.is_main_process:
-        forget_after(output / METRICS, trainer.progress.step)
-
-
-def start_over(trainer: Trainer) -> None:
-    """Drop the metrics of a run that was killed before its first checkpoint. Raises InputError, and
-    leaves the file as it is, when it is anything else."""
-    if trainer.accelerator.is_main_process:
-        forget_after(trainer.config.output / METRICS, 0)
-
-
-def check_settings(file: Path, now: dict[str, object], data: list[Example]) -> None:
-    """Raises InputError that names the first setting in which the run in `file` differs from the
-    one that is to continue it. Documents may have been added after those that the run began with. A
-    run without that file is not compared."""
-    if not file.exists():
-        return
-    try:
-        there = dict(json.loads(file.read_text()))
-        now = {**now, "data": fingerprint(data[: there.get("documents")])[:16]}
-    except (*UNREADABLE, TypeError) as error:
-        why = f"cannot be read ({first_line(error)}): delete it to resume without comparing"
-        raise InputError(f"{file}: {why}") from error
-    for name, value in now.items():
-        if there.get(name) != value:
-            why = f"{name} was {there.get(name)!r:.40} when the run began, and is {value!r:.40} now"
-            raise InputError(f"{file}: {why}: resume as it began, or train into another folder")
+        forget_after(trainer.config.output / METRICS, trainer.progress.step)
 
 
 class Saved(NamedTuple):
-    """A checkpoint that is whole."""
+    """A checkpoint that is as it was written."""
 
+    folder: Path
     tensors: dict[str, Tensor]
     progress: Progress
 
 
-class OtherSettings(InputError):
-    """The checkpoint is of a drafter with other tensors."""
-
-
-def read_checkpoint(folder: Path, drafter: Drafter) -> Saved:
-    """A checkpoint of this drafter's run. Raises InputError when any part of it is damaged, and
-    OtherSettings when tensors are missing or have other shapes."""
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raises InputError for a file or folder that cannot be read."""
     try:
-        _check_sums(folder)
-        progress = Progress(**json.loads((folder / PROGRESS).read_text()))
-        tensors = load_file(folder / STATE)
+        yield
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read ({first_line(error)})") from error
-    except TypeError as error:
-        raise InputError(f"{folder / PROGRESS}: of another version ({error})") from error
-    if why := _different(tensors, drafter, progress.step):
-        raise OtherSettings(f"{folder / STATE}: {why}")
-    for name, tensor in tensors.items():  # a run may have saved them before its loss told
-        if not tensor.isfinite().all():
-            raise InputError(f"{folder / STATE}: {name} holds values that are not finite")
-    return Saved(tensors, progress)
 
 
-def _check_sums(folder: Path) -> None:
-    """Raises InputError for a file that is not as it was written."""
-    found = {name: checksum(folder / name) for name in (PROGRESS, STATE)}
-    recorded = (folder / SUMS).read_bytes().splitlines()
-    for name, line in found.items():
-        if line.encode() not in recorded:
-            raise InputError(f"{folder / name}: damaged (its checksum is not that in {SUMS})")
-
-
-def _different(tensors: dict[str, Tensor], drafter: Drafter, step: int) -> str:
-    """How a checkpoint after `step` steps differs from one of the drafter, by names and shapes;
-    empty when it does not."""
-    wanted = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
-    if step:
-        trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
-        wanted |= {f"{kind}/{name}": p for kind in (*MOMENTS, AVERAGE) for name, p in trained}
-    for name in sorted(wanted.keys() | tensors.keys()):
-        there, now = (
-            list(side[name].shape) if name in side else "absent" for side in (tensors, wanted)
-        )
-        if there != now:
-            return f"{name} is {there} there and {now} now"
-    return ""
-
-
-def load_checkpoint(
-    output: Path, drafter: Drafter, optimizer: Optimizer, averaged: Average
-) -> Progress:
-    """Restore drafter, optimizer and average in place from the newest checkpoint.
-
-    Raises InputError when there is none or it is damaged, naming the newest one that is not.
-    """
+@_reading()
+def newest_checkpoint(output: Path) -> Saved:
+    """The newest checkpoint of a run. Raises InputError when there is none, and when it is damaged:
+    then the fix names the newest one that is not."""
     found = checkpoints(output)
     if not found:
-        raise InputError(f"resume: no checkpoint in {output}")
-    tensors, progress = _newest(found, drafter)
-    own = drafter.state_dict()
-    weights = {name: part_of(tensors[f"weights/{name}"], like) for name, like in own.items()}
-    drafter.load_state_dict(weights)
-    for name, parameter in drafter.named_parameters():
-        if f"{MOMENTS[0]}/{name}" in tensors:
-            moments = {kind: part_of(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
-            step = torch.tensor(float(progress.step), device=parameter.device)
-            optimizer.state[parameter] = {"step": step, **moments}
-    for name, average in averaged.weights.items():
-        if f"{AVERAGE}/{name}" in tensors:
-            average.copy_(part_of(tensors[f"{AVERAGE}/{name}"], average))
-    return progress
-
-
-def _newest(found: list[Path], drafter: Drafter) -> Saved:
-    """The newest checkpoint. Raises InputError that says how to go on when it is damaged."""
+        raise InputError(f"no checkpoint in {output}", field="resume")
     try:
-        return read_checkpoint(found[-1], drafter)
+        return read_checkpoint(found[-1])
     except InputError as error:
-        fix = _fix(found, drafter, isinstance(error, OtherSettings))
-        raise InputError(f"{error}: {fix}") from error
+        raise InputError(error.why, fix=_fix(found)) from error
 
 
-def _fix(found: list[Path], drafter: Drafter, other: bool) -> str:
-    """What to do when the newest checkpoint is damaged, or of `other` settings than now."""
-    damaged = [str(found[-1])]
-    for folder in reversed(found[:-1]):
-        settings = ""
+def _fix(found: list[Path]) -> str:
+    damaged = list[str]()
+    for folder in reversed(found):
         try:
-            read_checkpoint(folder, drafter)
-        except OtherSettings:
-            if other:
-                break
-            settings = " with the settings it was started with"
+            read_checkpoint(folder)
         except InputError:
             damaged.append(str(folder))
-            continue
-        return f"delete {' and '.join(damaged)} to resume from {folder.name}{settings}"
-    if other:
-        return "made with other settings: give the settings it was started with"
+        else:
+            return f"delete {' and '.join(damaged)} to resume from {folder.name}"
     return f"no other checkpoint is good: delete {found[-1].parent} and start without `resume`"
+
+
+@_reading()
+def read_checkpoint(folder: Path) -> Saved:
+    """A checkpoint. Raises InputError when any part of it is damaged."""
+    for name in (PROGRESS, STATE):
+        line = checksum(folder / name)
+        if line.encode() not in (folder / SUMS).read_bytes().splitlines():
+            raise InputError(f"{folder / name}: damaged (its checksum is not that in {SUMS})")
+    try:
+        progress = Progress(**json.loads((folder / PROGRESS).read_text()))
+    except TypeError as error:
+        raise InputError(f"{folder / PROGRESS}: of another version ({error})") from error
+    tensors = load_file(folder / STATE)
+    for name, tensor in tensors.items():  # a run may have saved them before its loss was NaN
+        if not tensor.isfinite().all():
+            raise InputError(f"{folder / STATE}: {name} holds values that are not finite")
+    return Saved(folder, tensors, progress)
+
+
+def check_settings(began: dict[str, object], now: dict[str, object], data: list[Example]) -> None:
+    """Raises InputError for the first setting that is not as it was when the run began. Documents
+    may have been added after those that it began with."""
+    count = began.get("documents")
+    if isinstance(count, int):
+        now = now | {"documents": count, "data": fingerprint(data[:count])[:16]}
+    for name, before in began.items():
+        if now.get(name) != before:
+            why = f"was {before!r:.40} when the run began"
+            fix = "resume as it began, or train into another folder"
+            raise InputError(why, field=name, value=now.get(name), fix=fix)
+
+
+def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Average) -> None:
+    """Put a checkpoint's tensors into drafter, optimizer and average. Raises InputError, with
+    nothing changed, when the drafter's tensors have other names or shapes."""
+    tensors, state = saved.tensors, drafter.state_dict()
+    now = {f"weights/{name}": tensor for name, tensor in state.items()}
+    now |= {f"{AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
+    _check_shapes(saved, now)
+    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in state.items()}
+    drafter.load_state_dict(weights)
+    for name, average in averaged.weights.items():
+        average.copy_(shard_like(tensors[f"{AVERAGE}/{name}"], average))
+    for name, parameter in drafter.named_parameters():
+        if f"{MOMENTS[0]}/{name}" in tensors:  # not before the first step
+            moments = {kind: shard_like(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
+            step = torch.tensor(float(saved.progress.step), device=parameter.device)
+            optimizer.state[parameter] = {"step": step, **moments}
+
+
+def _check_shapes(saved: Saved, now: dict[str, Tensor]) -> None:
+    shapes_there, shapes_now = _shapes(saved.tensors), _shapes(now)
+    for name in sorted(shapes_there.keys() | shapes_now.keys()):
+        before = shapes_there.get(name, "absent")
+        after = shapes_now.get(name, "absent")
+        if before != after:
+            why = f"{saved.folder / STATE}: {name} is {before} there and {after} now"
+            raise InputError(why, fix="give the settings that the run was started with")
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, object]:
+    """Shapes by name, without moments: the first step makes these."""
+    return {name: list(t.shape) for name, t in tensors.items() if not name.startswith(MOMENTS)}
 
 
 def forget_after(file: Path, step: int) -> None:
@@ -185,22 +165,17 @@ def forget_after(file: Path, step: int) -> None:
     Raises InputError, and leaves the file as it is, when another line is no record of a step."""
     if not file.exists():
         return
-    try:
-        *lines, _ = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({first_line(error)})") from error
-    steps = [_step_of(file, number, line) for number, line in enumerate(lines, start=1)]
-    kept = [line + b"\n" for line, at in zip(lines, steps, strict=True) if at <= step]
-    replace_file(file, b"".join(kept))
-
-
-def _step_of(file: Path, number: int, line: bytes) -> int:
-    try:
-        record = json.loads(line)
-    except UNREADABLE:
-        record = None
-    step = record.get("step") if isinstance(record, dict) else None
-    if type(step) is not int:
-        why = f"not a record of a step: remove line {number}, or the whole file"
-        raise InputError(f"{file}:{number}: {why}")
-    return step
+    with _reading():
+        *lines, _ = file.read_text(errors="replace").split("\n")
+    kept = list[str]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            at = json.loads(line)["step"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            at = None
+        if type(at) is not int:
+            fix = f"remove line {number}, or the whole file"
+            raise InputError(f"{file}:{number}: not a record of a step", fix=fix)
+        if at <= step:
+            kept.append(f"{line}\n")
+    replace_file(file, "".join(kept))

@@ -2,8 +2,9 @@
 over the processes.
 
 Weights are gathered just before they are used and given up after; every backward sums gradients
-into the parts. So each pass is a meeting of all processes, and they must make equally many, in the
-same order (`even`). Outside of passes a weight is a DTensor: `whole` and `part_of` go to and fro.
+into the parts. So each pass is a collective operation: all processes must make equally many, in the
+same order (`pad_passes`). Outside of passes a weight is a DTensor: `gather` returns all of it, and
+`shard_like` is its inverse.
 """
 
 from typing import cast
@@ -20,7 +21,7 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.partition import Segment
-from peagle.train.step import Trainee
+from peagle.train.trainee import Trainee
 
 
 def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
@@ -38,7 +39,7 @@ def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
 
 def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> None:
     """`target.forward` gathers layer by layer: all processes call it together. Embedding and head
-    stay whole, so that each process asks for `target.logits` as often as it likes."""
+    stay whole, so that each process may call `target.logits` at any time."""
     for layer in target.layers:
         fully_shard(layer, mesh=mesh)
     table = cast(nn.Parameter, target.embedding)
@@ -47,11 +48,11 @@ def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> Non
     target.device = device
 
 
-def even(passes: list[list[Segment]], device: torch.device) -> None:
+def pad_passes(passes: list[list[Segment]], device: torch.device) -> None:
     """Add idle passes until all processes make equally many for their first, second, … sequence."""
-    most = torch.tensor([len(made) for made in passes], device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    for made, count in zip(passes, most.tolist(), strict=True):
+    counts = torch.tensor([len(made) for made in passes], device=device)
+    dist.all_reduce(counts, dist.ReduceOp.MAX)
+    for made, count in zip(passes, counts.tolist(), strict=True):
         made.extend([idle_pass(device)] * (count - len(made)))
 
 
@@ -61,12 +62,12 @@ def idle_pass(device: torch.device) -> Segment:
     return Segment(Elements(zero, zero), zero.bool())
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather(tensor: Tensor) -> Tensor:
     """All of a tensor; on the CPU when it had to be gathered, which all processes do together."""
     return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """The whole `tensor` as `like` is laid out, on its device."""
     tensor = tensor.to(like.device)
     if not isinstance(like, DTensor):
@@ -78,7 +79,7 @@ def whole_copy(drafter: Drafter, dtype: torch.dtype, state: dict[str, Tensor]) -
     """A drafter like the given one with the weights `state`, whole and in `dtype`, as the engine
     runs it."""
     copied = method_of(drafter.config).build(drafter.config)
-    copied.load_state_dict({name: whole(t) for name, t in state.items()})
+    copied.load_state_dict({name: gather(t) for name, t in state.items()})
     copied = copied.to(drafter.norm.weight.device, dtype).eval()
     if drafter.shared_embedding is not None:
         copied.share_embedding(drafter.shared_embedding)

@@ -10,61 +10,56 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from peagle.errors import InputError, first_line
 from peagle.model.drafter import Drafter
 from peagle.train.average import Average
-from peagle.train.sharding import whole
+from peagle.train.sharding import gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 AVERAGE = "average"
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 SUMS = "SHA256SUMS"  # of these two, as sha256sum writes it
 METRICS = "metrics.jsonl"
-SETTINGS = "settings.json"  # that a run is continued with
-UNREADABLE = (OSError, ValueError, RecursionError)  # files and JSON (which may be nested too deep)
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
-UNFINISHED = ".making-"  # begins the name of one that is being written
+UNFINISHED = ".making"  # the folder of one that is being written
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands. No value is negative."""
+    """Counters of a run, and its settings. No counter is negative."""
 
     step: int = 0
     answer_tokens: int = 0
     seconds: float = 0.0
     best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
     stale: int = 0  # measurements since the best one
+    settings: dict[str, object] = field(default_factory=dict)  # that a resumed run must have, too
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first. Other files and folders beside them are left alone."""
+    """Checkpoints of a run, oldest first; other files and folders are left alone. Raises OSError
+    when they cannot be listed."""
     folder = output / "checkpoints"
-    try:
-        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
+    if not folder.is_dir():
         return []
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({first_line(error)})") from error
+    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def snapshot(drafter: Drafter, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
-    """Tensors of a checkpoint, whole: they do not depend on the number of processes."""
-    tensors = {f"weights/{name}": whole(t).contiguous() for name, t in drafter.state_dict().items()}
+    """All tensors of a checkpoint, gathered: they do not depend on the number of processes."""
+    tensors = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
-        tensors |= {f"{kind}/{name}": whole(moments[kind]) for kind in MOMENTS if kind in moments}
-    tensors |= {f"{AVERAGE}/{name}": whole(t) for name, t in average.weights.items()}
-    return tensors
+        tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
+    tensors |= {f"{AVERAGE}/{name}": tensor for name, tensor in average.weights.items()}
+    return {name: gather(tensor).contiguous() for name, tensor in tensors.items()}
 
 
 def save_checkpoint(
@@ -72,19 +67,17 @@ def save_checkpoint(
 ) -> None:
     """Add a checkpoint of a `snapshot` to the run, then remove all but the newest `keep`."""
     folder = output / "checkpoints" / f"step-{progress.step:08d}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{UNFINISHED}*"):  # of a killed process
-        shutil.rmtree(left)
+    made = folder.with_name(UNFINISHED)
+    shutil.rmtree(made, ignore_errors=True)  # a killed process leaves it
     if folder.exists():  # stopped before it went on from here
         return
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
+    made.mkdir(parents=True)
     try:
         state, plain = made / STATE, made / PROGRESS
         save_file(tensors, state)
         plain.write_text(json.dumps(asdict(progress)))
         (made / SUMS).write_text(f"{checksum(plain)}\n{checksum(state)}\n")
-        state.chmod(plain.stat().st_mode)  # safetensors and mkdtemp let nobody else read
-        made.chmod(folder.parent.stat().st_mode)
+        state.chmod(plain.stat().st_mode)  # safetensors lets no other user read
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -96,19 +89,6 @@ def checksum(file: Path) -> str:
     """The line of a file in SHA256SUMS."""
     with file.open("rb") as content:
         return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}"
-
-
-def write_settings(file: Path, settings: dict[str, object]) -> None:
-    """Replace the settings of a run in one go."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, (json.dumps(settings, indent=1) + "\n").encode())
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Give a file new content, all of it or none."""
-    whole = file.with_name(f".{file.name}")
-    whole.write_bytes(content)
-    os.replace(whole, file)
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:

@@ -2,42 +2,38 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import send_to_device
 from torch import Tensor
 
 from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError
+from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
-from peagle.methods.save import save_drafter, with_provenance
-from peagle.model.device import free_memory, keep_freed_memory
+from peagle.model.device import keep_freed_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
 from peagle.train.average import Average
 from peagle.train.batches import Batches
-from peagle.train.cod import sample_elements
-from peagle.train.config import LASTING, TrainConfig
-from peagle.train.memory import SHARE, choose_segments, pass_cost
+from peagle.train.config import RESUME_FIXED, TrainConfig
+from peagle.train.drafter_pass import compile_layers
 from peagle.train.optimizer import make_optimizer, rate
-from peagle.train.partition import Segment, partition
 from peagle.train.processes import make_accelerator, numbers
-from peagle.train.sharding import even, shard, whole_copy
+from peagle.train.sampler import Sampler, TrainingSequence
+from peagle.train.sharding import idle_pass, pad_passes, shard, whole_copy
 from peagle.train.state import (
     METRICS,
-    SETTINGS,
     Progress,
     append_line,
     checkpoints,
     save_checkpoint,
     snapshot,
-    write_settings,
 )
-from peagle.train.step import Sequence, StepResult, Trainee, compile_layers, run_target
-from peagle.train.step import supervised_elements as supervised
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import StepResult, Trainee
 
 if TYPE_CHECKING:
     from peagle.engine.request import Stats
@@ -47,15 +43,6 @@ if TYPE_CHECKING:
 States = Callable[[list[int], Target], TargetOutput]
 # Measures a drafter in the target's dtype; all processes call it together (train/walk.py).
 Measure = Callable[[Drafter], "Stats"]
-
-
-class Work(NamedTuple):
-    """One sequence, and the passes that train it."""
-
-    number: int  # of the sequence, counted from the start of training
-    sequence: Sequence
-    segments: list[Segment]
-    chains: int  # supervised elements at depth 0, one for each chain
 
 
 class Trainer:
@@ -76,45 +63,41 @@ class Trainer:
         device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
     ) -> None:
         self.config, self.target, self.drafter = config, target, drafter.train()
-        self.measure, self.states = measure, states
-        target.check_layers(drafter.config.feature_layers)
+        self.data, self.measure, self.states = data, measure, states
         device = device or target.device
         self.accelerator = make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
-        if config.batch % self.world:
-            raise InputError(
-                f"batch {config.batch}: must be a multiple of the {self.world} processes"
-            )
-        if config.shard and self.world == 1:
-            raise InputError("shard true: needs several processes, started by torchrun")
-        if drafter.config.depths is None:
-            raise InputError("depths: name how many draft tokens the head is trained for")
-        self.depths = drafter.config.depths
-        method = method_of(drafter.config)
+        check(config, target, drafter, self.world)
+        self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
         drafter.recompute = config.recompute
-        if config.recompute and not method.parallel:
-            raise InputError(f"recompute true: {method.title}'s depths share keys: leave it out")
-        self._cost = pass_cost(drafter.to(device))
-        compiled = device.type == "cuda" if config.compile is None else config.compile
-        if compiled and method.parallel:
-            compile_layers(drafter)
-        self.trainee: Any = Trainee(drafter, target, config.decay)
-        if config.shard:
-            shard(self.trainee, target, device)
-        else:
-            self.trainee = self.accelerator.prepare_model(self.trainee)
+        self.sampler = Sampler(config, self.batches, drafter.to(device))
+        self.trainee = self._wrap(device)
         self.optimizer = make_optimizer(drafter, config)
         self.average = Average(drafter)
-        self.drafted = drafter.target_ids.cpu()
-        lasting = {name: getattr(config, name) for name in LASTING}
         self.frozen = not drafter.norm.weight.requires_grad  # but for its correction
-        self.settings = {**lasting, "frozen head": self.frozen}
-        self.data = data
         self.earlier = drafter.config.provenance.data  # of a run before this one
-        self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
-        self.progress = Progress()
-        self.total_steps = self._total_steps(data)
+        self.progress = Progress(settings=self._settings())
+        self.total_steps = self._total_steps()
         self._stop = False
+
+    def _wrap(self, device: torch.device) -> Any:
+        """Drafter and loss as this run's processes train them: compiled, then sharded or copied."""
+        config = self.config
+        compiled = device.type == "cuda" if config.compile is None else config.compile
+        if compiled and method_of(self.drafter.config).parallel:
+            compile_layers(self.drafter)
+        trainee = Trainee(self.drafter, self.target, config.decay)
+        if not config.shard:
+            return self.accelerator.prepare_model(trainee)
+        shard(trainee, self.target, device)
+        return trainee
+
+    def _settings(self) -> dict[str, object]:
+        """Settings that a run is continued with."""
+        fixed = {name: getattr(self.config, name) for name in RESUME_FIXED}
+        correction = "frozen" if self.frozen else None
+        data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
+        return {**fixed, "correction": correction, **data}
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
@@ -123,19 +106,23 @@ class Trainer:
             keep_freed_memory()
         # cuDNN's attention plans anew for every number of rows: 2 ms a call on an H200.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        if self.accelerator.is_main_process:
-            known = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
-            write_settings(self.config.output / SETTINGS, self.settings | known)
-        with _signals(self._ask_to_stop):
+        self.config.output.mkdir(parents=True, exist_ok=True)
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(each, self._ask_to_stop) for each in signals]
+        try:
             while not self.finished and not self._stop:
                 started = time.perf_counter()
                 work = self._sample()
-                result = self._forward_backward(work, self._agree(work))
+                chains = self._reduce_counts(work)
+                result = self._forward_backward(work, chains)
                 self._update(result)
                 on_step(self._log(result, time.perf_counter() - started))
                 if self.progress.step % self.config.save_every == 0:
                     self._save()
             self._save()
+        finally:
+            for each, handler in zip(signals, before, strict=True):
+                signal.signal(each, handler)
         # A process that leaves a group by its exit may abort, though all is done.
         self.accelerator.end_training()
 
@@ -144,50 +131,39 @@ class Trainer:
         patience = self.config.patience or float("inf")
         return self.progress.stale >= patience or self.progress.step >= self.total_steps
 
-    def _sample(self) -> list[Work]:
-        """This process's sequences of the step, their elements drawn and partitioned."""
+    def _sample(self) -> list[TrainingSequence]:
+        """This process's sequences of the step."""
         every = self.batches.numbers(self.progress.step)
         mine = every[self.accelerator.process_index :: self.world]
-        work = [self._work(number) for number in mine]
+        work = [self.sampler.sample(number) for number in mine]
+        passes = [item.segments for item in work]
         if self.config.shard:
-            even([item.segments for item in work], self.target.device)
+            pad_passes(passes, self.target.device)
+        elif not any(passes):  # gradients are averaged in the last pass of every process
+            passes[-1].append(idle_pass(self.target.device))
         return work
 
-    def _work(self, number: int) -> Work:
-        config, cpu = self.config, self.batches.sequence(number)
-        # A token outside the draft vocabulary ends every draft, so elements after it never count.
-        cpu = cpu._replace(supervised=cpu.supervised & torch.isin(cpu.ids, self.drafted))
-        generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
-        elements = sample_elements(*cpu[1:], self.depths, config.ratio, generator)
-        chains = int((elements.depth[supervised(cpu, elements)] == 0).sum())
-        parts = partition(elements, cpu.documents, config.segments or self._segments(cpu, elements))
-        parts = [p for p in parts if (p.own & supervised(cpu, p.elements)).any()]
-        work: Work = send_to_device(Work(number, cpu, parts, chains), self.target.device)
-        return work
-
-    def _segments(self, sequence: Sequence, elements: Any) -> int:
-        device = self.target.device
-        room, dense = SHARE * free_memory(device), device.type == "cpu"
-        return choose_segments(elements, sequence.documents, self._cost, room, dense=dense)
-
-    def _agree(self, work: list[Work]) -> float:
-        """The step's chains over all processes; a signal to one stops all."""
-        tokens = sum(self.batches.answer_tokens(item.number) for item in work)
+    def _reduce_counts(self, work: list[TrainingSequence]) -> float:
+        """The step's chains over all processes. Counts its answer tokens; a signal to one process
+        stops all."""
+        tokens = sum(item.answer_tokens for item in work)
         chains = sum(item.chains for item in work)
         counts = self._sum([chains, tokens, float(self._stop)])
         self.progress.answer_tokens += int(counts[1])
         self._stop = bool(counts[2])
         return float(counts[0])
 
-    def _forward_backward(self, work: list[Work], chains: float) -> StepResult:
+    def _forward_backward(self, work: list[TrainingSequence], chains: float) -> StepResult:
         """Accumulate the gradient of the loss, a mean over the step's chains."""
-        loss, hits = 0.0, torch.zeros(2, self.depths, dtype=torch.int64, device=self.target.device)
+        depths, loss = self.sampler.depths, 0.0
+        hits = torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
+        left = sum(len(item.segments) for item in work)
         for item in work:
             output = self._target_output(item)
             for segment in item.segments:
-                last = item is work[-1] and segment is item.segments[-1]
+                left -= 1
                 # Of copies only: sharded gradients are summed into their parts by every backward.
-                wait = nullcontext() if last else self.accelerator.no_sync(self.trainee)
+                wait = self.accelerator.no_sync(self.trainee) if left else nullcontext()
                 with wait:
                     result = self.trainee(item.sequence, output, segment)
                     # Gradients are averaged over processes: their number undoes that.
@@ -195,13 +171,13 @@ class Trainer:
                 loss += float(result.loss.detach())
                 hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
         total = self._sum([loss, *hits.flatten().tolist()])
-        return StepResult(total[0], *total[1:].to(torch.int64).view(2, self.depths))
+        return StepResult(total[0], *total[1:].to(torch.int64).view(2, depths))
 
-    def _target_output(self, item: Work) -> TargetOutput:
+    def _target_output(self, item: TrainingSequence) -> TargetOutput:
         """The target's output for a sequence: computed, or captured before."""
         if self.states is None:
             return run_target(self.target, item.sequence, self.drafter.config.feature_layers)
-        output = self.states(self.batches.documents(item.number), self.target)
+        output = self.states(item.sequence.numbers, self.target)
         assert len(output.hidden) == len(item.sequence.ids), "data is not what was captured"
         return output
 
@@ -225,11 +201,12 @@ class Trainer:
         progress = self.progress
         progress.step += 1
         progress.seconds += seconds
+        shares = result.correct / result.supervised.clamp(min=1)
         metrics = {
             "step": progress.step,
             "answer_tokens": progress.answer_tokens,
             "loss": round(float(result.loss) / max(int(result.supervised[0]), 1), 4),
-            "accuracy": _shares(result.correct, result.supervised),
+            "accuracy": [round(share, 4) for share in shares.tolist()],
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
         }
@@ -283,30 +260,31 @@ class Trainer:
         local = torch.tensor(numbers, dtype=torch.float64, device=self.target.device)
         return self.accelerator.reduce(local, "sum").cpu()
 
-    def _total_steps(self, data: list[Example]) -> int:
+    def _total_steps(self) -> int:
         config = self.config
         if config.steps is not None:
             return config.steps
         if config.max_train_tokens is None:
             return self.batches.steps(config.epochs)
-        tokens = sum(sum(example.supervised) for example in data)
+        tokens = sum(sum(example.supervised) for example in self.data)
         return max(1, round(config.max_train_tokens / tokens * self.batches.steps(1)))
 
     def _ask_to_stop(self, *_: object) -> None:
         self._stop = True
 
 
-@contextmanager
-def _signals(handler: Callable[..., None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler` meanwhile."""
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _shares(correct: Tensor, total: Tensor) -> list[float]:
-    pairs = zip(correct.tolist(), total.tolist(), strict=True)
-    return [round(c / t, 4) if t else 0.0 for c, t in pairs]
+def check(config: TrainConfig, target: Target, drafter: Drafter, processes: int) -> None:
+    """Raises InputError for settings that do not fit head, target or number of processes."""
+    target.check_layers(drafter.config.feature_layers)
+    if config.batch % processes:
+        why = f"must be a multiple of the {processes} processes"
+        raise InputError(why, field="batch", value=config.batch)
+    if config.shard and processes == 1:
+        raise InputError("needs several processes", field="shard", fix="start them by torchrun")
+    if drafter.config.depths is None:
+        fix = "name the number of draft tokens that the head is trained for"
+        raise InputError("is missing", field="depths", fix=fix)
+    method = method_of(drafter.config)
+    if config.recompute and not method.parallel:
+        why = f"is not supported for {method.title}"
+        raise InputError(why, field="recompute", fix="leave it out")

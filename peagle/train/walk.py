@@ -9,27 +9,23 @@ of 3 gives "cat sat in": two are accepted, "on" is the target's, and the next ro
 Shapes: N tokens, E elements, K draft tokens, D drafter hidden.
 """
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
-from functools import partial
+from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from peagle.data.example import Example
-from peagle.engine.budget import Calibration
-from peagle.engine.corrected import Drafted, correction_table
-from peagle.engine.draft import SIBLINGS, Scorer
 from peagle.engine.request import Stats
-from peagle.engine.tree import grow
 from peagle.methods.base import Elements
 from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.step import Sequence, run_drafter, run_target
+from peagle.train.batches import Sequence
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.target_pass import run_target
 from peagle.train.trainer import States
 
 HELD_OUT = 64  # documents, at most a tenth, that training leaves for measurements
@@ -69,7 +65,7 @@ def prompt_of(example: Example) -> list[int]:
 
 
 class Walk:
-    """Documents whose answers are the target's own, and what the target makes of them.
+    """Documents whose answers are the target's own, with the target's features of them.
 
     `states` returns the target's output for documents by their numbers, as captured ones have it;
     without it the target runs over each document once.
@@ -83,40 +79,37 @@ class Walk:
         self.states = states
         self._features = dict[tuple[int, tuple[int, ...]], Tensor]()  # by document and layers
 
-    def chains(self, drafter: Drafter, ks: Many[int]) -> list[list[list[Round]]]:
-        """For each k of `ks`, the rounds of each document with chains of k."""
-        found: list[list[list[Round]]] = [[] for _ in ks]
-        for number, example in enumerate(self.documents):
-            hits = self._drafts(drafter, number, max(ks)).hits(drafter)
-            for rounds, k in zip(found, ks, strict=True):
-                accepted = [0, *hits.clamp(max=k).tolist()]  # by the newest token
-                rounds.append(_walk(example, accepted.__getitem__))
-        return found
-
-    def trees(self, drafter: Drafter, nodes: int) -> list[list[Round]]:
-        """The rounds of each document with trees of `nodes`, of a parallel head without lookup, as
-        an engine has them that decodes one document after another."""
-        trees = _Trees(drafter, nodes)
+    def rounds(self, drafter: Drafter, k: int) -> list[list[Round]]:
+        """The rounds of each document with chains of k."""
         found = []
         for number, example in enumerate(self.documents):
-            drafts = self._drafts(drafter, number, trees.k)
-            found.append(_walk(example, partial(trees.accepted, drafts)))
+            accepted = [0, *self._accepted(drafter, number, k)]  # by the newest token
+            found.append(_walk(example, accepted))
         return found
 
     @torch.no_grad()
-    def _drafts(self, drafter: Drafter, number: int, k: int) -> "_Drafts":
-        """The drafter over every anchor of a document, and k depths after those in answers."""
+    def _accepted(self, drafter: Drafter, number: int, k: int) -> list[int]:
+        """For each anchor in an answer, the right draft tokens up to the first wrong one.
+
+        The drafter runs given the true tokens before each element. A chain is drafted given its own
+        tokens: as long as they are right, these are the true ones.
+        """
         example, device = self.documents[number], self.target.device
         length = len(example.ids)
         ids = torch.tensor(example.ids + [0] * k, device=device)  # drafts may pass the end
         one = torch.zeros_like(ids)
         sequence = Sequence(ids, one.bool(), one)
-        elements = _elements(example, k, device)
         features = self._target_features(number, sequence, length, drafter.config.feature_layers)
+        anchor, depth = elements = _elements(example, k, device)
         normed = run_drafter(drafter, sequence, features, elements)
-        rows = torch.full((k, length), -1, device=device)
-        rows[elements.depth, elements.anchor] = torch.arange(len(normed), device=device)
-        return _Drafts(ids, rows, normed)
+        predicted = anchor + depth + 2
+        method = method_of(drafter.config)
+        right = torch.zeros(k, length, dtype=torch.int64, device=device)
+        for part in torch.arange(len(anchor), device=device).split(LOGIT_ROWS):
+            logits = method.logits(drafter, normed[part], ids[predicted[part] - 1])
+            best = drafter.target_ids[logits.max(-1).indices]
+            right[depth[part], anchor[part]] = (best == ids[predicted[part]]).long()
+        return cast(list[int], right.cumprod(0).sum(0).tolist())
 
     def _target_features(
         self, number: int, sequence: Sequence, length: int, layers: tuple[int, ...]
@@ -151,65 +144,19 @@ def _answers(example: Example) -> Iterator[tuple[int, int]]:
         at += length
 
 
-def _walk(example: Example, accepted: Callable[[int], int]) -> list[Round]:
-    """The rounds over a document; `accepted`: draft tokens accepted after the newest token."""
+def _walk(example: Example, accepted: list[int]) -> list[Round]:
+    """The rounds over a document; `accepted`: draft tokens accepted after each newest token."""
     rounds = []
     for start, end in _answers(example):
         newest = start
         while newest < end - 1:
-            rounds.append(Round(newest, min(accepted(newest), end - 1 - newest)))
+            rounds.append(Round(newest, min(accepted[newest], end - 1 - newest)))
             newest += rounds[-1].accepted + 1
     return rounds
 
 
-class _Drafts(NamedTuple):
-    """The drafter's states of a document, given the true tokens before each element."""
-
-    ids: Tensor  # (N + K,) with zeros after the document
-    rows: Tensor  # (K, N) of `normed`, by depth and anchor; −1 where there is none
-    normed: Tensor  # (E, D)
-
-    @torch.no_grad()
-    def hits(self, drafter: Drafter) -> Tensor:
-        """(N,) right draft tokens from each anchor on, up to the first wrong one. A chain is
-        drafted given its own tokens: as long as they are right, these are the true ones."""
-        depth, anchor = (self.rows >= 0).nonzero().unbind(-1)
-        predicted = anchor + depth + 2
-        method = method_of(drafter.config)
-        right = torch.zeros_like(self.rows)
-        for part in torch.arange(len(anchor), device=anchor.device).split(LOGIT_ROWS):
-            at = depth[part], anchor[part]
-            before = self.ids[predicted[part] - 1]
-            best = method.logits(drafter, self.normed[self.rows[at]], before).max(-1).indices
-            right[at] = (drafter.target_ids[best] == self.ids[predicted[part]]).long()
-        return right.cumprod(0).sum(0)
-
-
-class _Trees:
-    """Draft trees as the engine grows them."""
-
-    def __init__(self, drafter: Drafter, nodes: int) -> None:
-        method, table = method_of(drafter.config), correction_table(drafter)
-        self.k, self.nodes = default_k(drafter.config), nodes
-        self.calibration = Calibration()
-        self.scorer = Scorer(method, drafter, table, SIBLINGS, self.calibration)
-
-    @torch.no_grad()
-    def accepted(self, drafts: _Drafts, newest: int) -> int:
-        """Nodes of the tree after the newest token that the document follows."""
-        states = drafts.normed[drafts.rows[:, newest - 1]]
-        drafted = Drafted(states, [range(self.k)], [int(drafts.ids[newest])])
-        [offer] = self.scorer.trees(drafted, [None])
-        draft = grow(offer, self.nodes)
-        true = drafts.ids[newest + 1 : newest + 1 + self.k].tolist()
-        true += [-1] * (self.k + 1 - len(true))
-        path = draft.path([true[depth] for depth in draft.depths()])
-        self.calibration.count(draft, path)
-        return len(path)
-
-
 def stats(rounds: list[list[Round]], k: int) -> Stats:
-    """Acceptance over documents, of drafts at most k deep."""
+    """Acceptance over documents, with chains of k."""
     each = [one.accepted for document in rounds for one in document]
     return Stats(len(each), k * len(each), [sum(a > depth for a in each) for depth in range(k)])
 
@@ -217,5 +164,4 @@ def stats(rounds: list[list[Round]], k: int) -> Stats:
 def acceptance(walk: Walk, drafter: Drafter) -> Stats:
     """Acceptance of chains as long as the head was trained for."""
     k = default_k(drafter.config)
-    [rounds] = walk.chains(drafter, [k])
-    return stats(rounds, k)
+    return stats(walk.rounds(drafter, k), k)

@@ -1,4 +1,4 @@
-"""Where training starts: a new drafter with the target's own weights where shapes allow."""
+"""A new drafter to train, with the target's weights where shapes allow."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from peagle.data.captured import target_hashes
-from peagle.methods.load import rebuilt
+from peagle.heads.load import rebuilt
 from peagle.methods.registry import METHODS
-from peagle.methods.spec import HeadSpec, drafter_config
 from peagle.model.attention import CausalAttend
 from peagle.model.config import Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
+from peagle.train.spec import HeadSpec, drafter_config
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
 
@@ -26,8 +26,8 @@ def with_norms(
 ) -> Drafter:
     """The same head with the norms that `spec` asks for, to be trained on with them."""
     known = drafter.config
-    asked = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
-    changes: dict[str, Any] = {name: on for name, on in asked.items() if on is not None}
+    wanted = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
+    changes: dict[str, Any] = {name: on for name, on in wanted.items() if on is not None}
     made = rebuilt(drafter, replace(known, **changes))
     if made.fc_norm is not None and not known.fc_norm:
         _scale_features(made, target, list(answers))
@@ -35,7 +35,7 @@ def with_norms(
 
 
 def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
-    """A float32 drafter for `target`: its draft vocabulary is what the answers use most.
+    """A float32 drafter for `target`: its draft vocabulary is the answers' most frequent tokens.
 
     Copies the embedding, final norm, `lm_head` rows and the target's last `layers` layers; layer 0
     takes its q, k, v on the feature half; `fc` starts as the identity on the last feature.

@@ -1,8 +1,8 @@
-"""vLLM as what runs the target for a capture: in a process of its own, on as many GPUs as it takes.
+"""Runs the target of a capture in a vLLM process, on one or several GPUs.
 
-It extracts the residual stream that enters the feature layers and the one that leaves the last
-layer, and writes a file per document. These are read and deleted as they come, so that never more
-than two windows of documents lie on the disk: one that is read, one that is made meanwhile.
+vLLM extracts the inputs of the feature layers and the output of the last layer, and writes a file
+per document. The files are read and deleted as they come, so at most two windows of documents are
+on the disk: one is read while the next one is made.
 
 Shapes: N tokens of a document, F feature layers, E target hidden.
 """
@@ -27,7 +27,7 @@ from peagle.model.target import Target, TargetOutput
 from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment, look
 
 SCRIPT = str(Path(__file__).with_name("capture_script.py"))
-WINDOW = 16_384  # tokens of the documents that are handed over together, at most
+WINDOW = 16_384  # maximum tokens of the documents that are sent together
 FILES = ".vllm"  # folder in that of the capture
 LOG = "vllm.log"  # there, and in the folder of the capture when vLLM fails
 ENVIRONMENT = {
@@ -44,21 +44,19 @@ CPU_CONNECTOR = {"kv_connector": "CpuConnector", "kv_connector_module_path": "cp
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """How vLLM is run."""
+    """Settings of the vLLM process."""
 
     python: Path  # an interpreter that has it
     tensor_parallel: int = 1  # GPUs the target is split over
 
 
 def tokens_in_passing(target: Target, documents: list[list[int]]) -> int:
-    """Return the most tokens whose files lie on the disk at once. Raises InputError for documents
-    longer than the target's context, beyond which vLLM does not run it."""
+    """Return the maximum tokens whose files are on the disk at once. Raises InputError for a
+    document longer than the target's context, beyond which vLLM does not run it."""
     longest = max(map(len, documents))
     if longest > target.max_context:
-        raise InputError(
-            f"a document has {longest} tokens, vLLM runs {target.name} over at most "
-            f"{target.max_context}: set `max_length` to {target.max_context}"
-        )
+        why = f"a document has {longest} tokens; vLLM runs {target.name} over {target.max_context}"
+        raise InputError(why, field="max_length", fix=f"set it to {target.max_context}")
     return min(sum(map(len, documents)), 2 * max(longest, WINDOW))
 
 
@@ -71,7 +69,7 @@ def through_vllm(
     the capture; vLLM's log is put there when it fails.
     """
     norm = last_norm(target)
-    # The last id is what leaves the last layer; it may be a feature, and vLLM returns it once.
+    # The last id is the output of the last layer; it may be a feature, and vLLM returns it once.
     layers = sorted({*feature_layers, len(target.layers)})
 
     @torch.no_grad()
@@ -91,8 +89,8 @@ def through_vllm(
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
         files = (output / FILES).absolute()
-        shutil.rmtree(files, ignore_errors=True)  # of a run that was killed
-        (output / LOG).unlink(missing_ok=True)  # of one that failed
+        shutil.rmtree(files, ignore_errors=True)  # left by a run that was killed
+        (output / LOG).unlink(missing_ok=True)  # left by a run that failed
         files.mkdir()
         arguments = {
             "tensor_parallel_size": vllm.tensor_parallel,
@@ -146,7 +144,8 @@ def last_norm(target: Target) -> nn.Module:
     norm, given, made = ran[-1]
     if given is not left[0] or not torch.equal(made[0, :1], hidden):
         kind = type(target.decoder).__name__
-        raise InputError(f"target {target.name} ({kind}): no single norm after its last layer")
+        why = f"its {kind} has no single norm after the last layer"
+        raise InputError(why, field="target", value=target.name)
     return norm
 
 
@@ -157,7 +156,7 @@ def _start(python: Path, target: Target, arguments: Mapping[str, Any], log: Path
         "model": path,
         "revision": revision,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "enforce_eager": True,  # compiling takes longer than what is run
+        "enforce_eager": True,  # compiling would take longer than the run
         "enable_prefix_caching": False,
         "seed": 0,
         **arguments,

@@ -35,7 +35,7 @@ def states_file(output: Any) -> str:
 def main() -> None:
     """Documents in, files out."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what anything else prints is no reply
+    os.dup2(2, 1)  # other output must not mix with replies
     llm = LLM(**json.loads(sys.argv[1]))
     for line in sys.stdin:
         print(json.dumps(run(llm, json.loads(line))), file=replies, flush=True)

@@ -24,10 +24,9 @@ def open_vllm(target: str) -> VllmEngine:
     try:
         import vllm  # noqa: PLC0415 (large, and rarely there)
     except ImportError as error:
-        raise InputError(
-            f"engine vllm: it cannot be imported here ({first_line(error)}): "
-            "pip install 'peagle[vllm]', or run `vllm serve` elsewhere and name its `url`"
-        ) from error
+        why = f"it cannot be imported here ({first_line(error)})"
+        fix = "pip install 'peagle[vllm]', or run `vllm serve` elsewhere and name its `url`"
+        raise InputError(why, field="engine", value="vllm", fix=fix) from error
     path, revision = locate(target)
     llm = vllm.LLM(path, revision=revision)
 
@@ -39,9 +38,8 @@ def open_vllm(target: str) -> VllmEngine:
             max_tokens=params.max_tokens,
         )
         requests = [{"prompt_token_ids": ids} for ids in prompts]
-        outputs = llm.generate(requests, sampling, use_tqdm=False)
-        answers = [output.outputs[0] for output in outputs]
-        for number, answer in enumerate(answers):
+        for number, output in enumerate(llm.generate(requests, sampling, use_tqdm=False)):
+            answer = output.outputs[0]
             ids = list(answer.token_ids)
             yield number, Completion(answer.text, ids, answer.finish_reason, Stats(), [])
 

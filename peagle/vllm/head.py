@@ -1,23 +1,22 @@
-"""A head as vLLM reads it: found by name, compared with its target, exported where it must be."""
+"""A head as vLLM reads it: compared with its target, and exported where it must be."""
 
 import hashlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import find_head, known_entry, speculative_config
+from peagle.catalog import speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
-from peagle.methods.checkpoint import HeadFiles, read_config, read_json
-from peagle.methods.keys import LAYER_IDS, SPECULATORS, default_k
-from peagle.methods.layer_ids import nested_ids
-from peagle.methods.load import head_folder, load_drafter
-from peagle.methods.registry import method_of
-from peagle.methods.save import save_drafter
-from peagle.model.config import DrafterConfig
+from peagle.heads.find import Head
+from peagle.heads.format import read_config, read_keys
+from peagle.heads.load import load_drafter, nested_ids
+from peagle.heads.save import save_drafter
+from peagle.methods.keys import LAYER_IDS
+from peagle.methods.registry import METHODS
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
@@ -25,87 +24,64 @@ from peagle.paths import cache_dir
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A head in a folder, and its num_speculative_tokens."""
+def speculative(head: Head) -> dict[str, Any]:
+    """vLLM's --speculative-config."""
+    return speculative_config(METHODS[head.method].parallel, str(head.folder), head.k)
 
-    folder: Path
-    config: DrafterConfig
-    k: int
 
-    @property
-    def needs_v1(self) -> bool:
-        """Whether only vLLM's V1 model runner serves it: the V2 one does not draft in parallel,
-        and takes default layer ids where they are in eagle_config alone."""
-        raw = read_json(self.folder)
-        hidden_ids = not raw.get(LAYER_IDS) and "eagle_config" in raw
-        return method_of(self.config).parallel or hidden_ids
-
-    def speculative(self) -> dict[str, Any]:
-        """Return vLLM's --speculative-config."""
-        return speculative_config(method_of(self.config).parallel, str(self.folder), self.k)
+def needs_v1(head: Head) -> bool:
+    """Whether only vLLM's V1 model runner serves the head: the V2 one does not draft in parallel,
+    and takes default layer ids where they are in eagle_config alone."""
+    keys = read_keys(head.folder)
+    hidden_ids = not keys.raw.get(LAYER_IDS) and "eagle_config" in keys.raw
+    return METHODS[head.method].parallel or hidden_ids
 
 
 def target_config(target: str) -> PretrainedConfig:
-    """Return the configuration of a target's decoder, without its weights."""
+    """The configuration of a target's decoder, without its weights."""
     path, revision = locate(target)
     try:
         return AutoConfig.from_pretrained(path, revision=revision).get_text_config()
     except UNREADABLE as error:
-        raise InputError(f"target {target}: {first_line(error)}") from error
+        raise InputError(first_line(error), field="target", value=target) from error
 
 
-def choose(target: str, head: str | None, method: str | None, k: int | None) -> Head | None:
-    """Find the head that is named, or the catalog's, as it is on disk; None for none.
-
-    Raises InputError for a head of another method, or of another target as far as sizes tell.
-    """
-    if method == "lookup":
-        raise InputError("method 'lookup': only our own engine has it, choose a head for vLLM")
-    name = find_head(target, head, method)
-    if name is None:
-        return None
-    folder, sizes = head_folder(name), target_config(target)
-    config = read_config(folder, sizes.num_hidden_layers)
-    if nested_ids(HeadFiles(read_json(folder), {})):
-        how = "as what enters a layer: `peagle doctor` tries it, and says what to write"
-        log.warning("head %s: vLLM reads layer ids that are in eagle_config only %s", name, how)
-    if method is not None and config.method != method:
-        raise InputError(f"head {name} is a {config.method} head, not {method}")
-    _check_sizes(name, config, sizes)
-    entry = None if head else known_entry(target)
-    known = entry.heads.get(config.method) if entry else None
-    default = known.k if known else default_k(config)
-    return Head(folder, config, k or default)
-
-
-def _check_sizes(name: str, head: DrafterConfig, target: PretrainedConfig) -> None:
+def check_sizes(head: Head, target: PretrainedConfig) -> None:
+    """Raise InputError for a head of another target, by its sizes. Log how vLLM counts layer ids
+    that may be counted in two ways."""
+    count = target.num_hidden_layers  # as an id: the last layer's output
+    config = read_config(head.folder, count)
     facts = (
-        ("target hidden size", head.target_hidden_size, target.hidden_size),
-        ("vocabulary", head.transformer.vocab_size, target.vocab_size),
+        ("target hidden size", config.target_hidden_size, target.hidden_size),
+        ("vocabulary", config.transformer.vocab_size, target.vocab_size),
     )
     for what, trained, found in facts:
         if trained != found:
             why = f"its {what} is {trained}, that of the target is {found}"
-            raise InputError(f"head {name} was trained for another target: {why}")
-    count = target.num_hidden_layers  # as an id: what leaves the last layer
-    if max(head.feature_layers) > count:
-        why = f"it reads layer {max(head.feature_layers)}, the target has layers 0 to {count - 1}"
-        raise InputError(f"head {name}: {why}")
+            raise InputError(why, field="head", value=Path(head.name))
+    if max(config.feature_layers) > count:
+        why = f"it reads layer {max(config.feature_layers)}, the target has 0 to {count - 1}"
+        raise InputError(why, field="head", value=Path(head.name))
+    if nested_ids(read_keys(head.folder)):
+        how = "as the inputs of layers: `peagle doctor` tries it, and says what to write"
+        log.warning(
+            "head %s: vLLM reads layer ids that are in eagle_config only %s", head.name, how
+        )
 
 
-def is_readable(folder: Path) -> bool:
+def is_readable(head: Head) -> bool:
     """Whether vLLM reads a head as it is. It reads both dialects, but not int8 rows, nor the single
     row that is all some native heads hold of the embedding, and it drops fc_norm of speculators'
     peagle."""
-    config, raw = read_config(folder), read_json(folder)
-    drops_norm = SPECULATORS in raw and config.fc_norm and method_of(config).parallel
-    return config.embedding != "mask-row" and raw.get("dtype") != "int8" and not drops_norm
+    keys = read_keys(head.folder)
+    if keys.speculators and keys.raw.get("fc_norm") and METHODS[head.method].parallel:
+        return False
+    return keys.native.get("embedding") != "mask-row" and keys.raw.get("dtype") != "int8"
 
 
 def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:
-    """Return the head itself, or its export, which is made once and kept in the cache."""
-    if is_readable(head.folder):
+    """The head itself, or its export, which is made once and kept in the cache."""
+    if is_readable(head):
         return head
     states = [(file, file.stat()) for file in sorted(head.folder.iterdir())]
     files = [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]
@@ -118,4 +94,4 @@ def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bo
         drafter = load_drafter(head.folder, model, force=force)
         with writing(folder, "cache"):
             save_drafter(drafter, folder, "vllm", dtype=None)
-    return replace(head, folder=folder, config=read_config(folder))
+    return replace(head, folder=folder)

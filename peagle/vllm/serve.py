@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +18,13 @@ from transformers import PretrainedConfig
 
 from peagle.catalog import Entry, flag_options, known_entry
 from peagle.errors import InputError
-from peagle.methods.registry import method_of
+from peagle.heads.find import Head, find_head
+from peagle.heads.format import read_config
+from peagle.methods.registry import METHODS
 from peagle.model.layers import head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
-from peagle.vllm.head import Head, as_vllm_reads_it, choose, target_config
+from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_v1, speculative, target_config
 from peagle.vllm.process import Installed, environment, look
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -84,7 +86,7 @@ def prepare(settings: ServeSettings) -> Launch:
     environ = server_environment(installed, head, given)
     options = [*_options(settings), *_catalog_options(entry), *needed, *settings.flags]
     if head is not None:
-        options += ["--speculative-config", json.dumps(head.speculative())]
+        options += ["--speculative-config", json.dumps(speculative(head))]
     path, _ = locate(settings.target)
     command = [str(python), *PROGRAMS[installed.package], path, *options]
     where = f"{settings.host}:{settings.port}"
@@ -98,9 +100,16 @@ def _flags_draft(settings: ServeSettings) -> bool:
 
 def _find_head(settings: ServeSettings) -> Head | None:
     if not _flags_draft(settings):
-        head = choose(settings.target, settings.head, settings.method, settings.k)
+        if settings.method == "lookup":
+            why = "only the native engine has it"
+            raise InputError(why, field="method", value="lookup", fix="choose a head for vLLM")
+        head = find_head(settings.target, settings.head, settings.method)
+        if head is None:
+            return None
+        check_sizes(head, target_config(settings.target))
+        head = replace(head, k=settings.k or head.k)
         template, force = settings.chat_template, settings.force
-        return head and as_vllm_reads_it(head, settings.target, template, force=force)
+        return as_vllm_reads_it(head, settings.target, template, force=force)
     if settings.head or settings.method or settings.k:
         raise InputError("--speculative-config: give it, or `head`, `method` and `k`")
     return None
@@ -143,19 +152,19 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
 
     Raises InputError where it cannot.
     """
-    layers = head.config.transformer.num_hidden_layers
-    facts = [f"{head.config.method} ({layers} layers, K = {head.k})"]
-    if method_of(head.config).parallel and installed.before(16):
+    sizes = read_config(head.folder, target.num_hidden_layers).transformer
+    layers = sizes.num_hidden_layers
+    facts = [f"{head.method} ({layers} layers, K = {head.k})"]
+    if METHODS[head.method].parallel and installed.before(16):
         raise InputError(
             f"engine vllm: vLLM {installed.version} does not draft in parallel: install 0.16.0 or "
             "newer, or use a head that drafts one token per forward"
         )
-    if head.needs_v1:
+    if needs_v1(head):
         facts.append("by its V1 model runner")
     if installed.cpu and installed.before(33):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
-    own = kind_of(head.config.transformer)
-    if one_group(kinds(target), own, layers, 1.25 if installed.before(32) else 1.5):
+    if one_group(kinds(target), kind_of(sizes), layers, 1.25 if installed.before(32) else 1.5):
         return ", ".join(facts), []
     facts.append("whole KV caches for all layers, as it would split the head's into several groups")
     return ", ".join(facts), ["--disable-hybrid-kv-cache-manager"]
@@ -169,7 +178,7 @@ def server_environment(
     Raises InputError for a runner that cannot serve the head.
     """
     wanted = {}
-    if head is not None and head.needs_v1:
+    if head is not None and needs_v1(head):
         wanted[RUNNER] = "0"
         if given.get(RUNNER, "0") != "0":
             why = "only vLLM's V1 model runner serves this head"

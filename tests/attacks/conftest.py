@@ -1,4 +1,4 @@
-"""What attacks share: a server to attack, and the counts that are printed at the end."""
+"""Fixtures of attacks: a server to attack, and the counts that are printed at the end."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Ways to damage the files of a training run, and what is to be said of each."""
+"""Ways to damage the files of a training run, and the expected error of each."""
 
 import json
 import os
@@ -36,7 +36,8 @@ def garbled(content: bytes, chance: random.Random) -> bytes:
     if (how := chance.randrange(4)) == 0:
         return content[:at]
     kept = content[at:] if how == 1 else content[at + size :]
-    return content[:at] + (b"" if how == 2 else some) + kept
+    made = content[:at] + (b"" if how == 2 else some) + kept
+    return made if made != content else garbled(content, chance)
 
 
 def write(name: str, content: str | bytes) -> Damage:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from damage import NEWEST, Damage, garbled, only, progress, tensors, tree
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import make_target, own_answers, save_target
 
@@ -89,11 +90,11 @@ RUN: dict[str, tuple[Damage, str]] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), RUN.values(), ids=RUN)
-def test_run(copy: Path, refused: Peagle, damage: Damage, said: str) -> None:
+@pytest.mark.parametrize(("damage", "beginning"), RUN.values(), ids=RUN)
+def test_run(copy: Path, refused: Peagle, damage: Damage, beginning: str) -> None:
     damage(copy / "run")
     line = refused(copy, *command(copy), "--steps", 8, "--resume")
-    assert line.startswith(f"{copy / 'run'}/{said}")
+    assert line.startswith(f"{copy / 'run'}/{beginning}")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"[" * 50_000, b"\x00\x00", b"[1]", b"lr: {"])
@@ -106,7 +107,7 @@ def test_settings(copy: Path, refused: Peagle, content: bytes) -> None:
 @pytest.mark.parametrize("value", ["[[", "[" * 5000, "\x00", "'"])
 def test_override(copy: Path, refused: Peagle, value: str) -> None:
     line = refused(copy, *command(copy), "--resume", f"lr={value}")
-    assert line.startswith("setting lr ") and len(line) < 200
+    assert line.startswith("--lr ") and len(line) < 200
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x80\n", b"[" * 100_000 + b"\n", b"[1]\n", bytes(9)])
@@ -121,47 +122,28 @@ def test_data(copy: Path, refused: Peagle, content: bytes) -> None:
 def test_output_that_is_a_file(copy: Path, refused: Peagle, below: str) -> None:
     line = refused(copy, *command(copy, output=f"answers.jsonl{below}"))
     where = copy / f"answers.jsonl{below}"
-    assert line == f"--output {where}: Not a directory: name another path"
+    assert line == f"--output {where}: Not a directory; name another path"
 
 
-MANIFESTS = {
-    "empty": b"",
-    "binary": b"\xff\xfe\x80",
-    "nested": b"[" * 100_000,
-    "list": b"[1]",
-    "null": b"null",
-    "shards": {"shards": 3},
-    "shard": {"shards": ["x"]},
-    "documents": {"shard": {"documents": "x"}},
-    "no documents": {"shard": {"documents": -1}},
-    "number as file": {"shard": {"file": 3}},
-    "file elsewhere": {"shard": {"file": "../answers.jsonl"}},
-    "layers": {"feature_layers": ["x"]},
-}
-
-
-@pytest.mark.parametrize("kind", MANIFESTS)
-def test_manifest_of_a_capture(copy: Path, refused: Peagle, kind: str) -> None:
-    file, change = copy / "captured" / "capture.json", MANIFESTS[kind]
-    if isinstance(change, dict):
-        record = json.loads(file.read_text())
-        if "shard" in change:
-            change = {"shards": [record["shards"][0] | change["shard"]]}
-        change = json.dumps(record | change).encode()
-    file.write_bytes(change)
+def test_a_capture_with_a_manifest(copy: Path, refused: Peagle) -> None:
+    """An earlier version wrote one."""
+    folder = copy / "captured"
+    (folder / "capture.json").write_bytes(b"\xff")
     line = refused(copy, *command(copy, "captured", "captured run"), "--resume")
-    assert line.startswith(f"{file}: not what `peagle data capture` writes (")
+    assert line.startswith(f"{folder}: ")
 
 
 @pytest.mark.parametrize("name", ["ids", "lengths", "supervised", "hidden"])
 def test_shard_of_a_capture(copy: Path, refused: Peagle, name: str) -> None:
     """Its documents are checked before training, what the target made of them when it is used."""
     file = copy / "captured" / "shard-00000.safetensors"
-    stored = load_file(file)
-    stored[name] = stored[name] * 0
-    save_file(stored, file)
+    with safe_open(file, framework="pt") as stored:
+        header = stored.metadata()
+    tensors_of_shard = load_file(file)
+    tensors_of_shard[name] = tensors_of_shard[name] * 0
+    save_file(tensors_of_shard, file, header)
     line = refused(copy, *command(copy, "captured", "captured run"), "--steps", 8, "--resume")
-    assert line.startswith(f"captured shard {file}: is damaged")
+    assert line.startswith(f"{file}: is damaged")
 
 
 def test_random_damage_to_a_shard(copy: Path, refused: Peagle) -> None:
@@ -170,4 +152,4 @@ def test_random_damage_to_a_shard(copy: Path, refused: Peagle) -> None:
     for _ in range(FUZZED):
         file.write_bytes(garbled(whole, chance))
         line = refused(copy, *command(copy, "captured", "captured run"), "--steps", 8, "--resume")
-        assert line.startswith(f"captured shard {file}: ")
+        assert line.startswith(f"{file}: ")

@@ -1,4 +1,4 @@
-"""A server that is killed, or told to end, in the midst of answers."""
+"""A server that is killed or terminated during answers."""
 
 import signal
 import threading
@@ -32,8 +32,8 @@ def read(victim: Victim, begun: threading.Semaphore, ends: list[str]) -> None:
         ends.append("done" if last == "data: [DONE]" else "cut")
 
 
-@pytest.mark.parametrize("told", [signal.SIGKILL, signal.SIGTERM])
-def test_during_streams(count: Any, told: signal.Signals) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_during_streams(count: Any, sent: signal.Signals) -> None:
     """Every client learns of the end. Told to end, the server finishes what it has begun."""
     for number in range(4 if LONG else 1):
         victim = Victim()
@@ -44,11 +44,11 @@ def test_during_streams(count: Any, told: signal.Signals) -> None:
             thread.start()
         for _ in range(1 + 40 * number):  # lines that have come
             assert begun.acquire(timeout=PATIENCE)
-        victim.process.send_signal(told)
+        victim.process.send_signal(sent)
         for thread in threads:
             thread.join(PATIENCE)
         assert len(ends) == CLIENTS, "a client still waits"
-        if told is signal.SIGTERM:
+        if sent is signal.SIGTERM:
             assert victim.process.wait(PATIENCE) == 0 and set(ends) <= {"done", "503", "cut"}
             assert "done" in ends
         victim.close()

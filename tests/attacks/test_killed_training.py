@@ -61,7 +61,7 @@ def wait(folder: Path, process: BaseProcess, chance: random.Random) -> None:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """Of the newest checkpoint: weights and moments."""
+    """Weights and moments of the newest checkpoint."""
     return load_file(checkpoints(folder)[-1] / "state.safetensors")
 
 

@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_target, own_answers, random_prompts
+from tiny import own_answers, random_prompts
 
 from peagle.backends.batch import Batch
 from peagle.backends.tiles import ROW_TILE, TiledTarget
 from peagle.backends.torch import TorchBackend
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
-from peagle.methods.spec import HeadSpec
+from peagle.engine.run import Run
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 
@@ -34,11 +35,6 @@ K = 4
 THREADS = Path(__file__).with_name("threads.py")
 
 Outcome = list[tuple[list[int], int, tuple[int, ...]]]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="module")
@@ -90,30 +86,30 @@ def tokens(found: Outcome) -> list[list[int]]:
 
 def texts(run: Run, chunks: list[Chunk]) -> bool:
     """Whether the chunks of a stream are its whole answers."""
-    told = [
+    received = [
         "".join(chunk.text for chunk in chunks if chunk.index == number)
         for number in range(len(run.requests))
     ]
-    return told == [done.text for done in run.completions()]
+    return received == [done.text for done in run.completions()]
 
 
 def in_turns(*runs: Run) -> None:
     """A chunk of each stream in turn, to their ends. None of them loses text."""
-    told = [list[Chunk]() for _ in runs]
+    received = [list[Chunk]() for _ in runs]
     for chunks in zip_longest(*runs):
-        for own, chunk in zip(told, chunks, strict=True):
+        for own, chunk in zip(received, chunks, strict=True):
             if chunk is not None:
                 own.append(chunk)
-    assert all(texts(run, own) for run, own in zip(runs, told, strict=True))
+    assert all(texts(run, own) for run, own in zip(runs, received, strict=True))
 
 
 def test_streams_of_two_llms_in_turns(target: Target, heads: list[Drafter], other: LLM) -> None:
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
     assert sum(sum(accepted) for *_, accepted in wanted) > 5, "drafts are accepted"
-    run, beside = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
-    in_turns(run, beside)
+    run, other_run = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
+    in_turns(run, other_run)
     assert outcome(run) == wanted
-    assert tokens(outcome(beside)) == tokens(wanted)
+    assert tokens(outcome(other_run)) == tokens(wanted)
     assert tokens(play(other)) == tokens(wanted)
 
 
@@ -146,7 +142,7 @@ def test_another_head_in_the_middle_of_a_stream(
     chunks = iter(run)
     next(chunks)
     other = llm.use(None if switched is None else heads[switched])
-    assert (llm.drafter, llm.k, llm.drafting.mode) == (heads[0], K, "chain"), "as it was"
+    assert (llm.drafter, llm.drafting.chain) == (heads[0], K), "as it was"
     in_turns_with = other.stream(PROMPTS, PARAMS)
     for _ in in_turns_with:
         next(chunks, None)
@@ -169,20 +165,11 @@ def test_a_larger_batch_in_the_middle_of_a_stream(target: Target, heads: list[Dr
     assert outcome(run) == wanted
 
 
-@pytest.mark.parametrize("name", ["drafter", "k", "max_batch", "kv_tokens", "drafting", "target"])
-def test_nothing_of_an_llm_can_be_set(target: Target, heads: list[Drafter], name: str) -> None:
-    llm = LLM(target, heads[0], k=K)
-    before = getattr(llm, name)
-    with pytest.raises(AttributeError, match=f"{name}: an LLM does not change; `use`"):
-        setattr(llm, name, None)
-    assert getattr(llm, name) is before
-
-
 def test_the_deterministic_mode_stays_tiled(
     target: Target, heads: list[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, plain = LLM(target, backend=TorchBackend(exact=True)), LLM(target, heads[0], k=K)
-    tiled = exact._loaded.model
+    tiled = exact.engine.model
     assert isinstance(tiled, TiledTarget)
     sizes = {"tiled": set[int](), "plain": set[int]()}
 
@@ -196,7 +183,7 @@ def test_the_deterministic_mode_stays_tiled(
         monkeypatch.setattr(model, "forward", noted)
 
     note(tiled.model, "tiled")
-    note(plain._loaded.model, "plain")
+    note(plain.engine.model, "plain")
     in_turns(exact.stream(PROMPTS, PARAMS), plain.stream(PROMPTS, PARAMS))
     assert sizes["tiled"] == {ROW_TILE} != sizes["plain"]
 
@@ -258,12 +245,12 @@ def leave(llms: list[LLM], turn: int, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "collected"])
 def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], end: str) -> None:
-    """Of one LLM: those that are left early take nothing from the one that goes on."""
+    """Streams of one LLM: those closed early take nothing from the one that continues."""
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
-    run, told = llm.stream(PROMPTS, PARAMS), list[Chunk]()
+    run, received = llm.stream(PROMPTS, PARAMS), list[Chunk]()
     left = list[Iterator[Chunk]]()
     for number, chunk in enumerate(run):
-        told.append(chunk)
+        received.append(chunk)
         if number % 5 == 0:
             left.append(iter(llm.stream(PROMPTS[:2], PARAMS)))
             next(left[-1])
@@ -275,7 +262,7 @@ def test_streams_that_end_beside_others(target: Target, heads: list[Drafter], en
             gc.collect()
     left.clear()
     gc.collect()
-    assert texts(run, told) and tokens(outcome(run)) == tokens(wanted)
+    assert texts(run, received) and tokens(outcome(run)) == tokens(wanted)
     assert llm.engine.idle
     assert tokens(play(llm)) == tokens(wanted)
 
@@ -286,7 +273,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_round(
 ) -> None:
     """Cycles are collected wherever memory is asked for."""
     llm, wanted = LLM(target, heads[0], k=K, max_batch=32), play(LLM(target, heads[0], k=K))
-    model = llm._loaded.model
+    model = llm.engine.model
     compute = getattr(model, verb)
 
     def collected(*given: Any) -> object:

@@ -68,15 +68,15 @@ def left_early(llm: LLM) -> Answers:
         for _, _ in zip(range(3 * number + 1), llm.stream(PROMPTS[:3], PARAMS), strict=False):
             pass
     run = llm.stream(PROMPTS, PARAMS)
-    told = [""] * len(PROMPTS)
+    received = [""] * len(PROMPTS)
     for chunk in run:
-        told[chunk.index] += chunk.text
-    assert told == [done.text for done in run.completions()], "a stream lost text"
+        received[chunk.index] += chunk.text
+    assert received == [done.text for done in run.completions()], "a stream lost text"
     return [done.token_ids for done in run.completions()]
 
 
 def calls_of(attack: str, target: Target) -> list[Callable[[], Answers]]:
-    """What each thread does in one round."""
+    """Work of each thread in one round."""
     if attack == "handed over":
         return [lambda: handed_over(make(target))]
     if attack == "left early":

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import CHATML, make_drafter, make_target
 
 from peagle.engine.llm import LLM
-from peagle.server import limits, run
+from peagle.server import middleware, run
 from peagle.server.app import ServerConfig
 
 MODEL = "tiny"
@@ -21,9 +21,9 @@ MODEL = "tiny"
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--header-seconds", type=float, default=run.HEADER_SECONDS)
-    parser.add_argument("--body-seconds", type=float, default=limits.BODY_SECONDS)
+    parser.add_argument("--body-seconds", type=float, default=middleware.BODY_SECONDS)
     given = parser.parse_args()
-    run.HEADER_SECONDS, limits.BODY_SECONDS = given.header_seconds, given.body_seconds
+    run.HEADER_SECONDS, middleware.BODY_SECONDS = given.header_seconds, given.body_seconds
     target = make_target()
     assert target.tokenizer is not None
     target.tokenizer.chat_template = CHATML + "{# <tool_call> #}"  # so tools can be demanded

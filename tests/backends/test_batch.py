@@ -43,7 +43,7 @@ def expected(requests: list[Rows]) -> list[Row]:
 
 
 def rows_of(batch: Batch) -> list[Row]:
-    """As the fields of a batch are to be read, row by row."""
+    """Read the fields of a batch row by row."""
     owner = [i for i, count in enumerate(batch.query_lens.tolist()) for _ in range(count)]
     assert len(owner) == len(batch) == len(batch.ids) == len(batch.slot_mapping)
     rows = list[Row]()
@@ -118,14 +118,14 @@ def test_padding_changes_no_row(missing: int) -> None:
 
 
 def check_padding(rows: list[Row]) -> None:
-    """Only its own block: nobody's keys are read or written over."""
+    """Only its own block: no request's keys are read or written over."""
     for row in rows:
         assert row.slot // BLOCK == PADDING and row.token == 0
         assert {slot // BLOCK for slot in row.seen} == {PADDING}
 
 
 def test_by_hand() -> None:
-    """The table of batch.py, m = 17, behind a chunk of a prompt."""
+    """The table of batch.py, m = 17, after a chunk of a prompt."""
     prompt = Span([4], 2, [7, 8, 9])
     draft = Span([1, 5], 17, [50, 51, 52, 53], [[], [1], [2], [2, 3]])
     batch = Batch.of([prompt, draft])

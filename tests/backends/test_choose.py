@@ -1,28 +1,26 @@
-"""Which backend runs what, and that the log says why when it is the slow one."""
+"""The choice of a backend; the log names the reason for the slow one."""
 
 import pytest
 import torch
 
 from peagle.backends import choose
 from peagle.backends.choose import choose_backend
+from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.torch import TorchBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_dtypes_without_a_backend(
-    dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.float16), ("cpu", torch.float64), ("meta", torch.float32)]
+)
+def test_only_the_reference_runs_every_dtype_and_device(
+    device: str, dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = choose_backend(CPU, dtype, exact=exact)
+    found = choose_backend(torch.device(device), dtype, exact=exact)
     assert isinstance(found, TorchBackend) and found.exact == exact
-    assert caplog.messages == [f"slower: no backend but the reference for {dtype} on cpu"]
-
-
-def test_devices_without_a_backend(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_backend(torch.device("meta"), torch.float32).name == "torch"
-    assert caplog.messages == ["slower: no backend but the reference for torch.float32 on meta"]
+    assert caplog.messages == [f"slower: no backend but the reference for {dtype} on {device}"]
 
 
 def test_a_gpu_without_triton(
@@ -45,7 +43,6 @@ def test_a_gpu(exact: bool, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu(dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("peagle.backends.cpu.backend")
     found = choose_backend(CPU, dtype, exact=exact)
     assert found.exact == exact  # type: ignore[attr-defined]
     assert (found.name == "torch") == bool(caplog.messages), "where nothing can be compiled"
@@ -54,13 +51,10 @@ def test_a_cpu(dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture
 def test_a_cpu_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = pytest.importorskip("peagle.backends.cpu.backend")
-    library = pytest.importorskip("peagle.backends.cpu.library")
-
     def refused(*, exact: bool) -> None:
-        raise library.NoCompiler("no C++ compiler: install g++")
+        raise NoCompiler("no C++ compiler: install g++")
 
-    monkeypatch.setattr(backend, "CpuBackend", refused)
+    monkeypatch.setattr("peagle.backends.cpu.backend.CpuBackend", refused)
     found = choose_backend(CPU, torch.float32, exact=True)
     assert isinstance(found, TorchBackend) and found.exact
     assert caplog.messages == ["slower without native code: no C++ compiler: install g++"]

@@ -1,4 +1,4 @@
-"""What the caches hold, and what nobody may see in them."""
+"""Contents of the caches, and slots that no row may see."""
 
 import pytest
 import torch

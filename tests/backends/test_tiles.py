@@ -50,7 +50,7 @@ def new_cache(target: Target) -> KVCache:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_tiles_are_the_whole(target: Target, seed: int) -> None:
-    """Prompts, drafts and trees behind tokens that were run before."""
+    """Prompts, drafts and trees after tokens that were run before."""
     requests = random_rows(random.Random(seed), POOL)
     tiled, whole = Reusing(target), TorchBackend().target(target)
     model, caches = TiledTarget(tiled), (new_cache(target), new_cache(target))

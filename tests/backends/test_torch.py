@@ -36,7 +36,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 
 def cache_of(shape: HeadShape, blocks: int = POOL) -> KVCache:
-    """Full of what nobody may see."""
+    """Full of numbers that no row may see."""
     cache = KVCache(blocks, [shape], torch.float32, torch.device("cpu"))
     for layer in cache.layers[0]:
         layer.fill_(1e4)
@@ -46,7 +46,7 @@ def cache_of(shape: HeadShape, blocks: int = POOL) -> KVCache:
 def attend(
     cache: KVCache, rows: list[Rows], keys: Keys, spec: AttentionSpec, *, exact: bool = False
 ) -> Tensor:
-    """The rows, behind the tokens that were run before."""
+    """The rows, after the tokens that were run before."""
     for one, (k, v) in zip(rows, keys.past, strict=True):
         cache.write(0, torch.tensor(slots_of(one.span.blocks, 0, len(k)), dtype=torch.int64), k, v)
     batch = Batch.of([one.span for one in rows])

@@ -14,7 +14,7 @@ from chat_server import ChatServer, Reply
 from tiny import make_drafter, make_target
 
 from peagle.bench.client import ChatClient
-from peagle.bench.load import AskError, Played, closed_loop
+from peagle.bench.load import AnswerError, Played, closed_loop
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -128,7 +128,7 @@ def test_bad_answers(reply: Reply, why: str) -> None:
         async with ChatClient(url, BODY) as server:
             await server.ask([{"role": "user", "content": "x"}])
 
-    with ChatServer(lambda body: reply) as server, pytest.raises(AskError, match=why):
+    with ChatServer(lambda body: reply) as server, pytest.raises(AnswerError, match=why):
         asyncio.run(ask(server.url))
 
 

@@ -1,12 +1,10 @@
-"""`benchmarks/engines.py`: its processes, its ratios and its goals; the engines are made up."""
+"""`benchmarks/engines.py`: its processes and its ratios, with fake engines."""
 
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ECHO = """
 import json, sys
 for line in sys.stdin:
@@ -20,9 +18,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("engines")
+def engines(benchmark_script):
+    return benchmark_script("engines")
 
 
 @pytest.fixture
@@ -53,27 +50,6 @@ def test_ratios_are_taken_within_repeats(engines, row) -> None:
     report = fast.report(slow)
     assert report["ratio"] == 2.0 and report["same"] == 1
     assert report["least"] < report["tokens_per_second"] < report["most"]
-
-
-def test_goals_take_the_fastest_row_and_miss_what_is_left_out(engines, row) -> None:
-    rows = [
-        row("peagle", "none", [2.0]),
-        row("peagle", "p-eagle", [1.5], k=3),
-        row("peagle", "p-eagle", [1.0], k="adaptive"),
-        row("peagle", "none", [1.0], c=4),
-        row("peagle", "p-eagle", [1.1], k="adaptive", c=4),
-        row("transformers", "none", [2.6]),
-        row("transformers", "prompt lookup", [0.1], k=3),
-    ]
-    found = {goal["goal"]: (goal["ratio"], goal["met"]) for goal in engines.goals(rows)}
-    assert found == {
-        "P-EAGLE : the target alone": (2.0, True),
-        "P-EAGLE : vLLM's P-EAGLE": (None, None),
-        "the target alone : transformers": (1.3, False),
-        "int4, alone or P-EAGLE : llama.cpp": (None, None),
-        "P-EAGLE adaptive : the target alone, c = 1": (2.0, True),
-        "P-EAGLE adaptive : the target alone, c = 4": (0.909, False),
-    }
 
 
 def test_unequal_work_is_refused(engines, row) -> None:

@@ -9,7 +9,7 @@ import pytest
 from peagle.bench.load import (
     MAX_FAILURES,
     Answer,
-    AskError,
+    AnswerError,
     Message,
     Sample,
     closed_loop,
@@ -37,7 +37,7 @@ class Echo:
         self.open -= 1
         said = messages[-1]["content"]
         if said in self.fails or "*" in self.fails:
-            raise AskError(f"{said}: refused", gone="*" in self.fails)
+            raise AnswerError(f"{said}: refused", gone="*" in self.fails)
         return Answer(f"so {said}", f"so {said}", len(said), time.perf_counter())
 
     async def drafting(self) -> Stats:
@@ -87,7 +87,7 @@ def test_refusals_are_answers_of_a_kind() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_the_asker_is_gone(concurrency: int) -> None:
+def test_a_client_that_is_gone(concurrency: int) -> None:
     echo = Echo(fails=frozenset({"*"}))
     played = asyncio.run(closed_loop(TURNS * 9, concurrency, echo))
     assert not played.whole

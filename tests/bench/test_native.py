@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.bench.load import AskError, closed_loop
+from peagle.bench.load import AnswerError, closed_loop
 from peagle.bench.native import Native
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
@@ -43,7 +43,7 @@ def test_the_same_ids_and_counts(llm: LLM) -> None:
 def test_what_does_not_fit_is_an_error_of_its_own(llm: LLM) -> None:
     async def play() -> list[str]:
         async with Native(llm, PARAMS) as native:
-            with pytest.raises(AskError, match="shorten it"):
+            with pytest.raises(AnswerError, match="shorten it"):
                 await native.ask([{"role": "user", "content": "cat " * 400}])
             return (await closed_loop([["cat " * 400], ["the cat"]], 2, native)).errors
 

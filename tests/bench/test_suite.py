@@ -1,7 +1,6 @@
 """`benchmarks/suite.py`: the one runner, which has a command for every result that is kept."""
 
 from argparse import Namespace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch):
-    """Commands by name, and why some are left out."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    suite = import_module("suite")
+def steps(benchmark_script):
+    """Commands by name, and the reasons of those left out."""
+    suite = benchmark_script("suite")
 
     def planned(**given: Any) -> dict[str, Any]:
         args = {"short": False, "mt_bench": None, "vllm_python": None, "device": "cpu"} | given

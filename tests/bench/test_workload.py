@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import parquet
+from refusals import refused
 
 from peagle.bench.workload import PLACEHOLDER, read_workload
-from peagle.errors import InputError
 
 RECORDS = [
     ({"turns": ["a", "b"]}, ["a", "b"]),
@@ -54,7 +54,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "test.parquet")
     assert read_workload(str(tmp_path)).conversations == [["one"], ["two"]]
     (tmp_path / "test.parquet").write_bytes(b"PAR1 but no more")
-    with pytest.raises(InputError, match=r"test\.parquet: cannot be read"):
+    with refused("dataset"):
         read_workload(str(tmp_path))
 
 
@@ -64,36 +64,34 @@ def test_a_folder_of_one_split(tmp_path: Path) -> None:
         (tmp_path / "qualitative" / f"{name}.jsonl").write_text(lines({"turns": [name]}))
     assert read_workload(str(tmp_path)).conversations == [["coding"], ["math"]]
     (tmp_path / "train.jsonl").write_text(lines({"turns": ["never measured"]}))
-    with pytest.raises(InputError, match=r"several splits, name one of .*train\.jsonl"):
+    with refused("dataset"):
         read_workload(str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text",
     [
-        ("", "no conversation in it"),
-        (lines({"text": "x"}), r"set\.jsonl:1: found text; expected turns"),
-        (lines({"turns": []}), "found turns"),
-        (lines({"turns": ["x"]}, {"turns": [f"{PLACEHOLDER} FROM THE SOURCE"]}),
-         r"set\.jsonl:2: a placeholder stands for its text"),
-        ("{", "not JSON"),
+        "",
+        lines({"text": "x"}),
+        lines({"turns": []}),
+        lines({"turns": ["x"]}, {"turns": [f"{PLACEHOLDER} FROM THE SOURCE"]}),
     ],
-)  # fmt: skip
-def test_refused(tmp_path: Path, text: str, why: str) -> None:
+)
+def test_records_that_cannot_be_asked(tmp_path: Path, text: str) -> None:
     file = tmp_path / "set.jsonl"
     file.write_text(text)
-    with pytest.raises(InputError, match=why):
+    with refused("dataset"):
         read_workload(str(file))
 
 
 @pytest.mark.parametrize("name", ["no-such-file", "./none.jsonl", "~/none"])
 def test_neither_a_file_nor_a_hub_id(name: str) -> None:
-    with pytest.raises(InputError, match="no such file; humaneval"):
+    with refused("dataset"):
         read_workload(name)
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="neither a file nor a data set"):
+    with refused("dataset"):
         read_workload("openai/gsm8k/main/test")

@@ -1,15 +1,13 @@
 """A tiny target on disk and heads trained for it by `peagle train`; how a refusal looks."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runner import SMALL, invoke, save_answers, save_target
+from runner import SMALL, Refused, invoke, save_answers, save_target
 from tiny import METHODS
 
 from peagle.cli.main import main
-
-Refused = Callable[..., str]
+from peagle.errors import InputError
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +44,10 @@ def heads(runs: dict[str, Path]) -> dict[str, Path]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Runs `peagle …`, which must end with code 2 and one line on stderr; returns that line."""
+    """Runs `peagle …`, which must end with code 2 and one line on stderr, of `field` where one is
+    given; returns that line."""
 
-    def run(*args: object) -> str:
+    def run(*args: object, field: str | None = None) -> str:
         monkeypatch.setattr("sys.argv", ["peagle", *map(str, args)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -57,6 +56,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         assert said.out == ""
         [line] = said.err.splitlines()
         assert line.startswith("peagle: ")
+        if field is not None:
+            error = ended.value.__context__
+            assert isinstance(error, InputError)
+            named = field in line.replace("-", "_")
+            assert error.field == field or (error.field is None and named), line
         return line
 
     return run

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from peagle.cli.main import app
 
+Refused = Callable[..., str]  # see conftest.py
 PEAGLE = Path(sys.executable).parent / "peagle"
 LAYERS = 7  # the fewest that have default feature layers
 SMALL = ("--layers", "2", "--depths", "4", "--draft-vocab", "112", "--lr", "3e-3")

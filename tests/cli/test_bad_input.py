@@ -13,37 +13,39 @@ SAY = ("hi", "--max-tokens", 4)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "field"),
     [
-        (("  ",), ["PROMPT is empty", "give a text"]),
-        (("the cat " * 300,), ["tokens", "takes 256", "shorten it"]),
-        ((*SAY, "--k", 0), ["--k 0: ", "at least 1"]),
-        ((*SAY, "--temperature", -0.5), ["--temperature -0.5", "0 (greedy) to 100"]),
-        ((*SAY, "--top-p", 0), ["--top-p 0.0", "above 0 and at most 1"]),
-        ((*SAY, "--frequency-penalty", -3), ["--frequency-penalty -3.0", "-2 to 2"]),
-        ((*SAY, "--stop", ""), ["--stop ''", "must not be empty"]),
-        ((*SAY, "--logprobs", 2), ["--logprobs 2", "add --json"]),
-        ((*SAY, "--json", "--logprobs", -1), ["--logprobs -1", "or more"]),
-        ((*SAY, "--regex", "a("), ["--regex 'a('", "unclosed group"]),
-        ((*SAY, "--json-schema", "./nowhere"), ["--json-schema nowhere", "no such file"]),
-        ((*SAY, "--json-schema", sys.executable), ["--json-schema", "not UTF-8"]),
-        ((*SAY, "--json-schema", __file__), ["--json-schema: not JSON", "give a schema"]),
-        ((*SAY, "--dtype", "int3"), ["--dtype 'int3'", "float32", "bfloat16"]),
-        ((*SAY, "--quantize", "int3"), ["--quantize 'int3'", "int8 or int4"]),
-        ((*SAY, "--method", "medusa"), ["--method 'medusa'", "p-eagle, eagle3, lookup, none"]),
-        ((*SAY, "--method", "eagle3"), ["no eagle3 head", "--head"]),
-        ((*SAY, "--head", "./nowhere"), ["--head ./nowhere", "give a folder or a hub id"]),
+        (("  ",), "prompt"),
+        (("the cat " * 300,), None),
+        ((*SAY, "--k", 0), "k"),
+        ((*SAY, "--temperature", -0.5), "temperature"),
+        ((*SAY, "--top-p", 0), "top_p"),
+        ((*SAY, "--frequency-penalty", -3), "frequency_penalty"),
+        ((*SAY, "--stop", ""), "stop"),
+        ((*SAY, "--logprobs", 2), "logprobs"),
+        ((*SAY, "--show-tree", "--json"), "show_tree"),
+        ((*SAY, "--json", "--logprobs", -1), "logprobs"),
+        ((*SAY, "--regex", "a("), "regex"),
+        ((*SAY, "--json-schema", "./nowhere"), "json_schema"),
+        ((*SAY, "--json-schema", sys.executable), "json_schema"),
+        ((*SAY, "--json-schema", __file__), "json_schema"),
+        ((*SAY, "--dtype", "int3"), "dtype"),
+        ((*SAY, "--quantize", "int3"), "quantize"),
+        ((*SAY, "--method", "medusa"), "method"),
+        ((*SAY, "--method", "eagle3"), None),
+        ((*SAY, "--head", "./nowhere"), "head"),
     ],
 )
-def test_generate_options(refused, target: Path, options: tuple[object, ...], said) -> None:
-    line = refused("generate", target, *options)
-    assert all(part in line for part in said), line
+def test_generate_options(
+    refused, target: Path, options: tuple[object, ...], field: str | None
+) -> None:
+    refused("generate", target, *options, field=field)
 
 
 @pytest.mark.parametrize("share", [0, 1.5])
 def test_plan_for_no_answers(refused, share: float) -> None:
-    line = refused("plan", "anything", "--tokens", 9, "--context", 9, "--answered", share)
-    assert f"--answered {float(share)}: must be above 0, at most 1" in line
+    options = ("--tokens", 9, "--context", 9, "--answered", share)
+    refused("plan", "anything", *options, field="answered")
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "train", "eval", "data regenerate"])
@@ -56,7 +58,7 @@ def test_unknown_model(refused, command: str, answers: Path, tmp_path: Path) -> 
         "data regenerate": ("--prompts", prompts, "--output", tmp_path / "made.jsonl"),
     }
     line = refused(*command.split(), "smollm3", *options.get(command, ()))
-    assert "unknown model 'smollm3'" in line
+    assert "'smollm3': unknown model" in line
     assert "smollm2-135m" in line
 
 
@@ -67,7 +69,7 @@ def test_target_folder_without_config(refused, tmp_path: Path) -> None:
 def test_corrupt_target(refused, tmp_path: Path) -> None:
     folder = save_target(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    assert f"target {folder}: " in refused("generate", folder, *SAY)
+    assert "target '" in refused("generate", folder, *SAY)
 
 
 def test_head_for_another_target(refused, other_target: Path, heads: dict[str, Path]) -> None:
@@ -79,8 +81,7 @@ def test_head_for_another_target(refused, other_target: Path, heads: dict[str, P
 
 def test_method_of_the_head(refused, target: Path, heads: dict[str, Path]) -> None:
     head = ("--head", heads["eagle3"])
-    line = refused("generate", target, *SAY, *head, "--method", "p-eagle")
-    assert f"head {heads['eagle3']} is a eagle3 head, not p-eagle" in line
+    refused("generate", target, *SAY, *head, "--method", "p-eagle", field="head")
 
 
 @pytest.mark.parametrize("command", ["doctor", "export", "generate", "eval", "bench", "serve"])
@@ -100,70 +101,64 @@ def test_a_run_folder_in_the_place_of_its_head(
         "serve": (target, "--head", run, "--engine", "native"),
     }
     line = refused(command, *options[command])
-    assert f"head {run}: no config.json; did you mean {run / 'head'}?" in line
-    assert ("--head" in line) == (command in ("generate", "eval", "serve"))
+    assert f"did you mean {run / 'head'}?" in line
 
 
 def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
-    """Of many kinds: methods/test_checkpoint_errors.py and tools/test_doctor.py."""
+    """Of many kinds: heads/test_format_errors.py and tools/test_doctor.py."""
     head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
     tensors = load_file(head / "model.safetensors")
     save_file(
         tensors | {"norm.weight": tensors["norm.weight"][:7].clone()}, head / "model.safetensors"
     )
     line = refused("generate", target, *SAY, "--head", head)
-    assert "'norm.weight' has shape [7]" in line and str(head) in line
+    assert "size mismatch for norm.weight" in line and str(head) in line
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "field"),
     [
-        (("--method", "medusa"), ["--method 'medusa'", "p-eagle or eagle3"]),
-        (("--depths", 0), ["--depths 0", "at least 1"]),
-        (("--lr", 0), ["--lr 0.0", "above 0"]),
-        (("--max-length", 2), ["--max-length 2", "at least 4"]),
-        (("--feature-layers", "1,x"), ["--feature-layers '1,x'", "whole numbers"]),
-        (("--feature-layers", "3,1"), ["feature layers [3, 1]", "ascending"]),
-        (("--feature-layers", "1,99"), ["feature layers [1, 99]", "0 to 6"]),
-        (("optimizer=adam",), ["setting 'optimizer': unknown; known are data, "]),
-        (("eval_evry=3",), ["'eval_evry': unknown; did you mean eval_every? Known are data"]),
-        (("--warmup", 1), ["--warmup 1.0: must be at least 0 and below 1"]),
-        (("warm_start=maybe",), ["setting warm_start 'maybe': expected true or false"]),
-        (("steps=many",), ["setting steps 'many'", "a whole number"]),
-        (("steps",), ["'steps'", "name=value"]),
+        (("--method", "medusa"), "method"),
+        (("--depths", 0), "depths"),
+        (("--lr", 0), "lr"),
+        (("--max-length", 2), "max_length"),
+        (("--feature-layers", "1,x"), "feature_layers"),
+        (("--feature-layers", "3,1"), None),
+        (("--feature-layers", "1,99"), None),
+        (("--warmup", 1), "warmup"),
+        (("optimizer=adam",), "optimizer"),
+        (("eval_evry=3",), "eval_evry"),
+        (("steps",), "overrides"),
     ],
 )
-def test_train_options(refused, target: Path, answers: Path, tmp_path: Path, options, said) -> None:
+def test_train_options(
+    refused, target: Path, answers: Path, tmp_path: Path, options, field: str
+) -> None:
     where = ("--data", answers, "--output", tmp_path / "out")
-    line = refused("train", target, *where, *options)
-    assert all(part in line for part in said), line
+    refused("train", target, *where, *options, field=field)
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
-    ("yaml", "said"),
+    ("yaml", "field"),
     [
-        (
-            "learning_rate: 1",
-            "setting 'learning_rate': unknown; known are data, ",
-        ),
-        ("lr: fast", "setting lr 'fast': expected a number"),
-        ("- a\n- b", "expected name: value lines"),
-        ("a: [", "not YAML"),
+        ("learning_rate: 1", "learning_rate"),
+        ("lr: fast", "lr"),
+        ("- a\n- b", "config"),
+        ("a: [", "config"),
     ],
 )
-def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, said: str) -> None:
+def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, field: str) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(yaml)
-    assert said in refused("train", target, "--config", config)
+    refused("train", target, "--config", config, field=field)
 
 
 def test_train_init_from_the_other_method(
     refused, target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path
 ) -> None:
     where = ("--data", answers, "--output", tmp_path)
-    line = refused("train", target, *where, "--init-from", heads["eagle3"])
-    assert "--method p-eagle: the head of --init-from is eagle3" in line
+    refused("train", target, *where, "--init-from", heads["eagle3"], field="method")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +170,7 @@ def test_train_init_from_the_other_method(
             '{"messages": [{"role": "user", "content": "hi"}]}\n',
             "record 1: the conversation",
         ),
-        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer within --max-length"),
+        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer within"),
         ("", "no records: the file is empty"),
     ],
 )
@@ -188,11 +183,10 @@ def test_training_data(refused, target: Path, tmp_path: Path, lines: str, said: 
 
 
 def test_train_needs_data_and_output(refused, target: Path, tmp_path: Path) -> None:
-    assert "--data is missing: name a" in refused("train", target, "--output", tmp_path)
+    refused("train", target, "--output", tmp_path, field="data")
     nowhere = tmp_path / "nowhere.jsonl"
-    assert "--output is missing: name a" in refused("train", target, "--data", nowhere)
-    line = refused("train", target, "--data", nowhere, "--output", tmp_path)
-    assert f"--data {nowhere}: no such file" in line
+    refused("train", target, "--data", nowhere, field="output")
+    refused("train", target, "--data", nowhere, "--output", tmp_path, field="data")
 
 
 def test_prompt_files(refused, target: Path, tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
 """`peagle bench`: the file, the page and the pictures; comparisons; what is refused."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_server import ChatServer, Reply
 from click.testing import Result
-from conftest import Refused
-from runner import invoke, write_lines
+from runner import Refused, invoke, write_lines
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
@@ -26,6 +24,9 @@ def fails(*args: object) -> Result:
     result = CliRunner().invoke(app, [str(arg) for arg in args])
     assert result.exit_code == 1, result.output
     return result
+
+
+DEAD = ("--url", "http://127.0.0.1:9/v1")
 
 
 @pytest.fixture(scope="module")
@@ -160,20 +161,20 @@ def test_slower_is_a_failure(measured: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "field"),
     [
-        (lambda r: r.update(device="another"), "device .*not comparable"),
-        (lambda r: r["settings"].update(max_tokens=99), "max_tokens 16 in .*, 99 in"),
-        (lambda r: r.update(rows=[]), "no row in common"),
-        (lambda r: r.update(format=0), "format 0, this version reads 1"),
-        (lambda r: r.pop("rows"), "not what `peagle bench` writes"),
+        (lambda r: r.update(device="another"), None),
+        (lambda r: r["settings"].update(max_tokens=99), None),
+        (lambda r: r.update(rows=[]), None),
+        (lambda r: r.update(format=0), "after"),
+        (lambda r: r.pop("rows"), "after"),
     ],
 )
 def test_not_comparable(
-    measured: Path, tmp_path: Path, refused: Refused, change: Any, why: str
+    measured: Path, tmp_path: Path, refused: Refused, change: Any, field: str | None
 ) -> None:
     other = changed(measured, tmp_path / "other.json", change)
-    assert re.search(why, refused("bench", "compare", measured, other))
+    refused("bench", "compare", measured, other, field=field)
 
 
 def test_a_url_that_dies_keeps_what_was_measured(questions: Path, tmp_path: Path) -> None:
@@ -197,40 +198,39 @@ def test_a_url_that_dies_keeps_what_was_measured(questions: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("args", "why"),
+    ("args", "field"),
     [
-        (("--methods", "eagle4"), "--methods 'eagle4': choose from p-eagle, eagle3, lookup, none"),
-        (("--k", "0"), "--k '0': each must be at least 1"),
-        (("--nodes", "0"), "--nodes '0': each must be at least 1"),
-        (("--nodes", "many"), "--nodes 'many': expected whole numbers"),
-        (("--lookup", "maybe"), "--lookup 'maybe': choose on, off or on,off"),
-        (("--nodes", "8", "--no-lookup"), "--nodes: eagle3 alone drafts chains: give --k"),
-        (("--concurrency", "0"), "--concurrency '0': each must be at least 1"),
-        (("--temperature", "-1"), "--temperature '-1': each must be at least 0"),
-        (("--temperature", "warm"), "--temperature 'warm': expected numbers"),
-        (("--repeats", "0"), "--repeats 0: must be at least 1"),
-        (("--max-tokens", "0"), "--max-tokens 0: must be at least 1"),
-        (("--rate", "0"), "--rate 0.0: must be above 0"),
-        (("--dataset", "nowhere"), "dataset nowhere: no such file"),
+        (("--methods", "eagle4"), "methods"),
+        (("--k", "0"), "k"),
+        (("--nodes", "0"), "nodes"),
+        (("--nodes", "many"), "nodes"),
+        (("--lookup", "maybe"), "lookup"),
+        (("--nodes", "8", "--no-lookup"), "nodes"),
+        (("--concurrency", "0"), "concurrency"),
+        (("--temperature", "-1"), "temperature"),
+        (("--temperature", "warm"), "temperature"),
+        (("--repeats", "0"), "repeats"),
+        (("--max-tokens", "0"), "max_tokens"),
+        (("--rate", "0"), "rate"),
+        (("--dataset", "nowhere"), "dataset"),
+        (("--methods", "eagle3"), "eagle3"),
+        (("--methods", "p-eagle"), "p_eagle"),
+        ((*DEAD, "--methods", "none"), "url"),
+        (DEAD, "url"),
     ],
 )
-def test_bad_options(refused: Refused, target: Path, args: tuple[str, ...], why: str) -> None:
-    assert why in refused("bench", target, *args)
+def test_bad_options(refused: Refused, target: Path, args: tuple[str, ...], field: str) -> None:
+    refused("bench", target, *args, field=field)
 
 
-def test_bad_places(refused: Refused, target: Path) -> None:
-    for method in ("eagle3", "p-eagle"):
-        line = refused("bench", target, "--methods", method)
-        assert f"no {method} head is known" in line and f"name one with --{method}" in line
-    assert "TARGET: name a target" in refused("bench", "--methods", "none")
-    dead = ("--url", "http://127.0.0.1:9/v1", "--methods", "none")
-    assert "--url http://127.0.0.1:9/v1: no answer (" in refused("bench", *dead)
-    assert "several methods or K" in refused("bench", *dead[:2])
+def test_a_target_is_needed(refused: Refused) -> None:
+    refused("bench", "--methods", "none", field="target")
 
 
 def test_a_server_is_asked_for_its_model(refused: Refused) -> None:
     with ChatServer() as server:
         server.models = Reply({"data": [{"id": "a"}, {"id": "b"}]})
-        line = refused("bench", "--url", f"{server.url}/chat/completions", "--methods", "none")
-    assert f"--url {server.url}/chat/completions: serves a, b: name one as the target" in line
+        url = f"{server.url}/chat/completions"
+        line = refused("bench", "--url", url, "--methods", "none", field="url")
+    assert "serves a, b" in line
     assert not server.bodies

@@ -76,7 +76,7 @@ def test_what_is_there_is_said(target: Path, answers: Path, folder: Path, tmp_pa
     shutil.copytree(folder, copy)
     (copy / "shard-00000.safetensors").unlink()
     said = invoke(*capture(target, answers, copy)).stderr
-    assert "17 documents are there: 0.0 MB to write" in said
+    assert "17 documents are there: 0.1 MB to write" in said
 
 
 def test_the_layers_of_the_capture_are_the_heads(
@@ -88,7 +88,7 @@ def test_the_layers_of_the_capture_are_the_heads(
     assert len(metrics(tmp_path / "out")) == 3
     command = ("train", target, "--data", made, "--output", tmp_path / "other", *STEPS)
     line = refused(*command, "--feature-layers", "1,3,5")
-    assert f"{made}: captured with feature layers 1,2, the head has 1,3,5" in line
+    assert f"{made}: captured with feature layers (1, 2), now (1, 3, 5)" in line
 
 
 def test_another_target_is_refused(
@@ -101,29 +101,25 @@ def test_another_target_is_refused(
 
 def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, refused) -> None:
     command = ("train", target, "--data", folder, "--output", tmp_path, *STEPS)
-    line = refused(*command, "--max-length", 64)
-    assert "--max-length 64: the captured documents were cut to 1024" in line
+    refused(*command, "--max-length", 64, field="max_length")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "field"),
     [
-        (("--shard-mb", 0), "shard size 0: must be above 0 bytes"),
-        (("--feature-layers", "3,1"), "feature layers [3, 1]: must be strictly ascending"),
-        (("--feature-layers", "1,9"), "feature layers [1, 9]: "),
-        (("--engine", "sglang"), "--engine 'sglang': choose transformers or vllm"),
-        (("--tensor-parallel-size", 2), "--tensor-parallel-size 2: goes with --engine vllm"),
-        (
-            ("--engine", "vllm", "--device", "cuda"),
-            "--device with --engine vllm: vLLM finds its devices",
-        ),
-        ((*VLLM, sys.executable), "vLLM is not installed there"),
-        (("--data", "nowhere.jsonl"), "--data nowhere.jsonl: no such file"),
-        (("--output", __file__), f"--output {__file__}: Not a directory: name another path"),
+        (("--shard-mb", 0), None),
+        (("--feature-layers", "3,1"), None),
+        (("--feature-layers", "1,9"), None),
+        (("--engine", "sglang"), "engine"),
+        (("--tensor-parallel-size", 2), "tensor_parallel_size"),
+        (("--engine", "vllm", "--device", "cuda"), "device"),
+        ((*VLLM, sys.executable), None),
+        (("--data", "nowhere.jsonl"), "data"),
+        (("--output", __file__), "output"),
     ],
 )
-def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, said) -> None:
-    assert said in refused(*capture(target, answers, tmp_path / "made"), *options)
+def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, field) -> None:
+    refused(*capture(target, answers, tmp_path / "made"), *options, field=field)
     assert not (tmp_path / "made").exists()
 
 
@@ -145,9 +141,8 @@ def test_a_disk_that_refuses(
 
     monkeypatch.setattr("peagle.train.capture.write_shard", full)
     monkeypatch.setattr(screen, "quiet", True)
-    line = refused(*capture(target, answers, tmp_path))
-    assert f"--output {tmp_path}: No space left on device: make room" in line
-    assert "what was captured before is whole" in line
+    line = refused(*capture(target, answers, tmp_path), field="output")
+    assert "make room" in line and "earlier shards" in line
 
 
 def test_a_vllm_that_ends_is_a_failure(

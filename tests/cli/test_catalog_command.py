@@ -69,9 +69,9 @@ def test_entries_of_the_users(mine: Path) -> None:
 
 def test_an_unknown_name(refused) -> None:
     line = refused("catalog", "show", "gpt-oss-12b")
-    assert line == "peagle: 'gpt-oss-12b' is not in the catalog: did you mean gpt-oss-120b?"
+    assert line == "peagle: name 'gpt-oss-12b': is not in the catalog; did you mean gpt-oss-120b?"
     line = refused("catalog", "show", "Qwen/Qwen3-8")
-    assert line == "peagle: 'Qwen/Qwen3-8' is not in the catalog: did you mean Qwen/Qwen3-8B?"
+    assert line == "peagle: name 'Qwen/Qwen3-8': is not in the catalog; did you mean Qwen/Qwen3-8B?"
 
 
 def test_torch_is_not_imported() -> None:

@@ -112,7 +112,7 @@ def test_a_target_without_one_is_refused(
         ("eval", bare, *dataset),
     ):
         line = refused(*command)
-        assert "has no chat template: name a Jinja file with --chat-template, or plain" in line, (
+        assert "has no chat template; name a Jinja file with --chat-template, or plain" in line, (
             command
         )
         assert ("; --raw continues the text" in line) == (command[0] == "generate")
@@ -149,7 +149,7 @@ def test_a_file_that_is_not_there_or_no_template(
     refused: Any, target: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
     ask = ("generate", target, "the cat", "--chat-template")
-    assert "--chat-template none.jinja: " in refused(*ask, "none.jinja")
+    refused(*ask, "none.jinja", field="chat_template")
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% if %}")
     assert "the chat template refuses this: " in refused(*ask, broken)

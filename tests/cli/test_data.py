@@ -91,7 +91,7 @@ def test_turns_that_do_not_fit_are_counted(target: Path, tmp_path: Path) -> None
     made = ("--output", tmp_path / "made.jsonl", "--max-tokens", 4)
     said = invoke("data", "regenerate", target, "--prompts", prompts, *made).stderr
     assert "wrote 3 answers" in said
-    assert "asked without their oldest turns, to fit the context: 1" in said
+    assert "without their oldest turns, to fit the context: 1" in said
     assert "turns left out, too long even alone: 1" in said
 
 
@@ -128,50 +128,51 @@ def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "field"),
     [
-        (("--mix", "poem=1"), "--mix poem=1: give chat, code, math"),
-        (("--mix", "chat=much"), "--mix chat=much: expected a number"),
-        (("--mix", "chat=true"), "--mix chat=True: expected a number"),
-        (("--mix", "chat"), "--mix 'chat': expected name=value"),
-        (("--mix", "chat=1,chat=2"), "--mix 'chat=2': expected name=value, each name once"),
-        (("--mix", "chat=0"), "no kind has a share above 0"),
-        (("--mix", ""), "--mix '': expected name=value"),
-        (("--count", 0), "--count 0: must be at least 1"),
-        (("--temperature", 0), "--temperature 0: user turns must be sampled"),
-        (("--prompt-tokens", 0), "--prompt-tokens 0: must be at least 1"),
-        (("--max-tokens", 0), "--max-tokens 0: must be at least 1"),
-        (("--chat-template-arg", "think"), "--chat-template-arg 'think': expected name=value"),
-        (("--chat-template-arg", "a=["), "--chat-template-arg 'a=[': the value is not YAML"),
+        (("--mix", "poem=1"), "mix"),
+        (("--mix", "chat=much"), "mix"),
+        (("--mix", "chat=true"), "mix"),
+        (("--mix", "chat"), "mix"),
+        (("--mix", "chat=1,chat=2"), "mix"),
+        (("--mix", "chat=0"), "mix"),
+        (("--mix", ""), "mix"),
+        (("--count", 0), "count"),
+        (("--temperature", 0), "temperature"),
+        (("--prompt-tokens", 0), "prompt_tokens"),
+        (("--max-tokens", 0), "max_tokens"),
+        (("--chat-template-arg", "think"), "chat_template_arg"),
+        (("--chat-template-arg", "a=["), "chat_template_arg"),
     ],
 )
-def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], said: str) -> None:
+def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], field: str) -> None:
     """All of them before a target is loaded."""
-    line = refused("data", "synth", "nowhere", "--output", tmp_path / "made.jsonl", *options)
-    assert said in line
+    made = ("--output", tmp_path / "made.jsonl")
+    refused("data", "synth", "nowhere", *made, *options, field=field)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "field"),
     [
-        (("--engine", "tgi"), "--engine 'tgi': choose native or vllm"),
-        (("--chat-template", "none.jinja"), "--chat-template none.jinja: "),
-        (("--chat-template-arg", "think=true"), "--chat-template-arg think: the chat template"),
-        (("--url", "http://h/v1", "--head", "x"), "--head with --url"),
-        (("--url", "http://h/v1", "--engine", "vllm"), "--engine with --url"),
-        (
-            ("--url", "http://h/v1", "--chat-template", "x"),
-            "--chat-template with --url: the endpoint has",
-        ),
-        (("--url", "http://h/v1", "--api-key-env", "NOT_SET"), "--api-key-env NOT_SET: the var"),
-        (("--url", "h:8000"), "--url h:8000: no answer ("),
+        (("--engine", "tgi"), "engine"),
+        (("--chat-template", "none.jinja"), "chat_template"),
+        (("--chat-template-arg", "think=true"), None),
+        (("--url", "http://h/v1", "--head", "x"), "head"),
+        (("--url", "http://h/v1", "--engine", "vllm"), "engine"),
+        (("--url", "http://h/v1", "--chat-template", "x"), "chat_template"),
+        (("--url", "http://h/v1", "--api-key-env", "NOT_SET"), "api_key_env"),
+        (("--url", "h:8000"), "url"),
+        (("--batch", 0), "batch"),
+        (("--limit", 0), "limit"),
+        (("--workers", 0), "workers"),
+        (("--prompts", "none.jsonl"), "prompts"),
     ],
 )
 def test_regenerate_options(
-    refused, target: Path, prompts: Path, tmp_path: Path, options: tuple[object, ...], said: str
+    refused, target: Path, prompts: Path, tmp_path: Path, options: tuple[object, ...], field: str
 ) -> None:
     where = ("--prompts", prompts, "--output", tmp_path / "made.jsonl")
-    assert said in refused("data", "regenerate", target, *where, *options)
+    refused("data", "regenerate", target, *where, *options, field=field)
 
 
 def test_vllm_that_is_not_installed(
@@ -186,31 +187,17 @@ def test_vllm_that_is_not_installed(
 def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "data.jsonl", {"messages": TALK}, {"messages": TALK[:1]})
     whose = ("--target", target)
-    assert "no such file" in refused("data", "show", tmp_path / "none.jsonl", *whose)
-    assert "--record 3" in refused("data", "show", file, *whose, "--record", 3)
+    refused("data", "show", tmp_path / "none.jsonl", *whose, field="file")
+    refused("data", "show", file, *whose, "--record", 3, field="record")
     assert "no assistant turn" in refused("data", "show", file, *whose, "--record", 2)
-    assert "unknown model 'x'" in refused("data", "show", file, "--target", "x")
+    assert "'x': unknown model" in refused("data", "show", file, "--target", "x")
     file.write_text("{}\n{broken\n")
     assert f"{file}:2: not JSON" in refused("data", "show", file, *whose)
 
 
 def test_values_are_read_as_yaml() -> None:
     texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
-    assert _pairs(texts, "--o") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
+    assert _pairs(texts, "mix") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
     assert _mix("chat=2, code=0.5") == {"chat": 2, "code": 0.5}
     with pytest.raises(InputError):
-        _pairs(["=1"], "--o")
-
-
-@pytest.mark.parametrize("option", ["--batch", "--limit", "--workers"])
-def test_a_count_of_none_is_refused(refused, target: Path, tmp_path: Path, option: str) -> None:
-    prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]})
-    command = ("data", "regenerate", target, "--prompts", prompts)
-    line = refused(*command, "--output", tmp_path / "made.jsonl", option, 0)
-    assert f"{option} 0: must be at least 1" in line
-
-
-def test_prompts_must_exist(refused, target: Path, tmp_path: Path) -> None:
-    options = ("--prompts", tmp_path / "none.jsonl", "--output", tmp_path / "made.jsonl")
-    line = refused("data", "regenerate", target, *options)
-    assert f"--prompts {tmp_path / 'none.jsonl'}: no such file" in line
+        _pairs(["=1"], "mix")

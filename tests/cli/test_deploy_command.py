@@ -98,8 +98,8 @@ def test_local_becomes_what_it_printed() -> None:
 
 @pytest.mark.parametrize("verb", ["status", "logs", "delete"])
 def test_nothing_local_is_left_running(refused, verb: str) -> None:
-    line = refused("deploy", verb, "smollm2-135m", *LOCAL)
-    assert line.startswith("peagle: --to local: ") and "Ctrl-C" in line
+    line = refused("deploy", verb, "smollm2-135m", *LOCAL, field="to")
+    assert "Ctrl-C" in line
 
 
 def test_a_sagemaker_dry_run_prints_json_and_needs_no_boto3() -> None:
@@ -148,9 +148,9 @@ def test_a_dry_run_names_what_it_was_not_told() -> None:
 
 
 def test_a_start_needs_role_and_instance_type(refused) -> None:
-    assert "--role ''" in refused("deploy", "gpt-oss-20b", *THERE, "--yes")
-    line = refused("deploy", "gpt-oss-20b", *THERE, "--role", ROLE, "--yes")
-    assert "--instance-type ''" in line
+    refused("deploy", "gpt-oss-20b", *THERE, "--yes", field="role")
+    where = (*THERE, "--role", ROLE)
+    refused("deploy", "gpt-oss-20b", *where, "--yes", field="instance_type")
 
 
 def test_a_hub_id_is_deployed_as_its_entry() -> None:
@@ -196,23 +196,22 @@ def test_a_profile_is_asked_for(refused) -> None:
         sent[0]["parameters"]["PrimaryContainer"]["Environment"] for sent in (plain, profiled)
     )
     assert flags == plain_flags | added and not set(added) & set(plain_flags)
-    line = refused("deploy", "gpt-oss-20b", *LOCAL, "--dry-run", "--profile", "benchmark")
-    assert line == "peagle: --profile benchmark: profiles are flags of vLLM: use --engine vllm"
+    local = (*LOCAL, "--dry-run", "--profile", "benchmark")
+    assert "--engine" in refused("deploy", "gpt-oss-20b", *local, field="profile")
 
 
 def test_bad_heads(refused, tmp_path: Path) -> None:
-    for options, why in (
-        (("--k", 0), "--k 0: must be at least 1"),
-        (("--head", tmp_path), f"--head {tmp_path}: a folder is read on this machine only"),
-        (("--head", "head"), "--head head: no such folder, and no hub id"),
-        (("--method", "medusa"), "--method 'medusa': choose p-eagle or eagle3"),
+    for options, field in (
+        (("--k", 0), "k"),
+        (("--head", tmp_path), "head"),
+        (("--head", "head"), "head"),
+        (("--method", "medusa"), "method"),
     ):
-        assert why in refused("deploy", "gpt-oss-20b", *AWS, "--dry-run", *options)
+        refused("deploy", "gpt-oss-20b", *AWS, "--dry-run", *options, field=field)
 
 
 def test_bad_input(refused) -> None:
-    assert "costs money: nobody can be asked" in refused("deploy", "gpt-oss-20b", *AWS)
-    assert "--region is missing" in refused("deploy", "gpt-oss-20b", "--to", "sagemaker")
-    assert "--role 'me'" in refused("deploy", "gpt-oss-20b", *THERE, "--role", "me")
-    native = refused("deploy", "smollm2-135m", *AWS, "--dry-run")
-    assert "--image is missing: no image of peagle is published" in native
+    assert "costs money" in refused("deploy", "gpt-oss-20b", *AWS)
+    refused("deploy", "gpt-oss-20b", "--to", "sagemaker", field="region")
+    refused("deploy", "gpt-oss-20b", *THERE, "--role", "me", field="role")
+    refused("deploy", "smollm2-135m", *AWS, "--dry-run", field="image")

@@ -97,16 +97,16 @@ def test_trees(target: Path, heads: dict[str, Path], questions: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "field"),
     [
-        (("--k", "3,0"), "--k '3,0': each must be at least 1"),
-        (("--k", "a"), "--k 'a': expected whole numbers"),
-        (("--limit", "0"), "--limit 0"),
-        ((), "name one with --head"),
-        (("--method", "lookup"), "no head to measure for"),
-        (("--nodes", "0"), "--nodes '0': each must be at least 1"),
-        (("--nodes", "999", "--method", "lookup"), "--nodes 999: must be at most 256"),
+        (("--k", "3,0"), "k"),
+        (("--k", "a"), "k"),
+        (("--limit", "0"), "limit"),
+        ((), "head"),
+        (("--method", "lookup"), "head"),
+        (("--nodes", "0"), "nodes"),
+        (("--nodes", "999", "--method", "lookup"), "nodes"),
     ],
 )
-def test_refusals(refused, target: Path, questions: Path, options, said: str) -> None:
-    assert said in refused("eval", target, "--dataset", questions, *options)
+def test_refusals(refused, target: Path, questions: Path, options, field: str) -> None:
+    refused("eval", target, "--dataset", questions, *options, field=field)

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import METHODS
 
-from peagle.methods.load import load_drafter
-from peagle.methods.save import save_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.loader import load_target
 
 ASK = ("the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
@@ -52,14 +52,12 @@ def test_int8_rows_become_weights(target: Path, heads: dict[str, Path], tmp_path
 def test_output_must_be_empty(refused, heads: dict[str, Path], tmp_path: Path) -> None:
     for taken in (tmp_path / "file", tmp_path):
         (tmp_path / "file").write_text("kept")
-        line = refused("export", heads["p-eagle"], taken, "--to", "vllm")
-        assert f"{taken} is not an empty folder: name a new one" in line
+        refused("export", heads["p-eagle"], taken, "--to", "vllm", field="output")
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_unknown_dialect(refused, heads: dict[str, Path], tmp_path: Path) -> None:
-    line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "onnx")
-    assert "--to 'onnx': choose vllm or speculators" in line
+    refused("export", heads["p-eagle"], tmp_path / "out", "--to", "onnx", field="to")
 
 
 def test_target_must_be_the_heads(
@@ -84,3 +82,7 @@ def test_head_that_does_not_name_its_target(
     (head / "config.json").write_text(json.dumps(config))
     line = refused("export", head, tmp_path / "out", "--to", "vllm")
     assert "name it with --target" in line
+    del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"], config["peagle"]
+    (head / "config.json").write_text(json.dumps(config))
+    line = refused("export", head, tmp_path / "out", "--to", "vllm")
+    assert "name it with --target" in line, "also of a head that does not name its layers"

@@ -3,15 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-import typer
 from typer.core import TyperCommand, TyperGroup
 
 import peagle
-from peagle.cli.main import COMMANDS
+from peagle.cli.main import COMMANDS, load_command
 
 ROOT = Path(peagle.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -29,8 +27,7 @@ def flags(command: TyperCommand | TyperGroup) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ours() -> set[str]:
-    apps = [import_module(module).app for module, _ in COMMANDS.values()]
-    return {name for app in apps for name in flags(typer.main.get_command(app))}
+    return {flag for name in COMMANDS for flag in flags(load_command(name))}
 
 
 def named(source: str) -> set[str]:

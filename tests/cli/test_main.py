@@ -3,15 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 
 import pytest
-import typer
 from runner import PEAGLE, invoke
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.main import COMMANDS, FIRST, PANELS, first_screen
+from peagle.cli.main import COMMANDS, FIRST, PANELS, first_screen, load_command
 
 WITHOUT_TORCH = """
 import sys
@@ -36,8 +34,8 @@ def test_entry_point_prints_the_version() -> None:
 
 
 def test_bad_input_is_one_line_and_code_2(refused) -> None:
-    line = refused("train", "some-target", "--output", "somewhere")
-    assert line == "peagle: --data is missing: name a JSONL file of answers"
+    line = refused("train", "some-target", "--output", "somewhere", field="data")
+    assert line == "peagle: --data: is missing; name a JSONL file of answers"
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
@@ -63,8 +61,8 @@ def test_every_command_has_a_panel_and_a_line() -> None:
 
 
 def test_an_unknown_command(refused) -> None:
-    assert refused("serv", "a") == "peagle: no command 'serv': did you mean serve?"
-    assert refused("xyzzy") == "peagle: no command 'xyzzy': peagle --help lists all"
+    assert "did you mean serve?" in refused("serv", "a", field="command")
+    assert "peagle --help" in refused("xyzzy", field="command")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +79,7 @@ def test_an_unknown_command(refused) -> None:
     ],
 )
 def test_what_is_gone_says_what_does_it_now(refused, line: str, name: str, now: str) -> None:
-    said = refused(*line.split())
-    assert said.startswith(f"peagle: {name} was removed: ") and now in said
+    assert now in refused(*line.split(), field=name)
 
 
 def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, TyperCommand]]:
@@ -95,8 +92,7 @@ def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, T
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
-    found = typer.main.get_command(import_module(COMMANDS[name][0]).app)
-    for path, command in each(name, found):
+    for path, command in each(name, load_command(name)):
         assert f"Usage: root {path} [OPTIONS]" in invoke(*path.split(), "--help").stdout
         for parameter in command.params:
             assert parameter.help, f"peagle {path}: {parameter.name}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runner import SMALL, invoke, metrics
 
-from peagle.methods.checkpoint import read_config
+from peagle.heads.format import read_config
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,20 @@ def test_a_run_goes_on_with_more_documents_and_with_no_others(
 
     invoke(*command(parts[0], 3))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "data was" in refused(*command(parts[1], 5), "--resume")
-    assert "decay was 0.5" in refused(*command(parts[0], 5), "--resume", "--decay", "0.7")
-    assert "made with other settings" in refused(*command(parts[0], 5), "--resume", "--fc-norm")
+    assert "--data" in refused(*command(parts[1], 5), "--resume")
+    assert "--decay 0.7: was 0.5 when" in refused(
+        *command(parts[0], 5), "--resume", "--decay", "0.7"
+    )
+    assert "give the settings that the run was started with" in refused(
+        *command(parts[0], 5), "--resume", "--fc-norm"
+    )
     assert {path: path.read_bytes() for path in before} == before
     invoke(*command(f"{parts[0]},{parts[1]}", 5), "--resume")
     assert len(metrics(tmp_path)) == 5
-    assert json.loads((tmp_path / "settings.json").read_text())["documents"] == 24
-    assert "data was" in refused(*command(parts[0], 7), "--resume"), "they are part of it now"
+    newest = max((tmp_path / "checkpoints").iterdir())
+    settings = json.loads((newest / "progress.json").read_text())["settings"]
+    assert settings["documents"] == 24
+    assert "--data" in refused(*command(parts[0], 7), "--resume"), "they are part of it now"
 
 
 def test_folders_that_do_not_go_together(
@@ -64,9 +70,9 @@ def test_folders_that_do_not_go_together(
         return refused("train", target, "--data", data, "--output", tmp_path / "out", *SMALL)
 
     other = line(f"{parts[0]},{parts[2]}")
-    assert f"{parts[2]}: captured with feature layers 1,2, the head has" in other
+    assert f"{parts[2]}: captured with feature layers (1, 2), now" in other
     assert "is named twice" in line(f"{parts[0]},{parts[0]}")
-    assert f"{tmp_path / 'none'}: a folder without capture.json" in line(
+    assert f"{tmp_path / 'none'}: a folder without captured shards" in line(
         f"{parts[0]},{tmp_path / 'none'}"
     )
     assert not (tmp_path / "out").exists()

@@ -1,25 +1,23 @@
 """Captured shards: what is written is read, damage is named."""
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny import random_prompts
 
-from peagle.data.captured import (
-    Captured,
-    Manifest,
-    Origin,
-    difference,
-    read_manifest,
-    write_manifest,
-)
+from peagle.data.captured import Captured, Captures, difference
 from peagle.data.example import Example, fingerprint
-from peagle.data.shard import OpenShard, token_bytes, write_shard
+from peagle.data.shard import KEY, Origin, Shard, token_bytes, write_shard
 from peagle.errors import InputError
-from peagle.model.target import TargetOutput
+from peagle.model.target import Target, TargetOutput
+from peagle.train.capture import MAX_HEADER
 
 WIDTH, LAYERS = 32, 3
 
@@ -38,122 +36,149 @@ def outputs(examples: list[Example]) -> list[TargetOutput]:
     return [TargetOutput(torch.randn(n, WIDTH), torch.randn(n, LAYERS * WIDTH)) for n in lengths]
 
 
-def saved(folder: Path) -> Captured:
-    """Five documents in two shards."""
+def save(folder: Path, number: int, documents_of_shard: slice, origin: Origin = ORIGIN) -> Path:
+    path = folder / f"shard-{number:05d}.safetensors"
     examples = documents()
-    said = outputs(examples)
-    shards = tuple(
-        write_shard(folder / f"shard-{i:05d}.safetensors", examples[a:b], said[a:b])
-        for i, (a, b) in enumerate([(0, 3), (3, 5)])
-    )
-    write_manifest(folder, Manifest(ORIGIN, shards))
-    return Captured(folder)
+    first = documents_of_shard.start
+    part = examples[documents_of_shard]
+    write_shard(path, origin, first, part, outputs(examples)[documents_of_shard])
+    return path
 
 
-class Float32:
-    """As much of a target as reading asks for."""
-
-    device, dtype = torch.device("cpu"), torch.float32
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    captured, said = saved(tmp_path), outputs(documents())
-    assert captured.examples() == documents()
-    for chosen in ([0], [4], [2, 3], [4, 0, 2]):
-        read = captured.output(chosen, Float32())  # type: ignore[arg-type]
-        for name in ("hidden", "features"):
-            rows = torch.cat([getattr(said[i], name) for i in chosen])
-            assert torch.equal(getattr(read, name), rows.bfloat16().float())
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five documents in two shards."""
+    save(tmp_path, 0, slice(0, 3))
+    save(tmp_path, 1, slice(3, 5))
+    return tmp_path
 
 
-def test_manifest_round_trip(tmp_path: Path) -> None:
-    captured = saved(tmp_path)
-    assert read_manifest(tmp_path) == Manifest(ORIGIN, captured.shards)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "capture.json",
-        "shard-00000.safetensors",
-        "shard-00001.safetensors",
-    ], "nothing temporary is left"
-    assert len({p.stat().st_mode for p in tmp_path.iterdir()}) == 1
+@pytest.fixture
+def second(folder: Path) -> Path:
+    return folder / "shard-00001.safetensors"
 
 
-def test_tokens_take_the_bytes_that_are_estimated(tmp_path: Path) -> None:
-    for shard in saved(tmp_path).shards:
-        header = int.from_bytes((tmp_path / shard.file).read_bytes()[:8], "little") + 8
-        wanted = shard.tokens * token_bytes(WIDTH, LAYERS) + 4 * shard.documents
-        assert shard.bytes == header + wanted
-        assert header <= 1024
+def read(folder: Path, chosen: list[int]) -> TargetOutput:
+    target = object.__new__(Target)
+    vars(target).update(device=torch.device("cpu"), dtype=torch.float32)
+    return Captures([folder]).output(chosen, target)
 
 
-def test_rows_are_mapped_not_loaded(tmp_path: Path) -> None:
-    shard = OpenShard(tmp_path, saved(tmp_path).shards[0])
+@pytest.mark.parametrize("chosen", [[0], [4], [2, 3], [4, 0, 2]])
+def test_round_trip(folder: Path, chosen: list[int]) -> None:
+    assert Captured(folder).examples() == documents()
+    assert Captured(folder).origin == ORIGIN
+    found, wanted = read(folder, chosen), outputs(documents())
+    for name in ("hidden", "features"):
+        rows = torch.cat([getattr(wanted[i], name) for i in chosen])
+        assert torch.equal(getattr(found, name), rows.bfloat16().float())
+
+
+@contextmanager
+def named(path: Path) -> Iterator[pytest.ExceptionInfo[InputError]]:
+    """Expect an error that names a file or folder."""
+    with refused() as error:
+        yield error
+    assert error.value.value == path
+
+
+def test_only_shards_are_left_readable_for_all(folder: Path) -> None:
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == [f"shard-0000{i}.safetensors" for i in (0, 1)]
+    (folder / "new").touch()
+    assert {file.stat().st_mode for file in files} == {(folder / "new").stat().st_mode}
+
+
+def test_the_same_shard_has_the_same_bytes(folder: Path, second: Path) -> None:
+    before = second.read_bytes()
+    second.unlink()
+    save(folder, 1, slice(3, 5))
+    assert second.read_bytes() == before
+
+
+def test_tokens_take_the_bytes_that_are_estimated(folder: Path) -> None:
+    for shard in Captured(folder).shards:
+        size = shard.path.stat().st_size
+        tokens = shard.bounds[-1] * token_bytes(WIDTH, LAYERS) + 4 * (shard.end - shard.first)
+        assert 0 < size - tokens <= MAX_HEADER
+
+
+def test_rows_are_mapped_not_loaded(second: Path) -> None:
+    shard = Shard(second)
     whole, part = shard.rows("hidden"), shard.rows("hidden", 2, 4)
     assert part.data_ptr() == whole.data_ptr() + 2 * WIDTH * whole.element_size()
-    maps = Path("/proc/self/maps").read_text()
-    assert str(shard.path) in maps
+    assert str(second) in Path("/proc/self/maps").read_text()
 
 
-def test_a_damaged_shard_is_named_when_it_is_first_used(tmp_path: Path) -> None:
-    saved(tmp_path)
-    bad = tmp_path / "shard-00001.safetensors"
-    content = bytearray(bad.read_bytes())
+def test_a_damaged_shard_is_named_when_it_is_first_used(folder: Path, second: Path) -> None:
+    content = bytearray(second.read_bytes())
     content[-1] ^= 1
-    bad.write_bytes(content)
-    captured = Captured(tmp_path)
-    captured.output([0, 2], Float32())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"shard-00001\.safetensors: is damaged"):
-        captured.output([3], Float32())  # type: ignore[arg-type]
+    second.write_bytes(content)
+    read(folder, [0, 2])
+    with named(second):
+        read(folder, [3])
 
 
-@pytest.mark.parametrize("left", [None, 0, 100])
-def test_a_missing_or_cut_shard_is_named(tmp_path: Path, left: int | None) -> None:
-    captured = saved(tmp_path)
-    bad = tmp_path / "shard-00001.safetensors"
-    content = bad.read_bytes()
-    bad.unlink()
-    if left is not None:
-        bad.write_bytes(content[:left])
-    with pytest.raises(InputError, match=r"shard-00001\.safetensors: cannot be read"):
-        captured.examples()
+@pytest.mark.parametrize("left", [0, 100, 1000])
+def test_a_cut_shard_is_named(folder: Path, second: Path, left: int) -> None:
+    second.write_bytes(second.read_bytes()[:left])
+    with named(second):
+        Captured(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "target": "tiny"}'])
-def test_a_manifest_that_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "capture.json").write_text(text)
-    with pytest.raises(InputError, match=r"capture\.json: not what `peagle data capture` writes"):
+def edited(shard: Path, old: str, new: str) -> None:
+    """Change a shard's header by other means."""
+    with safe_open(shard, framework="pt") as file:
+        text = file.metadata()[KEY]
+    save_file(load_file(shard), shard, {KEY: text.replace(old, new)} if old else None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"c"', '"d"'), ('"first": 3', '"first": 2'), ("sha256", "sha999"), ("", "")]
+)
+def test_a_damaged_header_is_named(folder: Path, second: Path, old: str, new: str) -> None:
+    edited(second, old, new)
+    with named(second) as error:
+        Captured(folder)
+    assert "header" in error.value.why
+
+
+def test_a_folder_with_a_manifest_must_be_captured_again(folder: Path) -> None:
+    (folder / "capture.json").write_text('{"format": 1}')
+    with named(folder) as error:
+        Captured(folder)
+    assert "capture again" in str(error.value.fix)
+
+
+@pytest.mark.parametrize(("number", "left"), [(0, 2), (1, 3)])
+def test_a_capture_that_lacks_a_shard_is_not_read(folder: Path, number: int, left: int) -> None:
+    (folder / f"shard-{number:05d}.safetensors").unlink()
+    with refused("data") as error:
+        Captured(folder)
+    assert f"{left} of its 5 documents are captured" in error.value.why
+
+
+def test_an_empty_folder_is_no_capture(tmp_path: Path) -> None:
+    with refused("data"):
         Captured(tmp_path)
 
 
-def test_a_manifest_of_another_format(tmp_path: Path) -> None:
-    (tmp_path / "capture.json").write_text('{"format": 2}')
-    with pytest.raises(InputError, match="format 2, this version reads 1"):
-        Captured(tmp_path)
+def test_a_shard_of_another_capture_is_named(folder: Path, second: Path) -> None:
+    save(folder, 1, slice(3, 5), replace(ORIGIN, weights_hash="v"))
+    with named(second) as error:
+        Captured(folder)
+    assert "weights_hash" in error.value.why
 
 
-def test_a_capture_in_fp8_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path)
-    file = tmp_path / "capture.json"
-    record = json.loads(file.read_text())
-    assert record["dtype"] == "bfloat16"
-    file.write_text(json.dumps({**record, "dtype": "fp8"}))
-    with pytest.raises(InputError) as error:
-        Captured(tmp_path)
-    assert str(error.value) == (
-        f"{file}: dtype fp8, this version reads bfloat16: capture it again into another folder"
-    )
-
-
-def test_an_unfinished_capture_is_not_read(tmp_path: Path) -> None:
-    first = saved(tmp_path).shards[0]
-    write_manifest(tmp_path, Manifest(ORIGIN, (first,)))
-    with pytest.raises(InputError, match="3 of its 5 documents are captured: finish it"):
-        Captured(tmp_path)
+def test_documents_that_two_shards_have_are_named(folder: Path) -> None:
+    extra = save(folder, 2, slice(4, 5))
+    with named(extra):
+        Captured(folder)
 
 
 def test_documents_that_are_not_those_captured(tmp_path: Path) -> None:
-    captured = saved(tmp_path)
-    write_manifest(tmp_path, Manifest(replace(ORIGIN, data="e"), captured.shards))
-    with pytest.raises(InputError, match=r"holds other documents than capture\.json says"):
+    save(tmp_path, 0, slice(0, 5), replace(ORIGIN, data="e"))
+    with named(tmp_path):
         Captured(tmp_path).examples()
 
 

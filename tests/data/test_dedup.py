@@ -2,7 +2,7 @@
 
 import pytest
 
-from peagle.data.dedup import PATIENCE, SHARE, SLACK, Kept
+from peagle.data.dedup import FREE, MAX_REFUSALS, MAX_SHARE, Kept
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 WORDS = TEXT.split()
@@ -52,9 +52,9 @@ def test_no_length_takes_over() -> None:
         if why is None:
             found.add(f"text {number}", 10)
     free = taken.index(False)
-    assert free - 1 <= SLACK / (1 - SHARE) < free
+    assert free - 1 <= FREE / (1 - MAX_SHARE) < free
     for attempt, was_taken in enumerate(taken[free:]):
-        assert was_taken == (attempt % (PATIENCE + 1) == PATIENCE)
+        assert was_taken == (attempt % (MAX_REFUSALS + 1) == MAX_REFUSALS)
 
 
 def test_other_lengths_are_welcome() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from tiny import make_target
 
 from peagle.data.chat import prompt_ids
@@ -140,7 +141,7 @@ def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: 
         assert sorted(output.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_what_does_not_fit_is_cut_at_a_turn_and_counted(llm: LLM, tmp_path: Path) -> None:
+def test_a_long_conversation_is_cut_at_a_turn_and_counted(llm: LLM, tmp_path: Path) -> None:
     """The oldest turn goes, the system turn stays; a turn too long by itself ends its record."""
     output, long, too_long = tmp_path / "out.jsonl", "the cat sat " * 30, "the cat sat " * 99
     asked = [[long, "and then", long], ["ran", too_long, "hat"], [too_long], ["mat"]]
@@ -175,8 +176,9 @@ def test_a_conversation_that_the_template_refuses_is_named(prompts: Path, tmp_pa
     llm.tokenizer.chat_template += (
         "{% if messages | length > 2 %}{{ raise_exception('!') }}{% endif %}"
     )
-    with pytest.raises(InputError, match="record 2 of the prompts: the chat template refuses"):
+    with refused("prompts") as error:
         answer(llm, read_conversations(prompts), output, GREEDY)
+    assert "record 2: the chat template refuses" in error.value.why
 
 
 def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
@@ -200,6 +202,6 @@ def test_another_file_is_left_as_it_was(
 ) -> None:
     output = tmp_path / "mine.jsonl"
     output.write_text(foreign)
-    with pytest.raises(InputError, match=r"mine.jsonl:1: not written by .*: name another file"):
+    with refused("output"):
         regenerate(llm, prompts, output, GREEDY)
     assert output.read_text() == foreign

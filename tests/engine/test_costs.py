@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from peagle.engine.budget import Curve
-from peagle.engine.costs import MAX_SLOW_SECONDS, SLOW, WatchedCurve
+from peagle.engine.costs import MAX_SLOW_SECONDS, SLOW, Curve, WatchedCurve
 
 MEASURED = {1: 0.01, 8: 0.02}
 

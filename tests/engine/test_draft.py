@@ -5,7 +5,7 @@ import torch
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor
 
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
@@ -51,7 +51,7 @@ BRUTE_FORCE = {"p-eagle": parallel, "eagle3": autoregressive}
 def check_rounds(target: Target, drafter: Drafter, k: int, max_batch: int) -> tuple[int, int]:
     """Compare after every round; returns drafts compared, and how many of them differ."""
     llm = LLM(target, drafter, k=k, max_batch=max_batch)
-    run = Run(llm, PROMPTS, [SamplingParams(max_tokens=n) for n in (9, 17, 5, 14, 3, 11)])
+    run = llm.stream(PROMPTS, [SamplingParams(max_tokens=n) for n in (9, 17, 5, 14, 3, 11)])
     compared = []
     running = run.engine.scheduler.running
     while any(request.finish_reason is None for request in run.requests):
@@ -88,7 +88,7 @@ def test_batched_drafts_equal_single_ones(method: str) -> None:
     drafter = make_drafter(target, method)
 
     def first_drafts(prompts: list[list[int]]) -> list[list[int]]:
-        run = Run(LLM(target, drafter, k=5), prompts, None)
+        run = LLM(target, drafter, k=5).stream(prompts, None)
         run.step()
         return [request.draft.tokens for request in run.requests]
 
@@ -98,7 +98,7 @@ def test_batched_drafts_equal_single_ones(method: str) -> None:
 def test_drafts_are_target_ids() -> None:
     """d2t is applied: the draft vocabulary is the upper half of the target's."""
     target = make_target(seed=2, spread=0.3)
-    run = Run(LLM(target, make_drafter(target, "p-eagle", draft_vocab=64), k=8), PROMPTS, None)
+    run = LLM(target, make_drafter(target, "p-eagle", draft_vocab=64), k=8).stream(PROMPTS, None)
     run.step()
     drafted = [token for request in run.requests for token in request.draft.tokens]
     assert min(drafted) >= 64 and max(drafted) < 128

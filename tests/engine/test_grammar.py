@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from oracle import end_at
+from refusals import refused
 from tiny import chain, make_target, make_tokenizer, with_call_tokens
 from torch import Tensor
 
@@ -188,33 +189,32 @@ def test_a_grammar_is_compiled_once(target: Target, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("params", "why"),
+    ("field", "grammar"),
     [
-        (SamplingParams(regex="a("), "regex 'a(': at 1(8): invalid regex"),
-        (SamplingParams(regex="é+"), "regex 'é+': nothing that this target can say matches it"),
-        (SamplingParams(grammar="start: foo"), "grammar 'start: foo': at 1(8): unknown name"),
-        (SamplingParams(json_schema={"type": "text"}), 'json_schema \'{"type": "text"}\': Invalid'),
-        (SamplingParams(json_schema='{"$ref": "#/nowhere"}'), "json_schema "),
-        (SamplingParams(json_schema={"dependentSchemas": {}}), "Unimplemented keys"),
-        (SamplingParams(json_schema={"x-guidance": {"typo": 1}}), "json_schema "),
-        (SamplingParams(regex="a" * 99 + "("), "regex '" + "a" * 57 + "...': "),
+        ("regex", "a("),
+        ("regex", "é+"),
+        ("regex", "a" * 99 + "("),
+        ("grammar", "start: foo"),
+        ("json_schema", '{"type": "text"}'),
+        ("json_schema", '{"$ref": "#/nowhere"}'),
+        ("json_schema", '{"dependentSchemas": {}}'),
+        ("json_schema", '{"x-guidance": {"typo": 1}}'),
     ],
 )
-def test_what_cannot_be_compiled(grammars: Grammars, params: SamplingParams, why: str) -> None:
-    with pytest.raises(InputError) as caught:
-        grammars.matcher(params)
-    assert why in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+def test_what_cannot_be_compiled(grammars: Grammars, field: str, grammar: str) -> None:
+    with refused(field) as caught:
+        grammars.matcher(SamplingParams(**{field: grammar}))
+    assert caught.value.value == grammar and len(str(caught.value)) < 500
 
 
 def test_targets_that_cannot_follow_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target()
     target.tokenizer.eos_token = None
-    with pytest.raises(InputError, match="tiny-0 has no token that ends an answer"):
+    with pytest.raises(InputError, match="tiny-0 .* lacks a token that ends an answer"):
         Grammars(target).matcher(FORMS[0])
     monkeypatch.setattr(target, "tokenizer", None)
     end_at(monkeypatch, target, 2)
-    with pytest.raises(InputError, match="tiny-0 has no fast tokenizer"):
+    with pytest.raises(InputError, match="tiny-0 .* lacks a fast tokenizer"):
         Grammars(target).matcher(FORMS[0])
 
 

@@ -16,9 +16,10 @@ from tiny import make_drafter, make_target, own_answers, random_prompts
 
 from heads import trained_head
 from peagle.engine.completion import Completion
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
+from peagle.engine.run import Run
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 

@@ -48,7 +48,7 @@ def test_decoding_is_counted(
     assert (stats.forwards, stats.tokens) == (rounds, PARAMS.max_tokens - 1)
     assert stats.tokens_per_forward == (PARAMS.max_tokens - 1) / rounds
     assert stats.rows_per_round == 1 + stats.drafted / rounds
-    assert [chunk.place > 0 for chunk in chunks] == [chunk.source != "target" for chunk in chunks]
+    assert [chunk.depth > 0 for chunk in chunks] == [chunk.source != "target" for chunk in chunks]
     sources = [chunk.source for chunk in chunks]
     cut = sum(stats.accepted) - (len(sources) - sources.count("target"))
     assert 0 <= cut <= 8, "behind the answer's end"

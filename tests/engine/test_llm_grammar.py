@@ -18,7 +18,7 @@ from tiny import METHODS, make_drafter, make_target, random_prompts
 from peagle.engine.draft import Proposer
 from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars
-from peagle.engine.llm import LLM, Run
+from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
@@ -196,7 +196,7 @@ def test_drafts_are_the_likeliest_that_are_allowed(
     monkeypatch.setattr(Drafter, "logits", spy)
     params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[:6]]
     params += [SamplingParams(max_tokens=40)]
-    run = Run(LLM(wide, drafter, k=6, max_batch=7), random_prompts(7), params)
+    run = LLM(wide, drafter, k=6, max_batch=7).stream(random_prompts(7), params)
     known = drafter.target_ids.tolist()
     run.step()
     while not run.engine.idle:
@@ -223,7 +223,7 @@ def test_every_drafted_token_is_allowed_and_nothing_is_left_behind(
 ) -> None:
     llm = LLM(wide, wide_drafters[method], k=5, max_batch=4)
     params = [SamplingParams(max_tokens=40, json_schema=schema(m)) for m in MODELS[6:12]]
-    run = Run(llm, random_prompts(6), params)
+    run = llm.stream(random_prompts(6), params)
     drafted = 0
     run.step()
     while not run.engine.idle:
@@ -257,7 +257,7 @@ def test_lookup_drafts_only_what_the_grammar_allows(
     )
     if not filtered:
         monkeypatch.setattr(Matcher, "count_allowed", lambda _, tokens: len(tokens))
-    run = Run(llm, [prompt], params)
+    run = llm.stream([prompt], params)
     looked_up = refused = 0
     run.step()
     while not run.engine.idle:

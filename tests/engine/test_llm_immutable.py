@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from refusals import refused
 from tiny import make_drafter, make_target
 
-from peagle.engine.budget import Budget
+from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -15,24 +16,21 @@ from peagle.model.target import Target
 
 PROMPTS = [[70, 71, 72], [80, 81]]
 PARAMS = SamplingParams(max_tokens=12)
-SETTINGS = (
-    "target", "drafter", "drafting", "k", "nodes", "max_batch", "kv_tokens",
-    "deterministic", "engine", "tokenizer", "_loaded", "something_new",
-)  # fmt: skip
+SETTINGS = ("target", "drafter", "drafting", "max_batch", "engine", "tokenizer", "something_new")
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_nothing_can_be_assigned(target: Target, drafters: dict[str, Drafter], name: str) -> None:
     llm = LLM(target, drafters["p-eagle"], k=3, max_batch=2, kv_tokens=320)
-    before = dict(vars(llm))
-    for value in (None, 5, before.get(name)):
-        with pytest.raises(AttributeError, match=f"{name}: an LLM does not change; `use` makes"):
+    before = getattr(llm, name, None)
+    for value in (None, 5, before):
+        with pytest.raises(AttributeError):
             setattr(llm, name, value)
-    assert vars(llm) == before
+    assert getattr(llm, name, None) is before
 
 
-def test_all_settings_are_tried(target: Target) -> None:
-    public = {name for name in vars(LLM(target)) if not name.startswith("_")}
+def test_all_settings_are_tried() -> None:
+    public = {name for name, value in vars(LLM).items() if isinstance(value, property)}
     assert public <= set(SETTINGS)
 
 
@@ -40,17 +38,18 @@ def facts(llm: LLM) -> dict[str, Any]:
     """What an engine runs by, by its own parts."""
     engine = llm.engine
     proposer, scheduler = engine.proposer, engine.scheduler
-    room = engine.settings.kv_tokens
-    assert engine.settings == Settings(llm.max_batch, room, llm.k, llm.nodes, llm.drafting.lookup)
+    settings, trees = engine.settings, llm.drafting.max_nodes
+    room = settings.kv_tokens
+    assert settings == Settings(llm.max_batch, room, settings.k, trees, llm.drafting.lookup)
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
-    assert scheduler.budget >= llm.max_batch * (llm.k + 1)
+    assert scheduler.budget >= llm.max_batch * (settings.k + 1)
     return {
         "head": None if proposer is None else proposer.model.drafter.norm.weight.data_ptr(),
         "layers": engine.taps,
         "k": engine.settings.k,
         "lookahead": scheduler.num_lookahead_tokens,
         "lookup": engine.settings.lookup,
-        "adaptive": isinstance(engine.budget, Budget),
+        "adaptive": isinstance(engine.budget, AdaptiveBudget),
         "max_batch": scheduler.max_batch,
         "blocks": scheduler.pool.count,
     }
@@ -133,9 +132,8 @@ def test_a_default_batch_follows_the_head_and_the_cache(target: Target) -> None:
 def test_bad_values(target: Target, drafters: dict[str, Drafter], name: str, value: int) -> None:
     llm, head = LLM(target), drafters["p-eagle"]
     for make in (lambda **bad: LLM(target, head, **bad), lambda **bad: llm.use(head, **bad)):
-        with pytest.raises(InputError) as caught:
+        with refused(name):
             make(**{name: value})
-        assert str(caught.value) == f"{name} {value}: must be at least 1"
 
 
 def test_a_head_for_a_deeper_target(target: Target) -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from oracle import end_at
+from refusals import refused
 from tiny import make_drafter, random_prompts
 from tree_reference import accepted_as_the_reference
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -144,20 +144,13 @@ def test_a_walk_that_forgets_to_move_is_noticed(target: Target) -> None:
     assert [a.token_ids for a in run.completions()] != [a.token_ids for a in alone]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"nodes": 0}, "nodes 0: must be at least 1"),
-        ({"nodes": 257}, "nodes 257: must be at most 256"),
-        ({"nodes": 8, "k": 3}, "nodes 8: a tree, but `k` 3 asks for a chain: give one of both"),
-    ],
-)
-def test_wrong_numbers(target: Target, given: dict[str, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("given", [{"nodes": 0}, {"nodes": 257}, {"nodes": 8, "k": 3}])
+def test_wrong_numbers(target: Target, given: dict[str, int]) -> None:
+    with refused("nodes"):
         LLM(target, make_drafter(target, "p-eagle"), **given)
 
 
 def test_eagle3_drafts_chains(target: Target) -> None:
-    with pytest.raises(InputError, match="nodes 8: EAGLE-3 drafts chains: give `k`"):
+    with refused("nodes"):
         LLM(target, make_drafter(target, "eagle3"), nodes=8)
     assert LLM(target, make_drafter(target, "eagle3")).drafting.lookup, "beside its chain"

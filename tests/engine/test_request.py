@@ -1,12 +1,14 @@
 """Sampling parameters are checked; statistics count as vLLM does."""
 
+from unittest.mock import Mock
+
 import pytest
+from refusals import refused
 from tiny import chain
 
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
 from peagle.engine.tree import Draft
-from peagle.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -33,42 +35,30 @@ from peagle.errors import InputError
     ],
 )
 def test_bad_parameters(name: str, value: float, allowed: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with refused(name) as caught:
         SamplingParams(**{name: value})
-    assert str(caught.value) == f"{name} {value}: must be {allowed}"
-
-
-def test_empty_stop_string() -> None:
-    with pytest.raises(InputError, match="must not be empty"):
-        SamplingParams(stop=("a", ""))
+    assert caught.value.why == f"must be {allowed}"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "field"),
     [
-        ({"logit_bias": {7: 101}}, "logit_bias {7: 101}: must be -100 to 100"),
-        ({"logit_bias": {7: float("nan")}}, "logit_bias {7: nan}: must be -100 to 100"),
-        ({"n": 3}, "n 3: greedy answers are all the same, set a temperature above 0 or n to 1"),
-        ({"regex": ""}, "regex '': must not be empty"),
-        ({"grammar": ""}, "grammar '': must not be empty"),
-        (
-            {"regex": "a", "json_schema": {}},
-            "json_schema and regex: an answer follows one of them, leave the others out",
-        ),
-        (
-            {"regex": "a", "ignore_eos": True},
-            "ignore_eos True: regex says where the answer ends, leave it out",
-        ),
-        ({"json_schema": "{oops"}, "json_schema: not JSON (Expecting property name"),
-        ({"json_schema": {"a": {1, 2}}}, "json_schema: not JSON (Object of type set"),
-        ({"json_schema": "[1]"}, "json_schema [1]: must be an object such as"),
+        ({"stop": ("a", "")}, "stop"),
+        ({"logit_bias": {7: 101}}, "logit_bias"),
+        ({"logit_bias": {7: float("nan")}}, "logit_bias"),
+        ({"n": 3}, "n"),
+        ({"regex": ""}, "regex"),
+        ({"grammar": ""}, "grammar"),
+        ({"regex": "a", "json_schema": {}}, "json_schema"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"json_schema": "{oops"}, "json_schema"),
+        ({"json_schema": {"a": {1, 2}}}, "json_schema"),
+        ({"json_schema": "[1]"}, "json_schema"),
     ],
 )
-def test_what_does_not_go_together(given: dict[str, object], said: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_what_does_not_go_together(given: dict[str, object], field: str) -> None:
+    with refused(field):
         SamplingParams(**given)
-    assert str(caught.value).startswith(said)
-    assert "\n" not in str(caught.value)
 
 
 def test_constraint() -> None:
@@ -128,7 +118,7 @@ def test_stats_add() -> None:
 
 
 def test_pending_is_what_was_not_run() -> None:
-    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), num_computed_tokens=3)
+    request = Request(0, 3, [5, 6, 7, 8], SamplingParams(), Mock(), Mock(), num_computed_tokens=3)
     request.draft = chain([9, 10])
     assert request.pending == [8, 9, 10] and request.num_pending == 3
     assert request.output == [8]

@@ -1,24 +1,25 @@
 """Whatever arrives, everyone who fits is served, in order, and no block is lost."""
 
 import random
+from unittest.mock import Mock
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from tiny import chain
 
 from peagle.engine.blocks import BlockPool
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
-from peagle.errors import InputError
 
 K = 3
 
 
 def request(index: int, prompt: int, output: int) -> Request:
     ids = [index % 5, *range(prompt - 1)]
-    return Request(index, prompt, ids, SamplingParams(max_tokens=output))
+    sampler = text = Mock()  # the scheduler reads neither
+    return Request(index, prompt, ids, SamplingParams(max_tokens=output), sampler, text)
 
 
 def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> None:
@@ -64,7 +65,6 @@ def test_everyone_is_served(
     everyone, admitted, rounds = list(arriving), list[int](), 0
     while arriving or scheduler.running or scheduler.waiting:
         while arriving and chance.random() < 0.5:
-            scheduler.check(arriving[0])
             scheduler.add(arriving.pop(0))
         if scheduler.running and chance.random() < 0.05:
             victim = chance.choice(scheduler.running)
@@ -140,6 +140,6 @@ def test_a_prompt_that_others_had_is_found() -> None:
 
 def test_what_can_never_fit_is_refused() -> None:
     scheduler = Scheduler(BlockPool(4, 4), 2, 64, num_lookahead_tokens=K)
-    scheduler.check(request(0, 8, 5))
-    with pytest.raises(InputError, match="prompt 3 needs 17 tokens of KV cache .* all of it is 16"):
-        scheduler.check(request(3, 8, 6))
+    scheduler.check(8 + 5, 0)
+    with refused("prompt[3]"):
+        scheduler.check(8 + 6, 3)

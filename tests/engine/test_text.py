@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from tiny import make_target, make_tokenizer
@@ -136,6 +137,12 @@ def test_the_time_is_linear(
     stream.finish()
     assert decoded[0] < 20 * len(many)
     assert stream.text == tokenizer.decode(many)
+
+
+def test_a_token_is_decoded_once_outside_runs_of_bytes() -> None:
+    tokenizer = Mock(wraps=byte_fallback().backend_tokenizer)
+    push_all(TextStream(Mock(backend_tokenizer=tokenizer), ()), [256, 257, 259, 256])
+    assert tokenizer.decode.call_count == 4
 
 
 @pytest.mark.parametrize("text", ["é", "日", "👍"])

@@ -10,26 +10,29 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from tiny import make_target, own_answers, random_prompts
 from torch import Tensor, nn
 from tree_reference import accepted_as_the_reference
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
-from peagle.methods.load import load_drafter
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
 from peagle.methods.p_eagle import PEagle
 from peagle.methods.registry import METHODS
-from peagle.methods.save import save_drafter
-from peagle.methods.spec import HeadSpec
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
-from peagle.train.partition import Segment
-from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.partition import one_pass
+from peagle.train.spec import HeadSpec
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
@@ -111,8 +114,7 @@ def test_each_token_is_drafted_given_the_one_before(target: Target, trained: Pat
         for token in range(len(drafter.bigram)):
             drafter.bigram[token, (token * 7 + 3) % len(ids)] = 1e4
     llm = LLM(target, drafter, k=DEPTHS)
-    request = llm.requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
-    llm.prepare(request)
+    request = llm.make_requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
     llm.engine.add(request)
     llm.engine.step()
     token, chain = request.tokens[-1], list[int]()
@@ -136,8 +138,7 @@ def test_a_tree_is_drafted_given_the_token_before(target: Target, trained: Path)
         for token, after in successors.items():
             drafter.bigram[token, list(after)] = 1e4
     llm = LLM(target, drafter, nodes=12, lookup=False)
-    request = llm.requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
-    llm.prepare(request)
+    request = llm.make_requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
     llm.engine.add(request)
     llm.engine.step()
     draft = request.draft
@@ -185,19 +186,19 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     generator = torch.Generator().manual_seed(0)
     elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
-    every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-    result = trainee(sequence, said, every)
+    every = one_pass(sequence, elements)
+    result = trainee(sequence, output, every)
     found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
 
-    normed = run_drafter(drafter, sequence, said.features, elements)
+    normed = run_drafter(drafter, sequence, output.features, elements)
     place = elements.anchor + elements.depth + 1
     inside = place + 1 < len(ids)
     inside &= sequence.supervised[(place + 1).clamp(max=len(ids) - 1)]
     place = place[inside]
     logits = Bigram().logits(drafter, normed[inside], ids[place])
-    wanted = target.logits(said.hidden[place])[:, drafter.target_ids].double()
+    wanted = target.logits(output.hidden[place])[:, drafter.target_ids].double()
     log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
     whole = (log_p.exp() * (log_p - log_q)).sum()
     expected = torch.autograd.grad(whole, [drafter.bigram, drafter.fc.weight])
@@ -209,5 +210,6 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
 def test_an_unknown_method_is_named(target: Target, trained: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(METHODS, "bigram")
-        with pytest.raises(InputError, match="'bigram': known are p-eagle, eagle3"):
+        with refused("head") as error:
             load_drafter(trained / "head", target)
+        assert "bigram" in error.value.why

@@ -1,10 +1,10 @@
-"""The correction adds what its formula says, to its candidates only."""
+"""The correction adds its formula's value, to its candidates only."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import refused
 
-from peagle.errors import InputError
 from peagle.model.correction import Correction, CorrectionConfig
 
 PLACES, TOKENS, HIDDEN, VOCABULARY = 5, 3, 8, 40
@@ -78,6 +78,6 @@ def test_a_small_vocabulary_is_scored_whole() -> None:
 
 @pytest.mark.parametrize("sizes", [{"rank": 0}, {"candidates": -1}, {"rank": "many"}])
 def test_sizes_are_checked(sizes: dict[str, int]) -> None:
-    [(name, value)] = sizes.items()
-    with pytest.raises(InputError, match=f"correction's {name} {value!r}"):
+    [name] = sizes
+    with refused(f"correction.{name}"):
         CorrectionConfig(**sizes)

@@ -180,7 +180,7 @@ def test_an_own_table_is_kept_beside_a_target() -> None:
 
 def test_one_id_feature_and_position_a_slot() -> None:
     drafter = make_head(head_config())
-    with pytest.raises(AssertionError, match="one id, feature, position a slot"):
+    with pytest.raises(AssertionError, match="not one of each"):
         drafter(torch.arange(3), draw(4, 32), torch.arange(4), CausalAttend())
 
 

@@ -23,7 +23,8 @@ from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
 from peagle.model.loader import load_target
 from peagle.model.target import Target
-from peagle.train.step import Sequence, run_target
+from peagle.train.batches import Sequence
+from peagle.train.target_pass import run_target
 
 SHORT, LONG = 12, 40  # tokens of two requests
 CONTEXT = 16  # the longest request with the short one's frequencies

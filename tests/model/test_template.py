@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from tiny import make_tokenizer
 
 from peagle.data.chat import encode_documents, prompt_ids
@@ -25,7 +26,7 @@ def test_a_tokenizer_without_the_weights(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match=f"target {tmp_path}: "):
+    with refused("target"):
         load_tokenizer(str(tmp_path))
 
 
@@ -38,9 +39,9 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other = MistralCommonBackend()
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda **_: other)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="its tokenizer MistralCommonBackend has no") as error:
+    with refused("target") as error:
         load_tokenizer(str(tmp_path))
-    assert "\n" not in str(error.value)
+    assert "MistralCommonBackend" in error.value.why
 
 
 def test_a_template_file(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_template_file(tmp_path: Path) -> None:
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     use_template(tokenizer, str(file))
     assert tokenizer.decode(prompt_ids(tokenizer, TALK)) == "[the cat][ sat]"
-    with pytest.raises(InputError, match="chat_template .*none.jinja: .*; give a Jinja file, or"):
+    with refused("chat_template"):
         use_template(tokenizer, str(tmp_path / "none.jinja"))
 
 
@@ -60,9 +61,7 @@ def test_its_own_template_stays_and_none_is_named() -> None:
     check_template(tokenizer)
     for nothing in (None, ""):
         tokenizer.chat_template = nothing
-        with pytest.raises(
-            InputError, match="no chat template: name a Jinja file with `chat_template`"
-        ):
+        with pytest.raises(InputError, match="no chat template"):
             check_template(tokenizer)
 
 
@@ -91,7 +90,7 @@ def test_plain_text_begins_as_the_tokenizer_begins_a_text(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["think", "add_generation_prompt", "tools"])
 def test_arguments_that_the_template_does_not_read(name: str) -> None:
     tokenizer = make_tokenizer()
-    with pytest.raises(InputError, match=f"chat_template_arg {name}: .* reads no such name"):
+    with refused("chat_template_arg"):
         check_template_args(tokenizer, {name: True})
     tokenizer.chat_template += "{{ thinking }}"
     check_template_args(tokenizer, {"thinking": True})

@@ -9,7 +9,7 @@ from serving import Brake, Running, Serve, make_llm, start, train_head
 from tiny import METHODS, make_drafter, make_target
 
 from peagle.engine.llm import LLM
-from peagle.methods.save import save_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 
 
@@ -20,7 +20,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Drafter:
 
 @pytest.fixture(scope="session")
 def running(drafter: Drafter) -> Iterator[Running]:
-    """One that most tests share."""
+    """A server that most tests share."""
     started = start(make_llm(drafter))
     yield started
     started.stop()
@@ -28,7 +28,7 @@ def running(drafter: Drafter) -> Iterator[Running]:
 
 @pytest.fixture
 def serve(drafter: Drafter) -> Iterator[Serve]:
-    """Others, for tests that wear them out."""
+    """Further servers, for tests that end or overload them."""
     made: list[Running] = []
 
     def make(max_batch: int = 4, kv_tokens: int = 1024, **config: object) -> Running:

@@ -14,11 +14,11 @@ from tiny import make_target, own_answers
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 from serving import Serve
 
-from peagle.server.limits import BODY, body_limit
+from peagle.server.middleware import BODY_BYTES, body_limit
 
 
 def status(running, host: str) -> int:
@@ -33,12 +33,8 @@ def test_with_a_key_any_name(serve: Serve) -> None:
 def test_a_foreign_name_is_told_of(serve: Serve) -> None:
     with serve().http() as http:
         answer = http.get("/v1/models", headers={"host": "evil.example"})
-    assert answer.json()["error"] == {
-        "message": "host 'evil.example': not a name of this server, `allowed_hosts` can add it",
-        "type": "permission_error",
-        "param": None,
-        "code": None,
-    }
+    error = answer.json()["error"]
+    assert error["type"] == "permission_error" and "'evil.example'" in error["message"]
 
 
 def test_long_paths_are_not_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -50,5 +46,5 @@ def test_long_paths_are_not_logged(serve: Serve, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_bodys_limit_grows_with_the_context() -> None:
-    assert body_limit(0) == BODY
+    assert body_limit(0) == BODY_BYTES
     assert body_limit(10**6) >= len(str([100_000] * 10**6)), "a million token ids fit"

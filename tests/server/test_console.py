@@ -1,4 +1,4 @@
-"""What the console's page asks for: its files, the catalog, who drafted what."""
+"""Routes of the console's page: its files, the catalog, sources of tokens."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def streamed(response: httpx2.Response) -> list[dict[str, Any]]:
 
 
 def test_pages(serve: Serve) -> None:
-    """They need no key, run nothing but themselves, and are in no frame."""
+    """Pages need no key, run only their own scripts, and are in no frame."""
     running = serve(api_key="secret")
     with running.http() as http:
         page = http.get("/")
@@ -58,7 +58,7 @@ def test_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_who_drafted_what(running: Running, llm: LLM, path: str) -> None:
+def test_sources_of_tokens(running: Running, llm: LLM, path: str) -> None:
     asked = {"prompt": "the cat sat"} if path == "completions" else {}
     asked = asked or {"messages": [{"role": "user", "content": "the cat sat"}]}
     body = asked | {"max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
@@ -70,7 +70,7 @@ def test_who_drafted_what(running: Running, llm: LLM, path: str) -> None:
         ids = http.post("/tokenize", json=asked).json()["tokens"]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     run = llm.stream([ids], params)
-    wanted = [(chunk.text, chunk.place, chunk.source) for chunk in run]
+    wanted = [(chunk.text, chunk.depth, chunk.source) for chunk in run]
     drafts = [part["peagle_drafts"] for part in parts if "peagle_drafts" in part]
     pieces = [(p["text"], p["place"], p["source"]) for draft in drafts for p in draft["pieces"]]
     assert pieces == wanted and {place for _, place, _ in pieces} >= {0, 1}
@@ -80,8 +80,8 @@ def test_who_drafted_what(running: Running, llm: LLM, path: str) -> None:
     assert last["accepted"] == sum(stats.accepted) > 0
     assert (last["drafted"], last["forwards"]) == (stats.drafted, stats.forwards)
     assert last["accepted_from_lookup"] == stats.accepted_from_lookup
-    said = [part.get("text") or part.get("delta", {}).get("content", "") for part in parts]
-    assert "".join(said) == "".join(text for text, _, _ in pieces) == done.text
+    emitted = [part.get("text") or part.get("delta", {}).get("content", "") for part in parts]
+    assert "".join(emitted) == "".join(text for text, _, _ in pieces) == done.text
 
 
 def test_chosen_k(serve: Serve) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from refusals import refused
 from serving import MODEL, Running, Serve, start
 from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
@@ -13,8 +14,8 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
-from peagle.server.tools import MAX_CALLS, ParsedAnswer, ResponseParser, call_grammar
+from peagle.server.parsing import ParsedAnswer, ResponseParser
+from peagle.server.prompts import MAX_CALLS, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -100,16 +101,20 @@ def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
     )
     if stream:
         choices = [part.choices[0] for part in got]
-        said = "".join(choice.delta.content or "" for choice in choices)
+        emitted = "".join(choice.delta.content or "" for choice in choices)
         [calls] = [choice.delta.tool_calls for choice in choices if choice.delta.tool_calls]
         assert calls[0].index == 0
         end = choices[-1].finish_reason
     else:
         choice = got.choices[0]
-        said, calls, end = choice.message.content, choice.message.tool_calls, choice.finish_reason
+        emitted, calls, end = (
+            choice.message.content,
+            choice.message.tool_calls,
+            choice.finish_reason,
+        )
         with_tool = got.usage.prompt_tokens
         assert with_tool > len(prompt_ids(tokenizer, ASKED)), "the template has seen the tool"
-    assert (said.strip(), end) == ("ok", "tool_calls")
+    assert (emitted.strip(), end) == ("ok", "tool_calls")
     assert calls[0].function.name == "sit"
     assert json.loads(calls[0].function.arguments) == {"on": "mat"}
 
@@ -123,7 +128,7 @@ def lie(on: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "läg"}}])
 def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
-    """Whatever a random target would say: a call, with arguments as the schema has them."""
+    """A random target emits a call, with arguments that satisfy the schema."""
     running = serve()
     running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
     tools = [lie({"$ref": "#/$defs/mat"})] + ([TOOL] if choice != "required" else [])
@@ -133,26 +138,26 @@ def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
             parallel_tool_calls=False, max_tokens=80, stream=stream,
         )  # fmt: skip
         [*_, last] = [part.choices[0] for part in (got if stream else [got])]
-        said = last.delta if stream else last.message
-        [call] = said.tool_calls
+        emitted = last.delta if stream else last.message
+        [call] = emitted.tool_calls
         assert (call.function.name, last.finish_reason) == ("läg", "tool_calls")
         assert json.loads(call.function.arguments)["on"] in ("mat", 7)
-        assert not said.content
+        assert not emitted.content
 
 
 def test_a_schema_of_a_tool_that_is_none(serve: Serve) -> None:
     running = serve()
     running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
     tools, client = [lie({"type": "nothing"})], running.client()
-    with pytest.raises(openai.BadRequestError, match="tools: grammar") as told:
+    with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(
             model=MODEL, messages=ASKED, tools=tools, tool_choice="required"
         )
-    assert told.value.param == "tools"
+    assert raised.value.param == "tools"
 
 
 def test_how_calls_are_written() -> None:
-    """As a tokenizer that parses them has it, its special tokens as such; else not at all."""
+    """The format is the response template's, with its special tokens; any other is refused."""
     tokenizer = make_tokenizer()
     template = {"fields": {"tool_calls": {"open": "<|reserved_0|>", "close": "[END]"}}}
     template["fields"]["tool_calls"] |= {"content": "json", "transform": {"function": "{content}"}}
@@ -160,14 +165,14 @@ def test_how_calls_are_written() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
     grammar = call_grammar(tokenizer, [TOOL], several=True)
     assert 'start: call ("\\n" call){0,7}\ncall: <[3]> (call0) "[END]"\n' in grammar
-    with pytest.raises(InputError, match="tools: the parameters of sit are .no., give a JSON sch"):
+    with refused("tools"):
         call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
     template["fields"]["tool_calls"]["content"] = "xml-inline"
-    with pytest.raises(InputError, match="tool_choice: how this target writes"):
+    with refused("tool_choice"):
         call_grammar(tokenizer, [TOOL], several=True)
     tokenizer.response_template = None
     tokenizer.chat_template = CHATML + "<tool_call><function="
-    with pytest.raises(InputError, match="tool_choice: how this target writes"):
+    with refused("tool_choice"):
         call_grammar(tokenizer, [TOOL], several=True)
 
 
@@ -197,15 +202,15 @@ def test_arguments_of_the_template(
 
 
 def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
-    """It is refused by its index; a developer is the system."""
+    """The error names its index; a developer is the system."""
     running = serve()
     loop = "{% for m in messages if m.role in ['system', 'user', 'assistant'] %}"
     running.api.llm.tokenizer.chat_template = CHATML.replace("{% for m in messages %}", loop)
     client: Any = running.client()
     result = {"role": "tool", "content": "mat", "tool_call_id": "c1"}
-    with pytest.raises(openai.BadRequestError, match="role 'tool'") as told:
+    with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model=MODEL, messages=[*ASKED, result], max_tokens=2)
-    assert told.value.param == "messages[2]"
+    assert raised.value.param == "messages[2]"
     counts = []
     for role in ("system", "developer"):
         asked = [ASKED[0] | {"role": role}, ASKED[1]]
@@ -226,13 +231,13 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
     assert own.push("<tool_") == ""
     assert own.push("kit>") == "<tool_kit>"
     own.push(CALL + CALL)
-    assert [call["function"]["name"] for call in own.finish([], []).calls] == ["sit", "sit"]
+    assert [call.function.name for call in own.finish([], []).calls] == ["sit", "sit"]
     own.push(CALL[:-20])
     assert len(own.finish([], []).calls) == 2, "one that was cut costs no others"
 
 
 def test_calls_that_are_demanded_have_an_end() -> None:
-    """Of a target that would write calls for ever, and of an answer that is cut in one."""
+    """A target that would write calls for ever stops at MAX_CALLS; a cut call is dropped."""
     target = make_target(context=2048)
     target.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
     running = start(LLM(target, max_batch=1, kv_tokens=2048))
@@ -253,7 +258,7 @@ def test_calls_that_are_demanded_have_an_end() -> None:
 
 
 def test_a_tokenizer_that_parses() -> None:
-    """What it cannot parse, an answer that was cut, is text."""
+    """A cut answer, which it cannot parse, is text."""
     tokenizer = make_tokenizer()
     call = {"open": "[CALL]", "close": "[END]", "content": "json", "repeats": True}
     call["transform"] = {"type": "function", "function": "{content}"}
@@ -261,14 +266,14 @@ def test_a_tokenizer_that_parses() -> None:
     opening = "<|im_start|>assistant\n"
     tokenizer.response_template = {"start_anchor": opening, "fields": fields}
 
-    def said(text: str) -> ParsedAnswer:
+    def emitted(text: str) -> ParsedAnswer:
         own, ids = ResponseParser(tokenizer), tokenizer(text)["input_ids"]
         assert own.push(text) == ""
         return own.finish(tokenizer(opening)["input_ids"], ids)
 
-    text, calls, _ = said('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
-    assert (text, [call["function"]["name"] for call in calls]) == ("ok", ["sit"])
-    assert said('ok[CALL]{"name": "s') == ParsedAnswer('ok[CALL]{"name": "s', [])
+    text, calls, _ = emitted('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
+    assert (text, [call.function.name for call in calls]) == ("ok", ["sit"])
+    assert emitted('ok[CALL]{"name": "s') == ParsedAnswer('ok[CALL]{"name": "s', [])
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from peagle.data.chat import prompt_ids
-from peagle.server.forms import ChatForm
+from peagle.server.answers import ChatBuilder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from test_response_parser import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E402
@@ -23,25 +23,25 @@ def request(answer: str) -> Any:
     )  # fmt: skip
 
 
-def whole(answer: str, most_calls: int | None) -> Any:
+def whole(answer: str, max_calls: int | None) -> Any:
     ended = request(answer)
-    return ChatForm(TOKENIZER, most_calls).whole(ended, ended.text.text, None)
+    return ChatBuilder(TOKENIZER, max_calls).whole(ended, ended.text.text, None)
 
 
 def test_whole() -> None:
-    message = whole(THOUGHT, most_calls=0)["message"]
-    assert (message["content"], message["reasoning"]) == ("it sat", "hm")
+    message = whole(THOUGHT, max_calls=0).message
+    assert (message.content, message.reasoning) == ("it sat", "hm")
 
 
 def test_streamed() -> None:
-    form, ended = ChatForm(TOKENIZER, most_calls=0), request(THOUGHT)
-    assert form.part(ended, ended.text.text, None, ended=False)["delta"] == {}
-    delta = form.part(ended, "", None, ended=True)["delta"]
-    assert (delta["content"], delta["reasoning"]) == ("it sat", "hm")
+    form, ended = ChatBuilder(TOKENIZER, max_calls=0), request(THOUGHT)
+    assert form.part(ended, ended.text.text, None, ended=False).delta.model_dump() == {}
+    delta = form.part(ended, "", None, ended=True).delta
+    assert (delta.content, delta.reasoning) == ("it sat", "hm")
 
 
 def test_calls() -> None:
-    choice = whole(CALL, most_calls=None)
-    [call] = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "look", "arguments": '{"at": "mat"}'}
-    assert choice["finish_reason"] == "tool_calls"
+    choice = whole(CALL, max_calls=None)
+    [call] = choice.message.tool_calls
+    assert call.function.model_dump() == {"name": "look", "arguments": '{"at": "mat"}'}
+    assert choice.finish_reason == "tool_calls"

@@ -37,8 +37,8 @@ def test_a_task_of_ones_own(running: Running, llm: LLM, tmp_path: Path) -> None:
     questions = [f"the cat sat on mat {i}" for i in range(6)]
     params = SamplingParams(max_tokens=12)
     chats = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
-    said = [llm.generate([ids], params)[0].text for ids in chats]
-    wanted = [text if i % 2 else "something else" for i, text in enumerate(said)]
+    emitted = [llm.generate([ids], params)[0].text for ids in chats]
+    wanted = [text if i % 2 else "something else" for i, text in enumerate(emitted)]
     rows = zip(questions, wanted, strict=True)
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows))
@@ -60,5 +60,5 @@ def test_a_task_of_ones_own(running: Running, llm: LLM, tmp_path: Path) -> None:
     [samples] = (tmp_path / "out").rglob("samples_*.jsonl")
     told = [json.loads(line) for line in samples.read_text().splitlines()]
     assert {t["doc"]["question"]: t["resps"][0][0] for t in told} == dict(
-        zip(questions, said, strict=True)
+        zip(questions, emitted, strict=True)
     )

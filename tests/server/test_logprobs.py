@@ -14,14 +14,14 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams, TokenLogprob
 from peagle.engine.text import TextStream
 from peagle.model.target import Target
-from peagle.server.forms import ChatForm, TextForm
+from peagle.server.answers import ChatBuilder, TextBuilder
 from peagle.server.logprobs import by_id
 
 SPECIAL = ["<eos>", "<|im_end|>"]
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2 and Qwen have it; "日" is two tokens."""
+    """A tokenizer like GPT-2's and Qwen's; "日" is two tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("æ", "Ĺ"), ("Ġ", "c"), ("Ġc", "a")]
     words = [*letters, *("".join(merge) for merge in merges)]
@@ -32,7 +32,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama 2 and Gemma have it."""
+    """A tokenizer like Llama 2's and Gemma's."""
     words = [f"<0x{byte:02X}>" for byte in range(256)]
     words += ["▁", "A", "x", "▁the", "▁cat", "é", "\ufffd", "日", "▁日本"]
     merges = list[tuple[str, str]]()
@@ -77,13 +77,13 @@ def rounds(
 
 def chat(tokenizer: Any, parts: list[tuple[list[TokenLogprob], str]], stream: bool) -> list[Any]:
     """Entries of /v1/chat/completions."""
-    form = ChatForm(tokenizer, most_calls=0)
+    form = ChatBuilder(tokenizer, max_calls=0)
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text), text, logprobs)["logprobs"]["content"]
+        return form.whole(request(text), text, logprobs).model_dump()["logprobs"]["content"]
     found = list[Any]()
     for number, (logprobs, text) in enumerate(parts, start=1):
-        part = form.part(request(), text, logprobs, ended=number == len(parts))
+        part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
         found += (part["logprobs"] or {"content": []})["content"]
     return found
 
@@ -157,7 +157,7 @@ def test_a_stop_cuts_a_tokens_bytes(make: Callable[[], Any], stop: str, stream: 
 
 @both
 def test_bytes_that_are_no_character(make: Callable[[], Any]) -> None:
-    """They are U+FFFD, as in the text, and the characters around them are themselves."""
+    """Such bytes are U+FFFD, as in the text; the characters around them stay."""
     tokenizer = make()
     raw = list("é".encode()) + [0xE4, 0xBD] + list(b"x") + [0xC3] + list("日".encode()) + [0xE4]
     spell = {byte: tokenizer(chr(byte))["input_ids"][0] for byte in b"x"}
@@ -193,13 +193,13 @@ def test_whatever_a_target_says(make: Callable[[], Any], stop: tuple[str, ...], 
 
 def text_logprobs(tokenizer: Any, parts: list[Any], stream: bool) -> dict[str, list[Any]]:
     """Lists of /v1/completions."""
-    form = TextForm(tokenizer)
+    form = TextBuilder(tokenizer)
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text), text, logprobs)["logprobs"]
+        return form.whole(request(text), text, logprobs).model_dump()["logprobs"]
     found: dict[str, list[Any]] = {}
     for number, (logprobs, text) in enumerate(parts, start=1):
-        part = form.part(request(), text, logprobs, ended=number == len(parts))
+        part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
         for name, values in (part["logprobs"] or {}).items():
             found.setdefault(name, []).extend(values)
     return found

@@ -65,7 +65,7 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
         "decode_tokens_total": tokens - 4,
     }
     assert {name: values[f"peagle:{name}"] for name in wanted} == wanted
-    # A round says one token and those accepted; the first of each request is no interval.
+    # A round emits one token and the accepted ones; the first of each request is no interval.
     assert values["vllm:inter_token_latency_seconds_count"] < tokens - 4
     assert values["vllm:e2e_request_latency_seconds_sum"] > 0
     all_of_them = read(running)
@@ -79,7 +79,7 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
 
 
 def test_preempted(serve: Serve) -> None:
-    """Where memory is short the newest wait; both numbers show it, and everything is finished."""
+    """The newest requests wait while memory is short; all are finished."""
     running = serve(max_batch=4, kv_tokens=112)
     got = running.client().completions.create(
         model=MODEL,

@@ -14,7 +14,7 @@ from tiny import make_target
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
-from peagle.server import race as races
+from peagle.server import console
 
 RACE = {"messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 24}
 
@@ -67,7 +67,7 @@ def test_lanes_draft_as_the_server(
 ) -> None:
     """With its options, where a method can; all the same tokens."""
     llm = LLM(make_target(), drafter if served == "p-eagle" else None, **options)
-    steps = races.Races(llm).steps([60 + i % 7 for i in range(40)], 16)
+    steps = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 16)
     first, *rounds, verdict = steps
     lanes = first["lanes"]
     methods = ["none", "eagle3", "p-eagle", "lookup"][: len(wanted)]
@@ -84,7 +84,7 @@ def test_what_lookup_found(drafter: Drafter) -> None:
     """Its share is that of the tokens whose pieces it is the source of. (The catalog's EAGLE-3 has
     random weights.)"""
     llm = LLM(make_target(), drafter, nodes=12)
-    _, *rounds, _ = races.Races(llm).steps([60 + i % 7 for i in range(40)], 96)
+    _, *rounds, _ = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 96)
     own = [event for event in rounds if event["lane"] == 1]
     result = own.pop()["result"]
     sources = [piece["source"] for event in own for piece in event["pieces"]]
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_it(drafter: Drafter) -> None:
     engine, before = running.api.llm.engine, read(running)
     state = target.config._experts_implementation, target.config._attn_implementation
     assert race(running)[-1]["identical"]
-    assert running.api.llm.engine is engine is running.api.worker.engine
+    assert running.api.llm.engine is engine is running.api.worker.llm.engine
     assert read(running) == before and all_free(running)
     again = client.completions.create(**asked)
     assert again.choices[0].text == before_text
@@ -125,7 +125,7 @@ def test_fewer_lanes(drafter: Drafter, monkeypatch: pytest.MonkeyPatch, method: 
 
 
 def test_others_wait(serve: Serve, brake: Brake) -> None:
-    """What was asked before is finished first; what comes meanwhile is answered afterwards."""
+    """Earlier requests are finished first; later ones are answered afterwards."""
     running, order = serve(), list[str]()
 
     def ask(name: str, call: Any) -> threading.Thread:
@@ -174,13 +174,13 @@ def test_waiting_for_it_has_an_end(serve: Serve, brake: Brake) -> None:
         assert "lanes" in next(lines)
         late = running.http().post("/v1/completions", json={"prompt": "a"})
     assert (late.status_code, late.headers["retry-after"]) == (503, "1")
-    assert "not begun in time, which is 0.1 seconds" in late.json()["error"]["message"]
+    assert "not begun in time, 0.1 seconds" in late.json()["error"]["message"]
     brake.go.set()
     until(lambda: all_free(running))
 
 
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
-    """The race is cut short, who waited for it is sent away, and the server ends."""
+    """The race is cut short, waiting requests are refused, and the server ends."""
     running, told = serve(), list[Any]()
 
     def wait() -> None:
@@ -213,7 +213,7 @@ def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(races, "_run", broken)
+        patch.setattr(console, "_run", broken)
         events = race(running)
     assert events[-1]["error"]["message"] == "it failed: see the server's log"
     assert race(running)[-1]["identical"]

@@ -13,7 +13,7 @@ from tiny import CHATML
 from peagle.data.chat import Style, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.text import TextStream
-from peagle.server.forms import ChatForm
+from peagle.server.answers import ChatBuilder
 
 ASKED: Any = [{"role": "user", "content": "the <think> cat"}]
 CALL = '<tool_call>\n{"name": "sit", "arguments": {"on": "mat"}}\n</tool_call>'
@@ -25,7 +25,7 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def told(
+def parse(
     tokenizer: Any,
     answer: str,
     *,
@@ -36,8 +36,8 @@ def told(
 ) -> tuple[str, str, Any]:
     """Reasoning, content, and the rest of a choice, of an answer that comes token by token."""
     prompt = prompt_ids(tokenizer, ASKED, Style(None, args))
-    form, output = ChatForm(tokenizer, calls), ids(tokenizer, answer)
-    form.answers(prompt)
+    form, output = ChatBuilder(tokenizer, calls), ids(tokenizer, answer)
+    form.begin(prompt)
     text, pieces = TextStream(tokenizer, stop), list[str]()
     for token in output:
         piece, stopped = text.push(token)
@@ -50,13 +50,13 @@ def told(
         text=text, finish_reason="stop", params=SimpleNamespace(logprobs=None),
     )  # fmt: skip
     if not stream:
-        message = form.whole(request, text.text, None)["message"]
-        return message.get("reasoning", ""), message["content"], message.get("tool_calls")
-    deltas = [form.part(request, piece, None, ended=False)["delta"] for piece in pieces]
-    deltas.append(form.part(request, "", None, ended=True)["delta"])
-    reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
-    content = "".join(delta.get("content", "") for delta in deltas)
-    return reasoning, content, deltas[-1].get("tool_calls")
+        message = form.whole(request, text.text, None).message
+        return message.reasoning, message.content, message.tool_calls
+    deltas = [form.part(request, piece, None, ended=False).delta for piece in pieces]
+    deltas.append(form.part(request, "", None, ended=True).delta)
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    content = "".join(delta.content or "" for delta in deltas)
+    return reasoning, content, deltas[-1].tool_calls
 
 
 @styles
@@ -81,7 +81,7 @@ def test_thoughts_are_apart(
     tokenizer = make(marks)
     if content is None:
         content = "it  sat!" if marks == "special" else "it <think> sat</think>!"
-    found = told(tokenizer, answer, stream=stream)
+    found = parse(tokenizer, answer, stream=stream)
     assert found[:2] == (reasoning, content)
 
 
@@ -90,11 +90,11 @@ def test_thoughts_are_apart(
 def test_what_the_prompt_began(marks: str, stream: bool) -> None:
     """R1's prompts begin the thoughts; Qwen3's end them where they are disabled."""
     tokenizer = byte_level(marks)
-    off = told(tokenizer, "it</think> sat", stream=stream, enable_thinking=False)
+    off = parse(tokenizer, "it</think> sat", stream=stream, enable_thinking=False)
     assert off[:2] == ("", "it sat" if marks == "special" else "it</think> sat")
     tokenizer.chat_template = R1
-    assert told(tokenizer, "\nhm\n</think>\n\nit sat", stream=stream)[:2] == ("hm", "it sat")
-    assert told(tokenizer, "hm", stream=stream)[:2] == ("hm", "")
+    assert parse(tokenizer, "\nhm\n</think>\n\nit sat", stream=stream)[:2] == ("hm", "it sat")
+    assert parse(tokenizer, "hm", stream=stream)[:2] == ("hm", "")
 
 
 @styles
@@ -102,9 +102,9 @@ def test_marks_that_only_the_template_knows(stream: bool) -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = OTHER
     answer = "<|hm|>\n<think>\n<|so|>it sat"
-    assert told(tokenizer, answer, stream=stream)[:2] == ("<think>", "it sat")
+    assert parse(tokenizer, answer, stream=stream)[:2] == ("<think>", "it sat")
     tokenizer.chat_template = CHATML
-    assert told(tokenizer, "<think>a</think>b", stream=stream)[1] == "<think>a</think>b"
+    assert parse(tokenizer, "<think>a</think>b", stream=stream)[1] == "<think>a</think>b"
 
 
 @styles
@@ -113,30 +113,30 @@ def test_calls_after_thoughts(marks: str, stream: bool) -> None:
     """A call that is thought of is none."""
     tokenizer = byte_level(marks)
     answer = f"<think>\n{CALL}?\n</think>\n\nok {CALL}"
-    reasoning, content, calls = told(tokenizer, answer, stream=stream, calls=None)
+    reasoning, content, calls = parse(tokenizer, answer, stream=stream, calls=None)
     assert (reasoning, content.strip()) == (f"{CALL}?", "ok")
-    assert [call["function"]["name"] for call in calls] == ["sit"]
+    assert [call.function.name for call in calls] == ["sit"]
 
 
 @styles
 @pytest.mark.parametrize("marks", ["added", "special", "text"])
 def test_a_stop_among_thoughts(marks: str, stream: bool) -> None:
     tokenizer = byte_level(marks)
-    found = told(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("so",))
+    found = parse(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("so",))
     assert found[:2] == ("hm", "")
-    found = told(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("sa",))
+    found = parse(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("sa",))
     assert found[:2] == ("hm so", "it ")
 
 
 def test_thoughts_come_as_they_are_thought() -> None:
     tokenizer = byte_level()
-    form = ChatForm(tokenizer, 0)
-    form.answers(prompt_ids(tokenizer, ASKED))
+    form = ChatBuilder(tokenizer, 0)
+    form.begin(prompt_ids(tokenizer, ASKED))
     request: Any = SimpleNamespace(index=0)
     pieces = ["<think>", "hm", " so", " ", "</think>", "\n", "it", " sat"]
-    deltas = [form.part(request, piece, None, ended=False)["delta"] for piece in pieces]
-    assert [delta.get("reasoning") for delta in deltas[1:4]] == ["hm", " so", None]
-    assert [delta.get("content") for delta in deltas[5:]] == [None, "it", " sat"]
+    deltas = [form.part(request, piece, None, ended=False).delta for piece in pieces]
+    assert [delta.reasoning for delta in deltas[1:4]] == ["hm", " so", ""]
+    assert [delta.content for delta in deltas[5:]] == [None, "it", " sat"]
 
 
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}

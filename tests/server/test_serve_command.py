@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,11 +15,11 @@ from typing import Any
 import httpx2
 import pytest
 from openai import APIConnectionError, APIError, APIStatusError, OpenAI
+from refusals import refused
 from tiny import make_target, save_target
 
 import peagle.server
 from peagle.cli.main import main
-from peagle.errors import InputError
 from peagle.server.run import bind, check_host
 
 # Fails while all of CLIENTS stream, with what no `except Exception` would catch (a panic in native
@@ -176,9 +175,9 @@ def test_told_to_end(folder: Path) -> None:
         while server.health().status_code == 200:  # the signal is on its way
             pass
         assert server.health().json() == {"status": "draining"}
-        with pytest.raises(APIStatusError, match="the server ends") as told:
+        with pytest.raises(APIStatusError, match="the server ends") as raised:
             server.client.completions.create(**asked)
-        assert told.value.status_code == 503
+        assert raised.value.status_code == 503
         parts = [first, *stream]
         assert parts[-1].choices[0].finish_reason == "length"
         assert server.end() == 0
@@ -223,7 +222,7 @@ def test_an_engine_that_fails(folder: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", ""])
 def test_others_need_a_key(host: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"host {host}: others can reach it")):
+    with refused("host"):
         check_host(host, None, allow_no_key=False)
     check_host(host, "key", allow_no_key=False)
     check_host(host, None, allow_no_key=True)
@@ -241,10 +240,10 @@ def test_bad_options(
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         for args, said in (
-            (("--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key KEY"),
+            (("--host", "0.0.0.0"), "--host '0.0.0.0': "),
             (("--api-key", ""), "--api-key '': is empty"),
-            (("--port", port), f"--host 127.0.0.1 --port {port}: "),
-            (("--port", 70000), "--host 127.0.0.1 --port 70000: "),
+            (("--port", port), f"--port {port}: "),
+            (("--port", 70000), "--port 70000: "),
             (("--host", "192.0.2.1", "--allow-no-key"), "choose another --host"),
             (("--port", 0, "--max-queue", -1), "--max-queue -1: must be at least 0"),
             (("--port", 0, "--max-seconds", 0), "--max-seconds 0: must be above 0"),
@@ -269,4 +268,4 @@ def test_without_its_packages(
     monkeypatch.setattr("sys.argv", ["peagle", "serve", "anything"])
     with pytest.raises(SystemExit):
         main()
-    assert "fastapi is not installed, pip install 'peagle[serve]'" in capsys.readouterr().err
+    assert "fastapi is not installed; pip install 'peagle[serve]'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Leaving, crowding, ending, failing: nothing hangs, and nothing is kept of who has gone."""
+"""Clients that leave, a full queue, the end, failures: nothing hangs, and memory is freed."""
 
 import socket
 import threading
@@ -11,14 +11,16 @@ from serving import MODEL, Brake, Running, Serve, all_free, until
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
-from peagle.server import limits
+from peagle.engine.params import SamplingParams
+from peagle.engine.request import Request
+from peagle.server import middleware
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
 LONG["extra_body"] = {"ignore_eos": True}
 BODY = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
 
 
-def test_who_leaves_frees_everything(serve: Serve, brake: Brake) -> None:
+def test_a_client_that_leaves_frees_everything(serve: Serve, brake: Brake) -> None:
     """A stream closed in its middle, and a request that gives up waiting."""
     running = serve()
     stream = running.client().completions.create(**LONG, stream=True, n=1)
@@ -49,9 +51,9 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
     for thread in threads:
         thread.start()
     until(lambda: running.api.worker.open == 3)
-    with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as told:
+    with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as raised:
         running.client().completions.create(model=MODEL, prompt="a")
-    assert told.value.response.headers["retry-after"] == "1"
+    assert raised.value.response.headers["retry-after"] == "1"
     brake.go.set()
     for thread in threads:
         thread.join(30)
@@ -60,7 +62,7 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
 
 
 def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
-    """What has been said by then is the answer; who still waits is sent away."""
+    """The output so far is the answer; a request without any gets 503."""
     running = serve(max_batch=1, max_seconds=0.05)
     brake.go.clear()
     told: dict[int, httpx2.Response] = {}
@@ -76,7 +78,7 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
     # The first is before its first round, the other one behind it, and both their ends are asked
     # for; where the other one's coming still waits to be heard, it is asked for, too.
     worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
-    until(lambda: worker._asked.qsize() + len(scheduler.waiting) == 4)
+    until(lambda: worker.thread._posted.qsize() + len(scheduler.waiting) == 4)
     brake.go.set()
     for thread in threads:
         thread.join(30)
@@ -84,12 +86,12 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
     assert told[0].json()["choices"][0]["finish_reason"] == "length"
     assert 0 < told[0].json()["usage"]["completion_tokens"] <= 4
     assert (told[1].status_code, told[1].headers["retry-after"]) == (503, "1")
-    assert "not begun in time, which is 0.05 seconds" in told[1].json()["error"]["message"]
+    assert "not begun in time, 0.05 seconds" in told[1].json()["error"]["message"]
     until(lambda: all_free(running))
 
 
 def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
     host, port = running.url.removeprefix("http://").split(":")
     head = f"POST /tokenize HTTP/1.1\r\nhost: {host}\r\ncontent-length: 20\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=30) as http:
@@ -99,15 +101,15 @@ def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyP
 
 
 def test_draining(serve: Serve, brake: Brake) -> None:
-    """What runs is finished, what comes is sent away, and then the server has ended."""
+    """Running requests are finished, new ones refused, and then the server ends."""
     running = serve()
     stream = iter(running.client().completions.create(**LONG, stream=True))
     parts = [next(stream)]
     brake.go.clear()
     running.server.handle_exit(15, None)
-    with pytest.raises(openai.APIStatusError, match="the server ends") as told:
+    with pytest.raises(openai.APIStatusError, match="the server ends") as raised:
         running.client().completions.create(model=MODEL, prompt="a")
-    assert told.value.status_code == 503
+    assert raised.value.status_code == 503
     with running.http() as http:
         health = http.get("/health")
         assert (health.status_code, health.json()) == (503, {"status": "draining"})
@@ -119,7 +121,7 @@ def test_draining(serve: Serve, brake: Brake) -> None:
 
 
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
-    """What runs is cancelled: it has an end, too."""
+    """Running requests are cancelled; their answers end."""
     running = serve()
     stream = iter(running.client().completions.create(**LONG, stream=True))
     parts = [next(stream)]
@@ -135,7 +137,7 @@ def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    """Everybody is told, and the server ends."""
+    """Every client gets the error, and the server ends."""
     running = serve()
     ticking, on_tick = threading.Event(), running.server.on_tick
 
@@ -163,14 +165,14 @@ def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: 
 def test_a_request_that_cannot_be_prepared(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = LLM.prepare
+    make_requests = LLM.make_requests
 
-    def picky(llm: LLM, request: Any) -> None:
-        if request.params.top_k == 78:
+    def picky(llm: LLM, ids: list[int], params: SamplingParams, first: int) -> list[Request]:
+        if params.top_k == 78:
             raise RuntimeError("a bug")
-        prepare(llm, request)
+        return make_requests(llm, ids, params, first)
 
-    monkeypatch.setattr(LLM, "prepare", picky)
+    monkeypatch.setattr(LLM, "make_requests", picky)
     client = running.client()
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model=MODEL, prompt="a", extra_body={"top_k": 78})

@@ -1,28 +1,27 @@
-"""The heads in the repository beside the real demo target (downloaded on first use)."""
+"""The heads in the repository with the real demo target (downloaded on first use)."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from peagle import LLM, SamplingParams
 from peagle.bench.native import side_by_side
 from peagle.bench.summary import same
-from peagle.catalog import find_head
-from peagle.cli.demo import human_eval_prompts
+from peagle.bench.workload import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.completion import Completion
 from peagle.engine.drafting import Drafting
-from peagle.methods.checkpoint import read_tensors
-from peagle.methods.layer_ids import try_both
-from peagle.methods.load import load_drafter
+from peagle.heads.find import find_head
+from peagle.heads.format import read_tensors
+from peagle.heads.load import load_drafter, try_both
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.walk import Round, Walk
 
 TARGET = "smollm2-135m"
-HEADS = {method: find_head(TARGET, method=method) for method in ("eagle3", "p-eagle")}
+FOUND = [find_head(TARGET, method=method) for method in ("eagle3", "p-eagle")]
+HEADS = {head.method: head.folder for head in FOUND if head}
 
 
 @cache
@@ -37,14 +36,14 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def test_heads_are_small_enough_for_a_clone() -> None:
-    files = [f for folder in HEADS.values() for f in Path(folder).glob("*.safetensors")]
+    files = [f for folder in HEADS.values() for f in folder.glob("*.safetensors")]
     assert sum(f.stat().st_size for f in files) <= 60_000_000
     assert max(f.stat().st_size for f in files) <= 16 * 2**20
 
 
 @pytest.mark.parametrize("method", HEADS)
 def test_head_stores_no_embedding_table_and_knows_its_target(method: str) -> None:
-    names = read_tensors(Path(HEADS[method]))
+    names = read_tensors(HEADS[method])
     assert "embed_tokens.weight" not in names
     assert ("mask_embedding" in names) == (method == "p-eagle")
     llm = LLM(target("float32"), HEADS[method])
@@ -72,7 +71,7 @@ def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", HEADS)
 def test_the_walk_of_training_counts_what_the_engine_accepts(method: str) -> None:
-    """In float32, where both compute the same tokens: chains and, where drafted, trees."""
+    """In float32, where both compute the same tokens."""
     llm = LLM(target("float32"), HEADS[method], k=7, max_batch=1)
     asked = prompts(3)
     answers = llm.generate(asked, SamplingParams(max_tokens=64))
@@ -85,13 +84,9 @@ def test_the_walk_of_training_counts_what_the_engine_accepts(method: str) -> Non
             for prompt, answer in zip(asked, answers, strict=True)
         ],
     )
-    [rounds] = walk.chains(llm.drafter, [7])
+    rounds = walk.rounds(llm.drafter, 7)
     assert counted(rounds) == decoded(answers)
     assert sum(accepted for _, accepted in counted(rounds)) > 50
-    if method == "p-eagle":
-        trees = llm.use(llm.drafter, nodes=12, lookup=False)
-        again = trees.generate(asked, SamplingParams(max_tokens=64))
-        assert counted(walk.trees(llm.drafter, 12)) == decoded(again)
 
 
 def counted(rounds: list[list[Round]]) -> list[tuple[int, int]]:

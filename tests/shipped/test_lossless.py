@@ -1,17 +1,13 @@
-"""`benchmarks/lossless.py` on a few tokens, and what it lets pass."""
+"""`benchmarks/lossless.py` on a few tokens, and the differences that it permits."""
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def lossless(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("lossless")
+def lossless(benchmark_script):
+    return benchmark_script("lossless")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""heads/run.sh starts, pauses, stops and goes on, with a stand-in for peagle."""
+"""heads/run.sh starts, pauses, stops and continues, with a stand-in for peagle."""
 
 import json
 import os
@@ -31,9 +31,8 @@ while not stop and seen < most:
     lines.open("a").write(json.dumps(line) + "\\n")
     time.sleep(0.05)
 (folder / "checkpoints").mkdir(exist_ok=True)
-(folder / "settings.json").write_text("{}")
 """
-# A session of its own, without lower priority: beside other tests it would get nothing.
+# A session of its own, without lower priority: with other tests it would get no time.
 SETSID = """#!/usr/bin/env python3
 import os, sys
 os.setsid()

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from tiny_heads import head_config, make_head
 
-from peagle.methods.save import save_drafter
+from peagle.heads.save import save_drafter
 from peagle.model.config import Provenance
 from peagle.tools.card import HERE, MARK, model_card, write_card
 

@@ -1,6 +1,5 @@
 """Healthy heads of every kind pass; each kind of damage is named, first and by its check."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from damages import DAMAGES, MASK, TABLES, Damage, change
+from refusals import refused
 from tiny import make_drafter, make_target
 from torch import Tensor
 
@@ -20,9 +20,9 @@ from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
 from peagle.backends.torch import TorchBackend
 from peagle.engine.request import Stats
 from peagle.errors import InputError
+from peagle.heads.checks import CHECKS
+from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
-from peagle.methods.save import save_drafter
-from peagle.methods.validate import CHECKS
 from peagle.model.config import Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
@@ -37,11 +37,6 @@ KINDS: list[tuple[str, Embedding]] = [
     ("eagle3", "full"),
     ("eagle3", "shared"),
 ]
-MASK, TABLE = 3, "embed_tokens.weight"
-NESTED = f"eagle_config__{LAYER_IDS}"
-KNOWN = "peagle__provenance__"
-Damage = Callable[[Path], object]
-Tensors = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +71,7 @@ def test_healthy_heads_pass(
     save_drafter(make_head(target, method, embedding), tmp_path / "head", dialect)
     checks = examine(tmp_path / "head", target)
     assert wrong(checks) == []
-    skipped = ["mask token"] * (method == "eagle3")
+    skipped = ["mask token", "mask values"] * (method == "eagle3")
     assert [check.name for check in checks if check.state == "skipped"] == skipped
     warned = [check.name for check in checks if check.state == "warning"]
     assert set(warned) <= {"acceptance"}, "these heads are not trained"
@@ -129,136 +124,6 @@ def test_foreign_heads_pass_and_say_what_is_not_known(target: Target, tmp_path: 
     assert states["provenance"] == states["chat template"] == "skipped"
 
 
-def change(**keys: Any) -> Damage:
-    """Set keys of config.json; a.b is written a__b, None removes."""
-
-    def damage(head: Path) -> None:
-        raw = json.loads((head / "config.json").read_text())
-        for name, value in keys.items():
-            *path, last = name.split("__")
-            inner = raw
-            for part in path:
-                inner = inner[part]
-            inner[last] = value
-            if value is None:
-                del inner[last]
-        (head / "config.json").write_text(json.dumps(raw))
-
-    return damage
-
-
-def layers(ids: list[int]) -> Damage:
-    return change(**{LAYER_IDS: ids, NESTED: ids})
-
-
-def forgotten(top: list[Any] | None, nested: list[Any] | None) -> Damage:
-    """Layer ids of a head that does not record with which it was trained."""
-    return change(**{LAYER_IDS: top, NESTED: nested, KNOWN + "feature_layers": []})
-
-
-def tensors(edit: Callable[[Tensors], object]) -> Damage:
-    def damage(head: Path) -> None:
-        found = load_file(head / "model.safetensors")
-        edit(found)
-        save_file(found, head / "model.safetensors")
-
-    return damage
-
-
-def put(name: str, value: Callable[[Tensor], Tensor]) -> Damage:
-    return tensors(lambda found: found.update({name: value(found[name]).contiguous()}))
-
-
-def drop(name: str) -> Damage:
-    return tensors(lambda found: found.pop(name))
-
-
-def target_row(token: int) -> Tensor:
-    return make_target(layers=7).embedding[token].bfloat16()
-
-
-def with_mask_row(table: Tensor) -> Tensor:
-    table[MASK] = target_row(MASK)
-    return table
-
-
-def truncated(head: Path) -> None:
-    file = head / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-
-
-def two_layers(head: Path) -> None:
-    """In all but the list whose length vLLM counts."""
-    forgotten([2, 6], None)(head)
-    put("fc.weight", lambda weight: weight[:, :64])(head)
-
-
-ROW, HIDDEN = "mask_embedding", "mask_hidden"
-SAYS = "the files hold mask_embedding"
-DAMAGES: list[tuple[str, str, Damage]] = [
-    ("files", "corrupt safetensors", truncated),
-    ("files", "no .safetensors file", lambda head: (head / "model.safetensors").unlink()),
-    ("files", "not a JSON object", lambda head: (head / "config.json").write_text("[1")),
-    ("sizes", "malformed", change(vocab_size=None)),
-    ("sizes", "vocab_size is 100, the target's is 128", change(vocab_size=100)),
-    ("sizes", "target_hidden_size is 48", change(target_hidden_size=48)),
-    ("sizes", "draft_vocab_size is 90, lm_head has 96 rows", change(draft_vocab_size=90)),
-    ("provenance", "trained for tiny-0: config hash 0", change(**{KNOWN + "config_hash": "0"})),
-    ("provenance", "weights hash 0", change(**{KNOWN + "weights_hash": "0"})),
-    ("chat template", "trained with chat template 0", change(**{KNOWN + "template_hash": "0"})),
-    ("feature layers", "[0, 2, 5]; the head was trained with [0, 2, 6]", layers([0, 2, 5])),
-    ("feature layers", "[0, 2]; the head was trained with", layers([0, 2])),
-    ("feature layers", "[0, 3, 6]; the head was trained with", change(**{LAYER_IDS: [0, 3, 6]})),
-    ("feature layers", "in eagle_config [0, 2, 5]", change(**{NESTED: [0, 2, 5]})),
-    ("feature layers", "in eagle_config only: vLLM would tap", change(**{LAYER_IDS: None})),
-    ("feature layers", "vLLM would count 3", two_layers),
-    ("feature layers", "not strictly ascending", forgotten([2, 0, 6], [2, 0, 6])),
-    ("feature layers", "the target has layers 0 to 6", forgotten([0, 2, 8], [0, 2, 8])),
-    ("feature layers", "fc reads 96 features, [0, 2] are 2 layers", forgotten([0, 2], [0, 2])),
-    ("feature layers", "malformed", forgotten(["0", 2, 6], ["0", 2, 6])),
-    ("mask token", "outside the vocabulary", change(ptd_token_id=128)),
-    ("mask token", "is an ordinary token", change(ptd_token_id=40)),
-    ("mask token", "pad, bos, eos", change(ptd_token_id=0)),
-    ("mask token", "chat template", change(ptd_token_id=2)),
-    ("mask token", "mask_token_id 4, ptd_token_id 3 differ", change(mask_token_id=4)),
-    ("mask token", "names no mask token", change(ptd_token_id=None)),
-    ("mask token", "mask_hidden is missing", drop(HIDDEN)),
-    ("mask token", "mask_hidden is all zeros", put(HIDDEN, torch.zeros_like)),
-    ("mask token", "row is missing", drop(ROW)),
-    ("mask token", "row holds NaN", put(ROW, lambda row: row * float("nan"))),
-    ("mask token", "row of token 9: never trained", put(ROW, lambda _: target_row(9))),
-    ("embedding", f"says 'shared', {SAYS}", change(peagle__embedding="shared")),
-    ("embedding", f"says 'full', {SAYS}", change(peagle__embedding="full")),
-    ("draft vocabulary", "not ascending at draft id 5",
-     put("d2t", lambda d: d - (torch.arange(96) == 5).long())),
-    ("draft vocabulary", "leads to target ids", put("d2t", lambda d: d + 1)),
-    ("draft vocabulary", "d2t is [95]", put("d2t", lambda d: d[:95])),
-    ("draft vocabulary", "d2t is missing", drop("d2t")),
-    ("draft vocabulary", "t2d marks 95 tokens",
-     put("t2d", lambda t: t & (torch.arange(128) != 50))),
-    ("tensors", "missing tensor 'norm.weight'", drop("norm.weight")),
-    ("tensors", "'layers.1.mlp.up_proj.weight' has shape",
-     put("layers.1.mlp.up_proj.weight", lambda w: w[1:])),
-    ("tensors", "unknown tensor 'extra'", tensors(lambda t: t.update(extra=torch.zeros(1)))),
-    ("keys", "final_logit_softcapping 30.0: it changes what", change(final_logit_softcapping=30.0)),
-    ("keys", "attn_sinks 'on'", change(eagle_config__attn_sinks="on")),
-    ("keys", "use_sliding_window is true", change(use_sliding_window=True)),
-    ("keys", "use_aux_hidden_state is false", change(eagle_config__use_aux_hidden_state=False)),
-    ("tensors", "missing tensor 'input_norm.weight'",
-     change(norm_before_fc=True, eagle_config__norm_before_fc=True)),
-    ("loading", "'fc.weight' holds NaN", put("fc.weight", lambda w: w / 0)),
-    ("tensors", "heads have llama or qwen3 layers", change(model_type="gemma")),
-]  # fmt: skip
-TABLES: list[tuple[str, str, Damage]] = [
-    ("mask token", "row of token 3: never trained", put(TABLE, with_mask_row)),
-    ("embedding", "unrelated to the target's", put(TABLE, torch.randn_like)),
-    ("embedding", "unrelated to the target's", put(TABLE, lambda table: table.roll(1, 0))),
-    ("embedding", "is [127, 32], not [128, 32]", put(TABLE, lambda table: table[:-1])),
-    ("embedding", "says 'mask-row', the files hold embed_tokens",
-     change(peagle__embedding="mask-row")),
-]  # fmt: skip
-
-
 def assert_named(head: Path, target: Target, name: str, said: str) -> None:
     checks = examine(head, target)
     first = next(check for check in checks if check.state == "wrong")
@@ -294,92 +159,87 @@ def test_damage_is_named(  # noqa: PLR0913, PLR0917
     assert_named(head, target, name, said)
 
 
-def test_another_target_is_named_and_forced(target: Target, tmp_path: Path) -> None:
-    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+def test_another_target_is_named_and_forced(healthy: dict[Embedding, Path]) -> None:
     other = make_target(layers=7, seed=5)
     other.tokenizer.chat_template += " "
-    checks = examine(tmp_path / "head", other)
+    checks = examine(healthy["mask-row"], other)
     assert wrong(checks) == ["provenance", "chat template"]
     assert "--init-from" in verdict(checks)
-    checks = examine(tmp_path / "head", other, force=True)
-    assert wrong(checks) == []
-    assert [check.name for check in checks if check.state == "forced"] == wrong(
-        examine(tmp_path / "head", other)
-    )
+    forced = examine(healthy["mask-row"], other, force=True)
+    assert wrong(forced) == []
+    assert [check.name for check in forced if check.state == "forced"] == wrong(checks)
 
 
-def test_acceptance_near_zero_is_a_warning(target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [True, False])
+def test_acceptance_near_zero_is_a_warning(healthy: dict[Embedding, Path], template: bool) -> None:
     """A head of random weights: nothing differs, and nothing is accepted."""
-    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    checks = examine(tmp_path / "head", target)
+    target = make_target(layers=7)
+    if not template:
+        target.tokenizer.chat_template = None
+    checks = examine(healthy["mask-row"], target, force=True)
     [found] = [check for check in checks if check.name == "acceptance"]
-    assert found.state == "warning" and "almost nothing is accepted" in found.found
+    assert found.state == "warning" and found.fix
     assert re.match(r"acceptance length 1\.0\d at K = 5, \d+ rounds", found.found)
     assert wrong(checks) == [], "it is no reason to refuse it"
-    assert "; warning: acceptance: acceptance length 1.0" in verdict(checks)
-    assert "Likely causes: layers, chat template or target" in verdict(checks)
+    assert found.found in verdict(checks) and found.fix in verdict(checks)
 
 
-def test_what_is_accepted_is_told(target: Target, tmp_path: Path) -> None:
+def test_what_is_accepted_is_told(
+    target: Target, healthy: dict[Embedding, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the limit there is no warning."""
-    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stats, "acceptance_length", 1.1)
-        checks = examine(tmp_path / "head", target)
-    [found] = [check for check in checks if check.name == "acceptance"]
+    monkeypatch.setattr(Stats, "acceptance_length", 1.1)
+    [found] = [each for each in examine(healthy["mask-row"], target) if each.name == "acceptance"]
     assert found.state == "ok" and found.found.startswith("acceptance length 1.10 at K = 5")
 
 
-@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_features_of_another_layer_are_named(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def moved(model: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """Have the torch backend's target or drafter run with another batch or other layers."""
+    forward = model.forward
+    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
+    monkeypatch.setattr(model, "forward", lambda self, *given: forward(self, *change(*given)))
+
+
+def one_layer_early(batch: Batch, cache: KVCache, layers: Sequence[int]) -> tuple[Any, ...]:
+    return batch, cache, [max(0, layer - 1) for layer in layers]
+
+
+def at_positions(change: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Any, ...]]:
+    def changed(batch: Batch, *others: Any) -> tuple[Any, ...]:
+        return replace(batch, positions=change(batch.positions)), *others
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "change", "name", "said"),
+    [
+        ("p-eagle", OwnCodeTarget, one_layer_early, "features", "not hidden_states["),
+        ("eagle3", OwnCodeTarget, one_layer_early, "features", "not hidden_states["),
+        ("p-eagle", OwnCodeDrafter, at_positions(lambda p: p * 2), "logits", "part at depth 0"),
+        ("eagle3", OwnCodeDrafter, at_positions(lambda p: p * 2), "logits", "part at depth 0"),
+        (  # masked slots one position too far: depth 0 is right
+            "p-eagle",
+            OwnCodeDrafter,
+            at_positions(lambda p: torch.cat([p[:-4], p[-4:] + 1])),
+            "logits",
+            "part at depth 1",
+        ),
+    ],
+)
+def test_an_engine_unlike_training_is_named(  # noqa: PLR0913, PLR0917
+    method: str, model: Any, change: Callable[..., Any], name: str, said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     target = make_target(layers=8)
     save_drafter(make_head(target, method, "shared"), tmp_path / "head")
-    forward = OwnCodeTarget.forward
-
-    def early(model: OwnCodeTarget, batch: Batch, cache: KVCache, taps: Sequence[int]) -> object:
-        return forward(model, batch, cache, [max(0, layer - 1) for layer in taps])
-
-    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
-    monkeypatch.setattr(OwnCodeTarget, "forward", early)
-    assert_named(tmp_path / "head", target, "features", "not hidden_states[")
+    moved(model, monkeypatch, change)
+    assert_named(tmp_path / "head", target, name, said)
 
 
-def draft_at(places: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the engine's drafter run at other positions."""
-    forward = OwnCodeDrafter.forward
-
-    def astray(model: OwnCodeDrafter, batch: Batch, *others: Any) -> object:
-        return forward(model, replace(batch, positions=places(batch.positions)), *others)
-
-    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
-    monkeypatch.setattr(OwnCodeDrafter, "forward", astray)
-
-
-@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_drafting_unlike_training_is_named(
-    target: Target, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_drafter(make_head(target, method, "shared"), tmp_path / "head")
-    draft_at(lambda right: right * 2, monkeypatch)
-    assert_named(tmp_path / "head", target, "logits", "part at depth 0")
-
-
-def test_a_late_depth_that_differs_is_named(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Placeholders that stand one position too far: depth 0 is right."""
-    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    draft_at(lambda right: torch.cat([right[:-4], right[-4:] + 1]), monkeypatch)
-    assert_named(tmp_path / "head", target, "logits", "part at depth 1")
-
-
-@pytest.mark.parametrize(("prompt", "said"), [("the cat " * 300, "give a text of 4 to 128")])
-def test_prompts_that_do_not_fit(target: Target, prompt: str, said: str, tmp_path: Path) -> None:
-    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
-    with pytest.raises(InputError, match=said):
-        examine(tmp_path / "head", target, prompt=prompt)
+def test_a_prompt_that_does_not_fit(target: Target, healthy: dict[Embedding, Path]) -> None:
+    with refused("prompt"):
+        examine(healthy["mask-row"], target, prompt="the cat " * 300)
 
 
 def test_a_folder_without_config_is_no_head(target: Target, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import torch
 from tiny import METHODS, make_target
 
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
 from peagle.tools import plan as plans
 from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, measured_rate, outline, plan
+from peagle.train.spec import HeadSpec
 from peagle.train.state import append_line
 from peagle.train.warm_start import new_drafter
 

@@ -13,9 +13,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import make_target, own_answers
 
-from peagle.methods.spec import HeadSpec
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume
+from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance

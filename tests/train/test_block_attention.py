@@ -12,7 +12,7 @@ from peagle.methods.p_eagle import _padded
 from peagle.model.attention import AttentionSpec, attention
 from peagle.train.block_attention import BlockAttend
 from peagle.train.mask import visible
-from peagle.train.partition import partition
+from peagle.train.partition import Segment, partition
 
 SPEC = AttentionSpec(16**-0.5)
 
@@ -42,7 +42,7 @@ def test_equals_dense_attention_in_bf16() -> None:
 
 
 def test_scores_of_bf16_are_not_rounded() -> None:
-    """Of scores around 100, rounding to bf16 would change every share by up to a quarter."""
+    """For scores around 100, rounding to bf16 would change every share by up to a quarter."""
     elements, documents = elements_of(150, 8, 4)
     q, k, v = (x.detach() for x in given(len(elements.anchor), torch.bfloat16))
     q, k = q + 20, k + 1.25
@@ -70,7 +70,8 @@ def test_rows_that_fill_a_tile_are_harmless() -> None:
 def test_segments_of_a_sequence() -> None:
     """A segment's context may end before its documents do."""
     elements, documents = elements_of(150, 6, 4)
-    for segment in partition(elements, documents, 3):
+    whole = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
+    for segment in partition(whole, documents, 3):
         compare(segment.elements, documents, torch.float64, rtol=1e-9, atol=1e-9)
 
 

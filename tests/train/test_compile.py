@@ -14,12 +14,15 @@ from torch.nn.attention import flex_attention as flex
 from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train import step
+from peagle.train import drafter_pass
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
+from peagle.train.drafter_pass import compile_layers
 from peagle.train.mask import FlexAttend, block_mask
-from peagle.train.partition import partition
+from peagle.train.partition import one_pass
 from peagle.train.sharding import whole_copy
-from peagle.train.step import Sequence, Trainee, compile_layers, run_target
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 
 LENGTHS = (80, 61, 100, 150, 47)
 
@@ -31,7 +34,7 @@ class Gradients(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """What other tests compiled, and what this one did."""
+    """Drop the compiled code of other tests, and of this one."""
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -46,10 +49,10 @@ def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
     sequence = Sequence(ids, ids > 0, documents)
     elements = sample_elements(*sequence[1:], 8, 0.7, generator)
     drafter.zero_grad()
-    segment = partition(elements, documents, 1)[0]
+    segment = one_pass(sequence, elements)
     trainee = Trainee(drafter, target, bf16=False)
-    said = run_target(target, sequence, drafter.config.feature_layers)
-    loss = trainee(sequence, said, segment).loss
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    loss = trainee(sequence, output, segment).loss
     loss.backward()
     named = drafter.named_parameters()
     return Gradients(loss.detach(), {n: p.grad.clone() for n, p in named if p.grad is not None})
@@ -86,7 +89,7 @@ def test_gradients_equal_eager_at_every_length(target: Target, drafter: Drafter)
 def test_flex_attention_inside_compiled_layers(
     target: Target, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What CUDA traces, run by its reference: no kernel of the CPU's does its backward."""
+    """The graph that CUDA traces, run by its reference: no CPU kernel has its backward."""
     eager = [train(target, drafter, tokens) for tokens in LENGTHS]
     compiler: Any = partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", compiler)
@@ -96,7 +99,7 @@ def test_flex_attention_inside_compiled_layers(
     def attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> FlexAttend:
         return FlexAttend(block_mask(elements, documents), kernel)
 
-    monkeypatch.setattr(step, "_attend", attend)
+    monkeypatch.setattr(drafter_pass, "_attend", attend)
     compile_layers(drafter)
     assert_same(target, drafter, eager)
     assert counters["stats"]["unique_graphs"] == 2, "layer 0, and one for the three others"

@@ -10,17 +10,20 @@ from corrected_heads import corrected
 from tiny import make_drafter, make_target, own_answers
 
 from peagle.data.example import Example
+from peagle.heads.load import load_drafter
 from peagle.methods.base import Elements
-from peagle.methods.load import load_drafter
 from peagle.methods.registry import METHODS
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
-from peagle.train.partition import Segment
+from peagle.train.drafter_pass import run_drafter
+from peagle.train.partition import one_pass
 from peagle.train.resume import resume
-from peagle.train.step import Sequence, Trainee, run_drafter, run_target
+from peagle.train.spec import HeadSpec
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
@@ -106,19 +109,19 @@ def test_value_and_gradients(target: Target, data: list[Example], frozen: bool) 
     ids = torch.tensor(data[0].ids)
     sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     elements = elements_of(sequence)
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)
-    every = Segment(elements, torch.ones(len(elements.anchor), dtype=torch.bool))
-    result = trainee(sequence, said, every)
+    every = one_pass(sequence, elements)
+    result = trainee(sequence, output, every)
 
-    normed = run_drafter(drafter, sequence, said.features, elements)
-    place = elements.anchor + elements.depth + 1
-    inside = place + 1 < len(ids)
-    inside &= sequence.supervised[(place + 1).clamp(max=len(ids) - 1)]
-    place = place[inside]
-    log_p = target.logits(said.hidden[place])[:, drafter.target_ids].double().log_softmax(-1)
+    normed = run_drafter(drafter, sequence, output.features, elements)
+    at = elements.anchor + elements.depth + 1
+    inside = at + 1 < len(ids)
+    inside &= sequence.supervised[(at + 1).clamp(max=len(ids) - 1)]
+    at = at[inside]
+    log_p = target.logits(output.hidden[at])[:, drafter.target_ids].double().log_softmax(-1)
     losses = []
-    for before in [ids[place]] if frozen else [ids[place], None]:
+    for before in [ids[at]] if frozen else [ids[at], None]:
         log_q = METHODS["p-eagle"].logits(drafter, normed[inside], before).log_softmax(-1)
         losses.append((log_p.exp() * (log_p - log_q)).sum())
     whole = torch.stack(losses).mean()

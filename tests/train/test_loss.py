@@ -59,7 +59,7 @@ def test_gradient_equals_the_naive_formula_in_float64() -> None:
     torch.testing.assert_close(mine.double(), naive.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_half_precision_is_judged_in_float32() -> None:
+def test_half_precision_is_compared_in_float32() -> None:
     draft, target = (x.bfloat16() for x in random_logits())
     mine = compare(draft, target).each
     assert mine.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What a pass keeps is measured rightly, and the fewest segments that fit are chosen."""
+"""The memory of a pass is measured rightly, and the fewest segments that fit are chosen."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from peagle.train.block_attention import BlockAttend
 from peagle.train.cod import sample_elements
 from peagle.train.memory import (
     MASK_BYTES,
-    MOST,
+    MAX_SEGMENTS,
     PassCost,
     _kept_for_backward,
     choose_segments,
     pass_bytes,
     pass_cost,
 )
-from peagle.train.partition import partition
+from peagle.train.partition import Segment, partition
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -38,17 +38,18 @@ def test_fewest_segments_that_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
     elements = sample_elements(supervised, documents, 8, 0.8, generator)
+    whole = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
     for dense, parallel in ((False, True), (True, True), (True, False)):
         cost = PassCost(1000.0, 50.0, parallel)
         needs = [
             max(sum(pass_bytes(cost, p.elements, documents, dense=dense)) for p in parts)
-            for parts in (partition(elements, documents, s) for s in range(1, 9))
+            for parts in (partition(whole, documents, s) for s in range(1, 9))
         ]
         assert needs == sorted(needs, reverse=True)
         for segments, need in enumerate(needs, start=1):
             chosen = choose_segments(elements, documents, cost, need, dense=dense)
             assert needs[chosen - 1] <= need and chosen <= segments
-        assert choose_segments(elements, documents, cost, 0, dense=dense) == MOST
+        assert choose_segments(elements, documents, cost, 0, dense=dense) == MAX_SEGMENTS
 
 
 def test_entries_of_the_mask() -> None:

@@ -10,9 +10,11 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.train.batches import Sequence
 from peagle.train.cod import sample_elements
-from peagle.train.partition import Segment, partition
-from peagle.train.step import Sequence, Trainee, run_target
+from peagle.train.partition import Segment, one_pass, partition
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 
 
 def sampled(tokens: int, depths: int, ratio: float, documents: Tensor, seed: int) -> Elements:
@@ -39,16 +41,20 @@ def test_invariants() -> None:
 
 
 def check_invariants(elements: Elements, documents: Tensor, segments: int) -> None:
-    parts, everything = partition(elements, documents, segments), set(pairs(elements))
+    every = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
+    parts, everything = partition(every, documents, segments), set(pairs(elements))
     document = documents.tolist()
     owned = [
-        p for part in parts for p, own in zip(pairs(part.elements), part.own, strict=True) if own
+        p
+        for part in parts
+        for p, own in zip(pairs(part.elements), part.trained, strict=True)
+        if own
     ]
     assert sorted(owned) == sorted(pairs(elements)), "every element is trained exactly once"
     for part in parts:
         inside = pairs(part.elements)
         assert [(d, a) for a, d in inside] == sorted((d, a) for a, d in inside), "order is kept"
-        own = {p for p, mine in zip(inside, part.own, strict=True) if mine}
+        own = {p for p, mine in zip(inside, part.trained, strict=True) if mine}
         assert own, "no pass for nothing"
         here = set(inside)
         for a, d in own:
@@ -62,14 +68,16 @@ def check_invariants(elements: Elements, documents: Tensor, segments: int) -> No
 def test_the_example_of_the_docstring() -> None:
     everything = [(a, d) for d in range(3) for a in range(5 - d)]
     elements = Elements(*(torch.tensor(x) for x in zip(*everything, strict=True)))
-    first, second = partition(elements, torch.zeros(6, dtype=torch.int64), 2)
+    zeros = torch.zeros(6, dtype=torch.int64)
+    whole = one_pass(Sequence(zeros, zeros == 0, zeros), elements)
+    first, second = partition(whole, zeros, 2)
     owned = [
-        [p for p, own in zip(pairs(part.elements), part.own, strict=True) if own]
+        [p for p, own in zip(pairs(part.elements), part.trained, strict=True) if own]
         for part in (first, second)
     ]
-    assert owned[0] == [(a, d) for d in range(3) for a in (0, 1, 2)]
-    assert owned[1] == [(3, 0), (4, 0), (3, 1)]
-    assert set(pairs(second.elements)) - set(owned[1]) == {(0, 0), (1, 0), (2, 0)}
+    assert owned[0] == [(a, d) for d in range(3) for a in (0, 1, 2) if a + d < 4]
+    assert owned[1] == [(3, 0)]
+    assert set(pairs(second.elements)) - set(owned[1]) == {(0, 0), (1, 0), (2, 0), (4, 0)}
 
 
 def gradients(
@@ -78,9 +86,9 @@ def gradients(
     trainee, loss = Trainee(drafter, target, 0.9, bf16=False), 0.0
     hits = torch.zeros(2, 9, dtype=torch.int64)
     drafter.zero_grad()
-    said = run_target(target, sequence, drafter.config.feature_layers)
+    output = run_target(target, sequence, drafter.config.feature_layers)
     for segment in parts:
-        result = trainee(sequence, said, segment)
+        result = trainee(sequence, output, segment)
         result.loss.backward()
         loss += float(result.loss.detach())
         hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
@@ -118,8 +126,9 @@ def test_the_gradient_is_the_flat_one(  # noqa: PLR0913, PLR0917
     supervised = (torch.rand(tokens, generator=g) < 0.7) & (ids >= 32)  # the draft vocabulary
     sequence = Sequence(ids, supervised, owner)
     elements = sample_elements(supervised, owner, depths, ratio, g)
-    flat, loss, hits = gradients(drafter, target, sequence, partition(elements, owner, 1))
-    parts = partition(elements, owner, segments)
+    whole = one_pass(sequence, elements)
+    flat, loss, hits = gradients(drafter, target, sequence, [whole])
+    parts = partition(whole, owner, segments)
     assert len(parts) > 1
     split, split_loss, split_hits = gradients(drafter, target, sequence, parts)
     assert split_loss == pytest.approx(loss, rel=1e-12) and split_hits == hits
@@ -136,12 +145,12 @@ def test_packed_documents_equal_single_ones(target: Target) -> None:
     ids, owner = torch.randint(5, 128, (60,), generator=g), (torch.arange(60) >= 25).long()
     sequence = Sequence(ids, torch.ones(60, dtype=torch.bool), owner)
     elements = sample_elements(*sequence[1:], 4, 1.0, g)
-    packed, loss, _ = gradients(drafter, target, sequence, partition(elements, owner, 1))
+    packed, loss, _ = gradients(drafter, target, sequence, [one_pass(sequence, elements)])
     total, parts = {name: torch.zeros_like(t) for name, t in packed.items()}, 0.0
     for part in (slice(0, 25), slice(25, 60)):
         alone = Sequence(*(x[part] for x in sequence))
         own = sample_elements(*alone[1:], 4, 1.0, g)
-        single = gradients(drafter, target, alone, partition(own, alone.documents, 1))
+        single = gradients(drafter, target, alone, [one_pass(alone, own)])
         parts += single[1]
         total = {name: t + single[0][name] for name, t in total.items()}
     assert parts == pytest.approx(loss, rel=1e-9)

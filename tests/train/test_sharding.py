@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
-from peagle.errors import InputError
-from peagle.methods.load import load_drafter
-from peagle.train.config import TrainConfig
+from peagle.heads.load import load_drafter
+from peagle.train.batches import Sequence
 from peagle.train.sharding import idle_pass, whole_copy
-from peagle.train.step import Sequence, Trainee, run_target
-from peagle.train.trainer import Trainer
+from peagle.train.target_pass import run_target
+from peagle.train.trainee import Trainee
 
 RUN = Path(__file__).with_name("run_training.py")
 COMMON = {"steps": 4, "batch": 4, "pack": 60, "segments": 2, "bf16": False, "uneven": True}
@@ -105,8 +104,8 @@ def test_an_idle_pass_leaves_zero_gradients_everywhere(method: str) -> None:
     ids = torch.arange(5, 15)
     sequence = Sequence(ids, ids > 6, torch.zeros_like(ids))
     trainee = Trainee(drafter, target)
-    said = run_target(target, sequence, drafter.config.feature_layers)
-    result = trainee(sequence, said, idle_pass(ids.device))
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    result = trainee(sequence, output, idle_pass(ids.device))
     result.loss.backward()
     assert (float(result.loss.detach()), int(result.supervised.sum())) == (0, 0)
     for name, parameter in drafter.named_parameters():
@@ -125,9 +124,3 @@ def test_a_copy_is_the_same_drafter(method: str) -> None:
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert all(tensor.data_ptr() != theirs[name].data_ptr() for name, tensor in ours.items())
-
-
-def test_one_process_has_nobody_to_share_with(tmp_path: Path) -> None:
-    target = make_target()
-    with pytest.raises(InputError, match="shard true: needs several processes.*torchrun"):
-        Trainer(TrainConfig(tmp_path, shard=True), target, make_drafter(target, "p-eagle"), [])

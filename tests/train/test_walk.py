@@ -1,21 +1,19 @@
 """The walk finds the rounds that the engine runs, with documents that training never sees."""
 
-from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 import torch
-from corrected_heads import corrected
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.data.example import Example
 from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
+from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.walk import HELD_OUT, Round, Walk, acceptance, hold_out, stats
 from peagle.train.warm_start import new_drafter, with_correction
@@ -76,30 +74,13 @@ def same(rounds: list[list[Round]], answers: list[Completion]) -> bool:
 def test_chains_equal_the_engine(
     target: Target, documents: list[Example], trained: dict[str, Drafter], method: str
 ) -> None:
-    walk, ks = Walk(target, documents), (1, 3, 7)
-    accepted = list[float]()
-    for k, rounds in zip(ks, walk.chains(trained[method], ks), strict=True):
+    walk, accepted = Walk(target, documents), list[float]()
+    for k in (1, 3, 7):
+        rounds = walk.rounds(trained[method], k)
         llm = LLM(target, trained[method], k=k, max_batch=1)
         assert same(rounds, decoded(llm, documents)), k
         accepted.append(stats(rounds, k).acceptance_length)
     assert 1.3 < accepted[0] < accepted[1] < accepted[2], "tokens are accepted at several depths"
-
-
-RANDOM: list[Callable[[Drafter], Drafter]] = [lambda head: head, corrected]
-
-
-@pytest.mark.parametrize("change", RANDOM)
-def test_trees_equal_the_engine(
-    target: Target,
-    documents: list[Example],
-    trained: dict[str, Drafter],
-    change: Callable[[Drafter], Drafter],
-) -> None:
-    walk = Walk(target, documents)
-    for head in (trained["p-eagle"], change(make_drafter(target, "p-eagle", draft_vocab=128))):
-        for nodes in (3, 12):
-            llm = LLM(target, head, nodes=nodes, lookup=False, max_batch=1)
-            assert same(walk.trees(head, nodes), decoded(llm, documents)), nodes
 
 
 def test_the_correction_counts(
@@ -108,14 +89,14 @@ def test_the_correction_counts(
     walk, other = Walk(target, documents), deepcopy(trained["p-eagle"])
     assert other.correction is not None
     torch.nn.init.zeros_(other.correction.token.weight)
-    assert walk.chains(other, [7]) != walk.chains(trained["p-eagle"], [7])
+    assert walk.rounds(other, 7) != walk.rounds(trained["p-eagle"], 7)
 
 
 def test_each_answer_of_a_conversation_is_walked_alone(target: Target) -> None:
     """The target writes an answer's first token itself; drafts end with the answer."""
     flags = [False, False, True, True, True, False, True, True, False]
     walk = Walk(target, [Example(list(range(5, 14)), flags)])
-    [[rounds]] = walk.chains(make_drafter(target, "p-eagle"), [3])
+    [rounds] = walk.rounds(make_drafter(target, "p-eagle"), 3)
     assert {one.newest for one in rounds} <= {2, 3, 6}
     assert sum(one.accepted + 1 for one in rounds) == 2 + 1
 
@@ -123,7 +104,7 @@ def test_each_answer_of_a_conversation_is_walked_alone(target: Target) -> None:
 def test_states_made_before_are_used(target: Target, documents: list[Example]) -> None:
     asked = list[list[int]]()
     plain, head = Walk(target, documents), make_drafter(target, "p-eagle")
-    expected = plain.chains(head, [7])
+    expected = plain.rounds(head, 7)
     layers = head.config.feature_layers
     kept = {number: features for (number, _), features in plain._features.items()}
 
@@ -132,7 +113,7 @@ def test_states_made_before_are_used(target: Target, documents: list[Example]) -
         return type("Output", (), {"features": kept[numbers[0]]})
 
     walk = Walk(target, documents, states)
-    assert walk.chains(head, [7]) == expected == walk.chains(head, [7])
+    assert walk.rounds(head, 7) == expected == walk.rounds(head, 7)
     assert asked == [[number] for number in range(len(documents))], f"once each, of {layers}"
 
 
@@ -141,7 +122,7 @@ def test_acceptance_is_of_chains_as_long_as_the_head_was_trained_for(
 ) -> None:
     walk = Walk(target, documents)
     found = acceptance(walk, trained["p-eagle"])
-    [rounds] = walk.chains(trained["p-eagle"], [7])
+    rounds = walk.rounds(trained["p-eagle"], 7)
     assert found.rounds == sum(map(len, rounds))
     assert found.acceptance_length == pytest.approx(
         1 + sum(a for _, a in counts(rounds)) / found.rounds

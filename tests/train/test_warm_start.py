@@ -7,10 +7,10 @@ import torch
 from tiny import METHODS, make_target, own_answers
 
 from peagle.errors import InputError
-from peagle.methods.spec import HeadSpec
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import Target
+from peagle.train.spec import HeadSpec
 from peagle.train.warm_start import new_drafter
 
 ANSWERS = [[90] * 9, [50] * 7 + [100] * 8, [20] * 3]

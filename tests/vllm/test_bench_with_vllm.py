@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from peagle.catalog import find_head
 from peagle.cli.main import app
+from peagle.heads.find import find_head
 
 pytestmark = pytest.mark.vllm
 LOAD = ("--limit", "2", "--max-tokens", "24", "--repeats", "1", "--k", "3", "--dtype", "float32")
@@ -31,7 +31,7 @@ def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
     shipped = find_head("smollm2-135m", method="p-eagle")
     assert shipped is not None
     head = tmp_path / "head"  # vLLM runs it without its correction
-    shutil.copytree(shipped, head, ignore=shutil.ignore_patterns("correction"))
+    shutil.copytree(shipped.folder, head, ignore=shutil.ignore_patterns("correction"))
     methods = ("--methods", "p-eagle", "--p-eagle", str(head))
     theirs = bench(tmp_path / "vllm.json", *methods, "--engine", "vllm")
     mine = bench(tmp_path / "native.json", *methods)

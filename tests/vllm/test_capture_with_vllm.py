@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from peagle.cli.demo import human_eval_prompts
-from peagle.data.captured import Captured
+from peagle.bench.workload import human_eval_prompts
+from peagle.data.captured import Captured, Captures
 from peagle.data.example import Example
 from peagle.model.config import default_feature_layers
 from peagle.model.loader import load_target
@@ -56,7 +56,8 @@ def test_features_and_hidden_states_are_those_of_transformers(
     read, ours = Captured(tmp_path / "vllm"), Captured(tmp_path / "transformers")
     assert read.origin == ours.origin
     assert read.examples() == ours.examples() == data
+    both = [Captures([part.folder]) for part in (read, ours)]
     for number in range(len(data)):
-        one, other = (c.output([number], target) for c in (read, ours))
+        one, other = (c.output([number], target) for c in both)
         assert far(one.hidden, other.hidden) < 1 / 128
         assert far(one.features, other.features) < 1 / 128

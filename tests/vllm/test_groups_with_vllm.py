@@ -1,4 +1,4 @@
-"""Where we say that vLLM would spread a head's KV cache over several groups, it does.
+"""Predicted groups of a head's KV cache are those that vLLM makes.
 
 `make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter.
 """

@@ -1,4 +1,4 @@
-"""Which layers' KV caches vLLM keeps together; `tests/vllm` asks vLLM itself."""
+"""Layers whose KV caches vLLM keeps together; test_groups_with_vllm.py compares with vLLM."""
 
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_groups_of_kv_cache(types: list[str], draft: int, slack: float, whole: b
 
 
 def test_groups_of_layers_of_other_sizes() -> None:
-    """As Gemma-4's: its full attention has wider heads than a head's layers, which are then of a
+    """Gemma-4: its full attention has wider heads than a head's layers, which are then of a
     kind of their own; its last layers have no KV cache."""
     sliding, full = Kind("sliding_attention", 2, 64), Kind("full_attention", 1, 128)
     assert not one_group([sliding, OWN] * 3, OWN, 4, 1.5)

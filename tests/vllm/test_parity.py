@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import pytest
 
-from peagle.catalog import PARALLEL_METHODS, find_head, speculative_config
-from peagle.cli.demo import human_eval_prompts
+from peagle.bench.workload import human_eval_prompts
+from peagle.catalog import PARALLEL_METHODS, speculative_config
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.methods.load import load_drafter, rebuilt
-from peagle.methods.save import save_drafter
+from peagle.heads.find import find_head
+from peagle.heads.load import load_drafter, rebuilt
+from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
 
@@ -35,7 +36,7 @@ BATCH = 8
 
 
 class Outcome(NamedTuple):
-    """What an engine did."""
+    """Counts of one engine's run."""
 
     token_ids: list[list[int]]
     acceptance_length: float
@@ -82,9 +83,9 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 def shipped(llm: LLM, method: str) -> Drafter:
-    folder = find_head(TARGET, method=method)
-    assert folder is not None, f"the repository has no {method} head for {TARGET}"
-    return load_drafter(folder, llm.target)
+    head = find_head(TARGET, method=method)
+    assert head is not None, f"the repository has no {method} head for {TARGET}"
+    return load_drafter(head.folder, llm.target)
 
 
 def run_ours(
@@ -118,7 +119,7 @@ def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> 
 
 
 def unlike(ours: Outcome, theirs: Outcome) -> list[str]:
-    """Where acceptance differs: length by over 1 %, a position by over one point."""
+    """Differences of acceptance: length by over 1 %, a position by over one point."""
     found = []
     if abs(ours.acceptance_length / theirs.acceptance_length - 1) > 0.01:
         found.append(f"length {ours.acceptance_length:.4f} {theirs.acceptance_length:.4f}")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from refusals import refused
 
-from peagle.errors import InputError
 from peagle.vllm.process import (
     Installed,
     Process,
@@ -50,7 +50,7 @@ def program(file: Path, script: str) -> None:
 H200 = "GPU 0: NVIDIA H200 (UUID: GPU-1)"
 
 
-def test_without_a_gpu_nothing_is_said(machine: Machine) -> None:
+def test_without_a_gpu_nothing_is_printed(machine: Machine) -> None:
     machine("No devices found", "vllm")
     assert not has_gpu() and default_engine() == ("native", "")
 
@@ -80,24 +80,23 @@ def test_an_interpreter_that_was_named(
 ) -> None:
     python = machine(H200, None)
     for named in (python, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=f"vllm_python {named}: "):
+        with refused("vllm_python"):
             default_engine(named)
     monkeypatch.setenv("PEAGLE_VLLM_PYTHON", str(python))
-    with pytest.raises(InputError, match="vLLM is not installed there"):
+    with refused("vllm_python"):
         default_engine()
 
 
 def test_interpreters_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere: not a Python interpreter"):
-        look(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="vLLM is not installed there; name the one that has it"):
-        look(Path(sys.executable))
-
-
-def test_an_interpreter_that_describes_no_vllm(tmp_path: Path) -> None:
     program(tmp_path / "python", "echo 1")
-    with pytest.raises(InputError, match="python: prints no description of a vLLM"):
-        look(tmp_path / "python")
+    for python, why in (
+        (tmp_path / "nowhere", "not a Python interpreter"),
+        (Path(sys.executable), "vLLM is not installed there"),
+        (tmp_path / "python", "prints no description of a vLLM"),
+    ):
+        with refused("vllm_python") as error:
+            look(python)
+        assert error.value.why.startswith(why) and error.value.fix
 
 
 def test_releases_are_ordered_and_builds_from_source_are_newer() -> None:

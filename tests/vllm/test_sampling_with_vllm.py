@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from peagle.catalog import find_head
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.heads.find import find_head
 from peagle.model.loader import locate
 from peagle.vllm.process import environment
 
@@ -69,7 +69,9 @@ def test_parameters_mean_the_same(tmp_path: Path) -> None:
     python = os.environ.get("PEAGLE_VLLM_PYTHON")
     if not python:
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
-    llm = LLM(TARGET, head=find_head(TARGET, method="p-eagle"), k=3, dtype="float32")
+    head = find_head(TARGET, method="p-eagle")
+    assert head is not None
+    llm = LLM(TARGET, head=head.folder, k=3, dtype="float32")
     prompts = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in QUESTIONS]
     asked, answered = tmp_path / "asked.json", tmp_path / "answered.json"
     asked.write_text(

@@ -6,6 +6,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +21,11 @@ from transformers import LlamaConfig
 from peagle.catalog import Entry
 from peagle.cli.main import main
 from peagle.errors import InputError
-from peagle.methods.checkpoint import read_config
-from peagle.methods.save import save_drafter
+from peagle.heads.find import Head, find_head
+from peagle.heads.format import read_config
+from peagle.heads.save import save_drafter
 from peagle.server.run import bind
-from peagle.vllm.head import Head, is_readable
+from peagle.vllm.head import is_readable, needs_v1
 from peagle.vllm.process import Installed
 from peagle.vllm.serve import plan, server_environment
 
@@ -59,6 +61,12 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.chmod(0o755)
     (tmp_path / "installed").write_text(" ".join(map(str, CPU)))
     return python
+
+
+def found(folder: Path) -> Head:
+    head = find_head("any", str(folder))
+    assert head is not None
+    return head
 
 
 def value(line: list[str], option: str) -> str:
@@ -214,12 +222,12 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: vLLM has an option"),
             ((*engine, "--device", "cpu"), "--device with --engine vllm: vLLM finds its devices"),
             ((*engine, "--max-queue", 3), "--max-queue with --engine vllm: vLLM's queue has no"),
-            ((*engine, "--host", "0.0.0.0"), "--host 0.0.0.0: others can reach it, give --api-key"),
+            ((*engine, "--host", "0.0.0.0"), "--host '0.0.0.0': "),
             ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),
             ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
-            ((*engine, "--k", 2, "--", "--spec-method", "x"), "--speculative-config: give it, or"),
+            ((*engine, "--k", 2, "--", "--spec-method", "x"), "a flag of vLLM's says how to draft"),
             ((*engine, "--method", "p-eagle"), "no p-eagle head is known for"),
-            ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "is a eagle3 head"),
+            ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "its method is eagle3"),
             ((*engine, "--head", heads["eagle3"], "--k", 0), "--k 0: must be at least 1"),
             ((*engine, "--vllm-python", tmp_path / "no"), "no: not a Python interpreter"),
             ((*engine, "--vllm-python", sys.executable), "vLLM is not installed there"),
@@ -231,7 +239,7 @@ def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_
     """By its sizes, before anything is loaded."""
     for name, made, said in (
         ("wide", make_target(vocab=256), "its vocabulary is 128, that of the target is 256"),
-        ("short", make_target(layers=2), "it reads layer 3, the target has layers 0 to 1"),
+        ("short", make_target(layers=2), "it reads layer 3, the target has 0 to 1"),
     ):
         made.model.save_pretrained(tmp_path / name)
         line = refused(tmp_path / name, "--engine", "vllm", "--head", heads["eagle3"])
@@ -240,11 +248,11 @@ def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_
 
 def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:
     old = GPU._replace(version="0.12.0")
-    head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
+    head = found(heads["p-eagle"])
     with pytest.raises(InputError, match=r"vLLM 0.12.0 does not draft in parallel: install 0.16.0"):
         plan(old, head, LlamaConfig())
-    other = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
-    assert plan(old, other, LlamaConfig()) == ("eagle3 (2 layers, K = 3)", [])
+    other = found(heads["eagle3"])
+    assert plan(old, other, LlamaConfig()) == ("eagle3 (2 layers, K = 5)", [])
 
 
 MIXED = ["sliding_attention", "full_attention"] * 12
@@ -252,7 +260,7 @@ MIXED = ["sliding_attention", "full_attention"] * 12
 
 def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
     """vLLM is told to keep whole caches, where it would fail after loading everything."""
-    head = Head(heads["p-eagle"], read_config(heads["p-eagle"]), 3)
+    head = found(heads["p-eagle"])
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}  # the head's
     mixed = LlamaConfig(num_hidden_layers=4, layer_types=MIXED[:4], **sizes)
     said, flags = plan(GPU, head, mixed)
@@ -262,7 +270,7 @@ def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
 
 
 def test_a_vllm_that_loses_temperatures(heads: dict[str, Path]) -> None:
-    head = Head(heads["eagle3"], read_config(heads["eagle3"]), 3)
+    head = found(heads["eagle3"])
     for installed, told in ((CPU._replace(version="0.33.0"), False), (CPU, True)):
         assert ("only at temperature 0" in plan(installed, head, LlamaConfig())[0]) == told
     assert "temperature" not in plan(GPU, head, LlamaConfig())[0]
@@ -274,25 +282,38 @@ def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Pat
         "eagle_aux_hidden_state_layer_ids"
     )
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    head = Head(tmp_path, read_config(tmp_path), 3)
-    assert head.needs_v1 and server_environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    head = found(tmp_path)
+    assert needs_v1(head) and server_environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: only vLLM's V1"):
         server_environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
-    assert not Head(heads["eagle3"], read_config(heads["eagle3"]), 3).needs_v1
+    assert not needs_v1(found(heads["eagle3"]))
 
 
 def test_what_speculators_peagle_loses(heads: dict[str, Path], tmp_path: Path) -> None:
     made = make_target()
     save_drafter(make_drafter(made, "p-eagle"), tmp_path / "head", "speculators")
-    assert is_readable(tmp_path / "head") and not is_readable(heads["p-eagle"])
+    assert is_readable(found(tmp_path / "head")) and not is_readable(found(heads["p-eagle"]))
     raw = json.loads((tmp_path / "head" / "config.json").read_text())
     (tmp_path / "head" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
-    assert not is_readable(tmp_path / "head")
+    assert not is_readable(found(tmp_path / "head"))
+
+
+def test_a_head_without_layer_ids_is_read(
+    target: Path, heads: dict[str, Path], tmp_path: Path, line: Line
+) -> None:
+    """vLLM takes its defaults, as we do."""
+    head = shutil.copytree(heads["eagle3"], tmp_path / "head")
+    raw = json.loads((head / "config.json").read_text())
+    for key in ("eagle_aux_hidden_state_layer_ids", "eagle_config", "peagle"):
+        del raw[key]
+    (head / "config.json").write_text(json.dumps(raw))
+    started = line(save_target(make_target(layers=7), tmp_path / "seven"), "--head", head)
+    assert json.loads(value(started, "--speculative-config"))["model"] == str(head)
 
 
 def test_int8_heads_are_exported(heads: dict[str, Path], tmp_path: Path) -> None:
     save_drafter(make_drafter(make_target(), "eagle3"), tmp_path / "head", dtype=torch.int8)
-    assert is_readable(heads["eagle3"]) and not is_readable(tmp_path / "head")
+    assert is_readable(found(heads["eagle3"])) and not is_readable(found(tmp_path / "head"))
 
 
 def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

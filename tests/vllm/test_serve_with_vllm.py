@@ -23,9 +23,9 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from peagle.catalog import find_head
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.heads.find import find_head
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 import test_completions as completions  # noqa: E402
@@ -155,7 +155,8 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> Served:
 def llm() -> LLM:
     """Our engine, with the head by which vLLM drafts."""
     head = find_head(TARGET, method="p-eagle")
-    return LLM(TARGET, head=head, k=5, dtype="float32")
+    assert head is not None
+    return LLM(TARGET, head=head.folder, k=5, dtype="float32")
 
 
 @pytest.mark.parametrize("test", SHARED, ids=lambda test: f"{test.__module__}.{test.__name__}")

@@ -45,13 +45,9 @@ class CpuAttend:
         if sinks is not None:
             given.sinks = sinks.data_ptr()
         kept = structs.Kept(keys.data_ptr(), values.data_ptr(), *keys.shape[2:], values.shape[-1])
-        load().function("attend", q.dtype)(
-            q.data_ptr(),
-            ctypes.byref(kept),
-            out.data_ptr(),
-            q.shape[1],
-            ctypes.byref(self.batch),
-            ctypes.byref(given),
-            torch.get_num_threads(),
-        )
+        batch, layer_spec = ctypes.byref(self.batch), ctypes.byref(given)
+        threads = torch.get_num_threads()
+        attend = load().function("attend", q.dtype)
+        inputs = (q.data_ptr(), ctypes.byref(kept))
+        attend(*inputs, out.data_ptr(), q.shape[1], batch, layer_spec, threads)
         return out

@@ -19,11 +19,11 @@ from peagle.backends.kv_cache import KVCache
 
 
 class Decoded(NamedTuple):
-    """What a decoder makes of T rows."""
+    """A decoder's outputs for T rows."""
 
-    out: Tensor  # (T, D) what leaves the last layer
+    out: Tensor  # (T, D) leaves the last layer
     normed: Tensor  # (T, D)
-    features: Tensor  # (T, F·D) what enters the layers that were asked for
+    features: Tensor  # (T, F·D) enters the layers `taps`
 
 
 class DecoderLayer(NamedTuple):
@@ -84,30 +84,22 @@ class Decoder:
         embedding: Tensor | None = None,  # (T, D), for the first layer of a head
         taps: Sequence[int] = (),
     ) -> Decoded:
-        x = x.contiguous()
         given = native_batch(batch)
         kept = [part.data_ptr() for pair in cache.layers for part in pair]
         caches = (structs.POINTER * len(kept))(*kept)
         numbers = (structs.COUNT * len(taps))(*taps)
-        cos, sin = (table.to(x.dtype).contiguous() for table in tables)
         features = x.new_empty(len(x), len(taps) * self.width)
-        found = Decoded(torch.empty_like(x), torch.empty_like(x), features)
-        forward = structs.Forward(
-            batch=ctypes.addressof(given),
-            caches=ctypes.addressof(caches),
-            x=x.data_ptr(),
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            taps=ctypes.addressof(numbers),
-            tap_count=len(taps),
-            features=features.data_ptr(),
-            out=found.out.data_ptr(),
-            normed=found.normed.data_ptr(),
-            threads=torch.get_num_threads(),
-        )
+        found = Decoded(x.new_empty(x.shape), x.new_empty(x.shape), features)
+        cos, sin = (table.to(x.dtype).contiguous() for table in tables)
+        tensors = {"x": x.contiguous(), "cos": cos, "sin": sin, **found._asdict()}
         if embedding is not None:
-            embedding = embedding.contiguous()
-            forward.embedding = embedding.data_ptr()
+            tensors["embedding"] = embedding.contiguous()
+        forward = structs.Forward(tap_count=len(taps), threads=torch.get_num_threads())
+        forward.batch = ctypes.addressof(given)
+        forward.caches = ctypes.addressof(caches)
+        forward.taps = ctypes.addressof(numbers)
+        for name, tensor in tensors.items():
+            setattr(forward, name, tensor.data_ptr())
         decode = load().function("decode", x.dtype)
         decode(ctypes.byref(self._model), ctypes.byref(forward))
         return found

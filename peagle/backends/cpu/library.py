@@ -41,20 +41,17 @@ class Library:
     """The functions of native/library.cpp, by name and dtype."""
 
     def __init__(self, path: Path) -> None:
-        loaded = ctypes.CDLL(str(path))
-        check_sizes(loaded)
-        self.tiles = bool(loaded.has_tiles())  # whether this CPU has AMX
-        self._functions = {
-            (name, dtype): loaded[f"{name}_{suffix}"]
-            for name in ARGUMENTS
-            for dtype, suffix in DTYPES.items()
-        }
-        for (name, _), function in self._functions.items():
-            function.argtypes, function.restype = ARGUMENTS[name], None
+        self._loaded = ctypes.CDLL(str(path))
+        check_sizes(self._loaded)
+        self.tiles = bool(self._loaded.has_tiles())  # whether this CPU has AMX
+        for name, arguments in ARGUMENTS.items():
+            for dtype in DTYPES:
+                self.function(name, dtype).argtypes = arguments
+                self.function(name, dtype).restype = None
 
-    def function(self, name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
+    def function(self, name: str, dtype: torch.dtype) -> Any:
         """One of ARGUMENTS, for tensors of one of DTYPES."""
-        return self._functions[name, dtype]
+        return getattr(self._loaded, f"{name}_{DTYPES[dtype]}")
 
 
 @cache
@@ -117,7 +114,7 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """The description of the processor, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -67,7 +67,7 @@ class Weights(NamedTuple):
         return cls(data, scales, 4, False, scale.dtype, *q.shape)
 
     def matrix(self, bias: Tensor | None) -> Matrix:
-        """As the library reads it, for as long as these weights and the bias are alive."""
+        """The structure that the library reads, valid while these weights and the bias live."""
         scales = None if self.scales is None else self.scales.data_ptr()
         added = None if bias is None else bias.data_ptr()
         sizes = (self.bits, int(self.tiled), self.outputs, self.inputs)
@@ -171,11 +171,11 @@ def multiply(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def replace_linears(root: nn.Module, make: Callable[[nn.Linear], nn.Module] = CpuLinear.of) -> None:
-    """Put what `make` makes of them in the place of the linear layers below `root`, one after
-    another: the weights of one layer at a time exist twice."""
+    """Replace the linear layers below `root` by the results of `make`, one after another: the
+    weights of one layer at a time exist twice."""
     for parent in list(root.modules()):
         for name, child in parent.named_children():
-            # What a subclass does is not known.
+            # The code of a subclass is not known.
             if type(child) is nn.Linear and child.weight.dtype in BITS:
                 setattr(parent, name, make(child))
 

@@ -39,7 +39,7 @@ MAX_SPLITS = 32
 
 
 class Launch(NamedTuple):
-    """How the kernel divides its work."""
+    """The division of the kernel's work."""
 
     rows: int  # of a program, a power of two
     splits: int  # of the keys, a power of two
@@ -66,7 +66,7 @@ class CudaAttend:
         return paged_attention(q.contiguous(), keys, values, self.batch, spec, launch)
 
     def launch(self, q: Tensor, keys: Tensor, values: Tensor) -> Launch:
-        """How to divide the work for queries (T, N, H) over a layer's keys and values."""
+        """The division of the work for queries (T, N, H) over a layer's keys and values."""
         if self.exact:
             return Launch(program_rows(MIN_TOKENS, q, keys, values), 1, trees=True)
         batch, kv_heads = self.batch, keys.shape[2]
@@ -82,8 +82,8 @@ def program_rows(tokens: int, q: Tensor, keys: Tensor, values: Tensor) -> int:
     """Rows of a program that should take `tokens` tokens, as far as its memory allows."""
     groups = q.shape[1] // keys.shape[2]
     widest = _power_of_two(max(q.shape[2], values.shape[3]))
-    most = min(MAX_ROWS, MAX_QUERY_BYTES // (widest * q.element_size()))
-    return max(min(most, _power_of_two(tokens * groups)), _power_of_two(groups))
+    max_rows = min(MAX_ROWS, MAX_QUERY_BYTES // (widest * q.element_size()))
+    return max(min(max_rows, _power_of_two(tokens * groups)), _power_of_two(groups))
 
 
 def paged_attention(  # noqa: PLR0913
@@ -124,7 +124,7 @@ def paged_attention(  # noqa: PLR0913
 def constants(
     q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, launch: Launch
 ) -> dict[str, int | bool]:
-    """What the kernel is compiled for; only shapes are read."""
+    """Constants of the compiled kernel; only shapes are read."""
     kv_heads, value_size = values.shape[2:]
     warps = 8
     if launch.rows < MAX_ROWS and q.element_size() == 2:

@@ -140,7 +140,7 @@ class Recorder:
         self.pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> Replay:
-        """What replays `run`, which is run once. Raises RuntimeError if it cannot be captured."""
+        """A replay of `run`, which is run once. Raises RuntimeError if it cannot be captured."""
         run()  # kernels are compiled
         graph = torch.cuda.CUDAGraph()
         gc.disable()  # a recording of an engine that is gone, freed now, would spoil this one

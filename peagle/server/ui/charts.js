@@ -7,11 +7,11 @@ const KEPT = 121; // samples: two minutes
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [400, 158, 30, 18, 16];
 const samples = [];
 
-// `onState` is told whether the server answers.
+// `onState` gets whether the server answers.
 export function startCharts(onState) {
   const charts = [
     new Lines("Throughput", "tokens / s", [["tokens / s", (now, before) => rate(now, before, "generated")]]),
-    new Bars("Accepted, by place in the draft"),
+    new Bars("Accepted, by depth in the draft"),
     new Lines("Rows and tokens of a target forward", "of one request", [
       ["rows", (now, before) => perForward(now, before, "rows")],
       ["tokens", (now, before) => perForward(now, before, "decoded")],
@@ -88,8 +88,8 @@ class Lines extends Chart {
     const latest = rows.map((row) => row.findLast((value) => value !== undefined));
     const shown = latest.map((value) => (value === undefined ? "–" : short(value)));
     this.value.textContent = shown.join(" / ");
-    const said = this.series.map(([name], index) => `${name} ${shown[index]}`).join(", ");
-    this.plot.setAttribute("aria-label", `${this.title}, ${this.unit}: ${said}; at most ${short(Math.max(0, ...values))}`);
+    const label = this.series.map(([name], index) => `${name} ${shown[index]}`).join(", ");
+    this.plot.setAttribute("aria-label", `${this.title}, ${this.unit}: ${label}; at most ${short(Math.max(0, ...values))}`);
     this.node.dataset.most = Math.max(0, ...values);
   }
 }
@@ -120,8 +120,8 @@ class Bars extends Chart {
     this.plot.replaceChildren(...this.grid(1, (value) => `${value * 100}`), ...bars);
     const length = acceptanceLength(before, now);
     this.value.textContent = length === undefined ? "–" : `AL ${length.toFixed(2)}`;
-    const said = shares.map((share, at) => `place ${at + 1} ${Math.round(share * 100)} %`).join(", ");
-    this.plot.setAttribute("aria-label", `${this.title}: ${said || "nothing was drafted"}`);
+    const label = shares.map((share, at) => `depth ${at + 1} ${Math.round(share * 100)} %`).join(", ");
+    this.plot.setAttribute("aria-label", `${this.title}: ${label || "nothing was drafted"}`);
     this.node.dataset.most = Math.max(0, ...shares);
   }
 }

@@ -1,4 +1,4 @@
-// A conversation, streamed; who wrote what is told by the server's own field `peagle_drafts`.
+// A conversation, streamed; the source of each token is in the server's field `peagle_drafts`.
 // Other servers do not have it: there the acceptance length is read from /metrics.
 
 import { Answer } from "./answer.js";
@@ -56,7 +56,7 @@ async function submit(event) {
   const body = say(model, "assistant");
   running = new AbortController();
   $("send").textContent = "Stop";
-  $("log").setAttribute("aria-busy", "true"); // told whole, once it has been said
+  $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
     const content = await answer([...messages, asked], body);
     messages.push(asked, { role: "assistant", content });
@@ -70,7 +70,7 @@ async function submit(event) {
 }
 
 function say(who, role) {
-  const body = el("div", { class: role === "user" ? "said" : "said coming" });
+  const body = el("div", { class: role === "user" ? "words" : "words coming" });
   $("log").append(el("article", { class: `message ${role}` }, el("h3", {}, who), body));
   $("log").scrollTop = $("log").scrollHeight;
   return body;

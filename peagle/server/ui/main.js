@@ -54,11 +54,11 @@ try {
     const longest = $("max-tokens");
     longest.max = about.context;
     longest.value = Math.min(longest.value, Math.floor(about.context / 2));
-    if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers alone.";
+    if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers without drafts.";
     startRace();
     startCatalog().catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));
   } else {
-    $("welcome-about").textContent = "This server does not say which tokens were drafted: nothing is tinted.";
+    $("welcome-about").textContent = "This server does not report drafted tokens, so none is tinted.";
     $("race-form").replaceWith(unavailable("The race"));
     $("entries").append(unavailable("The catalog"));
   }

@@ -22,7 +22,7 @@ SOURCE = Path(__file__).with_name("products.cpp")
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What multiplies."""
+    """The program that multiplies."""
     for tool in (COMPILER, EMULATOR):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")

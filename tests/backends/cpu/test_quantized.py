@@ -57,7 +57,7 @@ def test_weights_are_at_most_half_a_step_away(kind: str, dtype: torch.dtype) -> 
 
 
 def test_values_on_a_grid_of_sixteen_are_kept() -> None:
-    """As a model that was distributed in 4 bits has them."""
+    """Models distributed in 4 bits have such values."""
     q = torch.randint(0, 16, (64, 2 * GROUP)).float()
     q[:, ::GROUP] = 0
     q[:, 1::GROUP] = 15

@@ -66,7 +66,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spans(*requests: tuple[list[int], int, int]) -> list[Span]:
-    """Of blocks, start and number of rows."""
+    """Spans from blocks, start and number of rows."""
     made = []
     for blocks, start, rows in requests:
         made.append(Span(blocks, start, torch.randint(50, (rows,)).tolist()))
@@ -245,7 +245,7 @@ def test_replays_with_draft_trees(exact: bool) -> None:
 
 
 def test_tails_without_room_are_not_recorded() -> None:
-    """Of a chain of 300 draft tokens, written as a tree."""
+    """A chain of 300 draft tokens, written as a tree."""
     runner, cache = graphs.Runner(exact=False), new_cache(20)
     batch = Batch.of([tree(list(range(20)), 0, [list(range(1, row + 1)) for row in range(300)])])
     for _ in range(3):

@@ -78,7 +78,7 @@ def spec_of(kind: str, shape: HeadShape) -> AttentionSpec:
 
 
 def filled_cache(shape: HeadShape, rows: list[Rows], keys: Keys) -> KVCache:
-    """What was run before, and elsewhere what nobody may see."""
+    """Keys and values of earlier rows; numbers that no row may see elsewhere."""
     cache = KVCache(POOL, [shape], torch.float32, DEVICE)
     for part in cache.layers[0]:
         part.fill_(1e4)
@@ -141,7 +141,7 @@ def test_rows_have_the_bits_of_plain_decoding(step: int, kind: str) -> None:
 
 @pytest.mark.usefixtures("plain_products")
 def test_a_part_of_a_tree_has_the_bits_of_the_whole() -> None:
-    """As the batch-invariant mode cuts it."""
+    """The batch-invariant mode cuts trees."""
     shape, rows = SHAPES[16], requests(16)[:3]
     keys, spec = random_keys(rows, HEADS, shape, 0), spec_of("a window", shape)
     cache = filled_cache(shape, rows, keys)
@@ -170,5 +170,5 @@ def test_the_engine_gives_the_tokens_of_the_target(
     llm = LLM(target, drafter, nodes=9, kv_tokens=96, backend=CudaBackend(exact=exact))
     found = llm.generate(prompts, params)
     assert [a.token_ids for a in found] == [a.token_ids for a in alone]
-    assert all(a.stats.drafted > llm.k * a.stats.rounds for a in found)
+    assert all(a.stats.drafted > llm.engine.settings.k * a.stats.rounds for a in found)
     assert sum(sum(a.stats.accepted) for a in found) > 3

@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the browser complained about; a test that expects something takes it out."""
+    """Errors of the browser; a test that expects one removes it."""
     return []
 
 

@@ -116,7 +116,7 @@ def test_code_in_the_chat(running: Running, opened: Open, shot: Callable[[Any, s
         page.keyboard.press("Enter")
         page.locator("#log:not([aria-busy])").wait_for()
     assert sent[1]["messages"][1] == {"role": "assistant", "content": text}
-    said = page.locator(".message.assistant .said").first
+    said = page.locator(".message.assistant .words").first
     assert "`" not in str(said.text_content())
     block = said.locator("pre > code")
     assert str(block.text_content()).startswith("def f(x):\n    return x  # long")

@@ -35,7 +35,7 @@ def ask(page: Any, text: str, tokens: int = 40) -> str:
     before = page.locator(".message.assistant").count()
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
-    answer = page.locator(".message.assistant .said").nth(before)
+    answer = page.locator(".message.assistant .words").nth(before)
     answer.wait_for()
     page.locator("#log:not([aria-busy])").wait_for()
     return str(answer.text_content())
@@ -113,7 +113,7 @@ def test_stop(served: Running, opened: Open) -> None:
     page.locator("#max-tokens").fill("100")
     page.get_by_label("Message").fill("a")
     page.locator("#send").click()
-    page.locator(".message.assistant .said:not(:empty)").wait_for()
+    page.locator(".message.assistant .words:not(:empty)").wait_for()
     page.locator("#send").click()
     page.locator("#log:not([aria-busy])").wait_for()
     assert page.locator(".error").is_visible() is False
@@ -174,7 +174,7 @@ def test_race(served: Running, opened: Open, shot: Shot) -> None:
 
 
 def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
-    """They show what has been asked meanwhile."""
+    """Charts show requests of other clients."""
     page = opened(f"{served.url}/#live")
     charts = page.locator(".chart")
     path = "path.line.s0"
@@ -236,7 +236,7 @@ def test_deployment(served: Running, opened: Open, lent: bool) -> None:
 
 
 def test_key(serve: Serve, opened: Open, complaints: list[str], shot: Shot) -> None:
-    """It is asked for once, asked for again when it is wrong, and kept for this tab alone."""
+    """The page asks for the key once, again when it is wrong, and keeps it for this tab only."""
     page = opened(serve(api_key="secret").url)
     page.get_by_role("dialog").wait_for()
     shot(page, "key")
@@ -244,7 +244,7 @@ def test_key(serve: Serve, opened: Open, complaints: list[str], shot: Shot) -> N
         page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
         if key == "wrong":
-            page.get_by_text("does not take this key").wait_for()
+            page.get_by_text("refuses this key").wait_for()
     page.locator(".dot.on").wait_for()
     assert not page.get_by_role("dialog").is_visible()
     assert ask(page, "the cat")
@@ -271,7 +271,7 @@ def test_keyboard_alone(served: Running, opened: Open) -> None:
         page.keyboard.press("Tab")
     assert "sky" in page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Enter")
-    page.locator(".message.assistant .said:not(:empty)").wait_for()
+    page.locator(".message.assistant .words:not(:empty)").wait_for()
     nameless = page.evaluate(
         f"[...document.querySelectorAll('{USED}')]"
         ".filter(e => !(e.textContent.trim() || e.labels?.length || e.ariaLabel)).length"

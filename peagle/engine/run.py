@@ -1,0 +1,69 @@
+"""One call of `LLM.generate` or `LLM.stream`."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from peagle.engine.completion import Completion
+from peagle.engine.engine import Engine
+from peagle.engine.params import RequestFailure
+from peagle.engine.request import Chunk, Request
+
+
+class Run:
+    """Requests that an engine answers together. `seconds` is the time spent in the engine."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+        self.engine = engine
+        self.requests = requests
+        self.seconds = 0.0
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Left early, the requests that still run are cancelled."""
+        try:
+            while any(request.finish_reason is None for request in self.requests):
+                yield from self.step()
+            yield from self._fetch()  # the step of another stream may have been the last
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancel the requests that still run. Iteration does it by itself; a caller of `step` that
+        stops early must."""
+        if self._begun:
+            for request in self.requests:
+                self.engine.cancel(request)
+
+    def step(self) -> list[Chunk]:
+        """One round of the engine; returns the chunks that it emitted for these requests."""
+        started = time.perf_counter()
+        if not self._begun:
+            self.engine.add(*self.requests)
+            self._begun = True
+        self.engine.step()
+        self.seconds += time.perf_counter() - started
+        return self._fetch()
+
+    def _fetch(self) -> list[Chunk]:
+        return [chunk for request in self.requests for chunk in self.engine.fetch(request)]
+
+    def ended(self) -> Iterator[tuple[int, Completion]]:
+        """Each answer when it ends, with its number. Raises RequestFailure, once all have ended,
+        when one of them could not go on."""
+        left = self.requests
+        with closing(self):
+            while left:
+                self.step()
+                ended = [request for request in left if request.finish_reason is not None]
+                left = [request for request in left if request not in ended]
+                for request in ended:
+                    if request.failure is None:
+                        yield request.index, Completion.of(request)
+        for request in self.requests:
+            if request.failure is not None:
+                raise RequestFailure(f"prompt {request.index}: {request.failure}")
+
+    def completions(self) -> list[Completion]:
+        """Answers in the order of the prompts, once iteration has ended."""
+        return [Completion.of(request) for request in self.requests]

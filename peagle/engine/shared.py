@@ -1,0 +1,105 @@
+"""A target made ready to decode, which several LLMs share."""
+
+import threading
+from functools import cached_property
+from typing import Any
+
+from peagle.backends.base import Backend
+from peagle.backends.choose import choose_backend
+from peagle.backends.cpu.library import NoCompiler
+from peagle.backends.cpu.library import load as load_library
+from peagle.backends.cpu.quantized import check_quantize, quantize
+from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.engine.corrected import correction_table
+from peagle.engine.costs import Curve, WatchedCurve, verify_curve
+from peagle.engine.draft import Proposer
+from peagle.engine.grammars import Grammars
+from peagle.errors import InputError
+from peagle.methods.registry import method_of
+from peagle.model.base_target import BaseTarget
+from peagle.model.drafter import Drafter
+from peagle.model.loader import described_target, load_target, resolve_device
+
+
+class SharedTarget:
+    """A target made ready to decode. All LLMs over it share it, and nothing here changes."""
+
+    def __init__(
+        self, target: BaseTarget, *, own: bool, deterministic: bool, backend: Backend | None = None
+    ) -> None:
+        """`own`: the target has no other user."""
+        self.target = target
+        self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
+        self.model = self.backend.target(target, own=own)
+        self.grammars = Grammars(target)
+        self.lock = threading.Lock()  # held while an engine is made
+        self._verify: Curve | None = None  # measured once, for the largest count so far
+
+    def verify_curve(self, max_rows: int) -> Curve:
+        """Costs of the target, up to `max_rows` rows: a copy for one engine, which corrects it."""
+        if self._verify is None or self._verify.rows[-1] < max_rows:
+            self._verify = verify_curve(self.target, self.model, max_rows)
+        return WatchedCurve(self._verify)
+
+    @cached_property
+    def max_characters(self) -> int:
+        """Characters of the longest prompt that could fit: a bound before it is tokenised."""
+        assert self.target.tokenizer is not None
+        longest = max(map(len, self.target.tokenizer.get_vocab()))
+        return self.target.max_context * longest
+
+    def proposer(self, drafter: Drafter, blocks: int) -> Proposer:
+        """A proposer with empty caches of `blocks` blocks."""
+        target = self.target
+        weight = drafter.norm.weight
+        cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, target.device)
+        features = FeatureCache(blocks, drafter.config.feature_width, target.dtype, target.device)
+        method, model = method_of(drafter.config), self.backend.drafter(drafter)
+        return Proposer(method, model, cache, features, correction_table(drafter))
+
+
+def open_target(
+    target: str | BaseTarget,
+    kind: str | None,  # "int8" or "int4": weights of the target's layers, on a CPU
+    backend: Backend | None,
+    *,
+    deterministic: bool,
+    **load: Any,
+) -> SharedTarget:
+    """A target made ready to decode; one given by name is loaded first.
+
+    Raises InputError as `load_target` does, and for settings that do not fit.
+    """
+    if deterministic and backend is not None:
+        fix = "make the `backend` with exact=True instead"
+        raise InputError("a given backend has its own mode", field="deterministic", fix=fix)
+    if isinstance(target, BaseTarget):
+        if kind is not None:
+            why = "a loaded target cannot be quantized"
+            fix = "give the target by name"
+            raise InputError(why, field="quantize", value=kind, fix=fix)
+        return SharedTarget(target, own=False, deterministic=deterministic, backend=backend)
+    made = _read(target, kind, native=backend is None, **load)
+    return SharedTarget(made, own=True, deterministic=deterministic, backend=backend)
+
+
+def _read(
+    name: str, kind: str | None, *, native: bool, dtype: str = "auto", device: str = "auto"
+) -> BaseTarget:
+    """A target by its description, where native code runs it; else transformers' model."""
+    device = resolve_device(device)
+    check_quantize(kind, device)
+    try:
+        if native and device == "cpu" and dtype in ("auto", "float32", "bfloat16"):
+            load_library()
+            described = described_target(name, dtype, kind)
+            if described is not None:
+                return described
+    except NoCompiler as error:
+        if kind is not None:
+            why = f"needs native code: {error}"
+            raise InputError(why, field="quantize", value=kind) from error
+    target = load_target(name, dtype=dtype, device=device)
+    if kind is not None:
+        quantize(target, kind)
+    return target

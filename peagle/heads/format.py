@@ -1,0 +1,297 @@
+"""Heads on disk. Two dialects are read and written (`save.py`): vLLM/AWS (native as well) and
+speculators.
+
+The native one is the vLLM/AWS dialect, where a head that trained only the mask token's embedding
+stores that one row as `mask_embedding` (vLLM wants the whole table: `peagle export` makes it), plus
+a `peagle` block in config.json with what the head was trained against. It may hold matrices as int8
+rows `NAME` (O, I) with a scale each, `NAME_scale` (O,), and then has "dtype" int8; they are read as
+float32 (`model/int8.py`).
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from peagle.errors import InputError, first_line
+from peagle.heads.correction import CORRECTION, PREFIX
+from peagle.methods.keys import FLAGS, LAYER_IDS, SPECULATORS, mask_ids
+from peagle.methods.registry import METHODS
+from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
+from peagle.model.correction import CorrectionConfig
+from peagle.model.int8 import SCALE, restore_int8
+
+log = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+FETCH_AGAIN = "download or export the head again, config.json and tensors together"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKeys:
+    """config.json of a head as it is, however damaged."""
+
+    folder: Path
+    raw: dict[str, Any]  # with that of a correction under CORRECTION
+
+    @property
+    def speculators(self) -> bool:
+        return SPECULATORS in self.raw
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Sizes of the drafter's layers."""
+        return dict(self.raw["transformer_layer_config"]) if self.speculators else self.raw
+
+    @property
+    def eagle(self) -> dict[str, Any]:
+        """vLLM's block for EAGLE heads."""
+        return self.raw.get("eagle_config") or {}
+
+    @property
+    def native(self) -> dict[str, Any]:
+        """peagle's own block; empty for heads made elsewhere."""
+        return self.raw.get("peagle") or {}
+
+    @property
+    def trained(self) -> Provenance:
+        return Provenance(**self.native.get("provenance", {}))
+
+    @property
+    def target_width(self) -> int:
+        return int(self.raw.get("target_hidden_size") or self.sizes["hidden_size"])
+
+    @property
+    def method(self) -> str:
+        """Name of the head's method: the recorded one, or the first that claims its keys. Raises
+        InputError for keys of another method."""
+        claiming = [name for name, method in METHODS.items() if method.claims(self.raw)]
+        recognised = claiming[0] if claiming else self.raw.get(SPECULATORS)
+        named = self.native.get("method", recognised)
+        if named in claiming:
+            return str(named)
+        why = f"{named!r} is no method: known are {', '.join(METHODS)}"
+        if named in METHODS:
+            why = f"peagle.method is {named!r}, the other keys are those of {recognised}"
+        raise damaged(self.folder, f"config.json: {why}")
+
+    @property
+    def depths(self) -> int | None:
+        """Draft tokens that the head was trained for; None: unknown."""
+        methods = (self.raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        tokens = self.native.get("depths", methods[0].get("speculative_tokens"))
+        return None if tokens is None else int(tokens)
+
+    @property
+    def correction(self) -> CorrectionConfig | None:
+        raw = self.raw.get(CORRECTION)
+        return None if raw is None else CorrectionConfig(raw["rank"], raw["candidates"])
+
+    def parse(self, target_layers: int | None = None) -> DrafterConfig:
+        """The drafter's configuration. Raises InputError for one that is damaged."""
+        try:
+            return self._parse(target_layers)
+        except InputError as error:
+            if error.field == "head":
+                raise
+            raise damaged(self.folder, f"config.json: {error}") from error
+        except KeyError as error:
+            raise damaged(self.folder, f"config.json: missing {error.args[0]!r}") from error
+        except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+            raise damaged(self.folder, f"config.json: {first_line(error)}") from error
+
+    def _parse(self, target_layers: int | None) -> DrafterConfig:
+        raw, sizes = self.raw, self.sizes
+        kind = sizes.get("model_type", "llama")
+        if kind not in TRANSFORMERS:
+            why = f"config.json: model_type {kind!r}: heads have llama or qwen3 layers"
+            raise damaged(self.folder, why)
+        layers = raw.get(LAYER_IDS) or self.eagle.get(LAYER_IDS)
+        if not layers and target_layers is not None:
+            layers = default_feature_layers(target_layers)
+        flags = {flag: bool(self.eagle.get(flag, raw.get(flag, False))) for flag in FLAGS}
+        parallel = METHODS[self.method].parallel
+        if self.speculators and not parallel and "norm_before_residual" not in raw:
+            flags["norm_before_residual"] = True  # speculators' and vLLM's default
+        return DrafterConfig(
+            method=self.method,
+            transformer=TRANSFORMERS[kind].from_dict(_layer_sizes(kind, sizes)),
+            feature_layers=tuple(layers or ()),
+            draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
+            target_hidden_size=self.target_width,
+            mask_token_id=next(iter(mask_ids(raw).values()), None),
+            depths=self.depths,
+            embedding=self.native.get("embedding", "full"),
+            logit_scale=sizes.get("logit_scale", 1.0),
+            correction=self.correction,
+            provenance=self.trained,
+            **flags,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles(HeadKeys):
+    """config.json and tensors of a head as they are, however damaged."""
+
+    tensors: dict[str, Tensor]  # by native names, those of a correction included
+
+
+def damaged(folder: Path, why: str) -> InputError:
+    """The error about files of a head that are missing, damaged or contradict each other."""
+    return InputError(why, field="head", value=folder, fix=FETCH_AGAIN)
+
+
+def read_head(folder: Path) -> HeadFiles:
+    """The files of a head. Raises InputError for those that cannot be read."""
+    return HeadFiles(folder, read_keys(folder).raw, read_tensors(folder))
+
+
+def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig:
+    """The drafter's configuration from either dialect's config.json."""
+    return read_keys(folder).parse(target_layers)
+
+
+def read_keys(folder: Path) -> HeadKeys:
+    """The config.json of a head and of its correction. Raises InputError when one is missing or no
+    JSON object."""
+    raw = _read_object(folder, "config.json")
+    if (folder / CORRECTION).is_dir():
+        raw[CORRECTION] = _read_object(folder, f"{CORRECTION}/config.json")
+    return HeadKeys(folder, raw)
+
+
+def _read_object(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / name
+    if not file.is_file():
+        raise damaged(folder, f"no {name}")
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise damaged(folder, f"{name} is no JSON object ({first_line(error)})") from error
+
+
+def _layer_sizes(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that a Llama or Qwen3 config knows."""
+    known = layer_keys(kind)
+    if not sizes.get("rope_parameters"):  # where they are, the older keys repeat them
+        known |= {"rope_theta", "rope_scaling"}
+    return {key: value for key, value in sizes.items() if key in known}
+
+
+def layer_keys(kind: str) -> set[str]:
+    """Keys of a Llama or Qwen3 config that say what its layers compute."""
+    about = {"architectures", "dtype", "transformers_version"}
+    return TRANSFORMERS[kind]().to_dict().keys() - about
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a head by native names, with those of its correction. Safetensors only.
+
+    Raises InputError for files that are missing, damaged, or hold the same tensor.
+    """
+    tensors = _read_folder(folder)
+    if (folder / CORRECTION).is_dir():
+        for name, tensor in _read_folder(folder / CORRECTION).items():
+            if PREFIX + name in tensors:
+                raise damaged(folder, f"{PREFIX + name!r} is there and in {CORRECTION}/")
+            tensors[PREFIX + name] = tensor
+    return tensors
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    tensors = dict[str, Tensor]()
+    origins = dict[str, str]()
+    for file, wanted in _weight_files(folder).items():
+        for stored, tensor in _read_file(file, wanted).items():
+            name = stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+            origin = f"{stored!r} of {file.name}"
+            if name in tensors:
+                raise damaged(folder, f"{origins[name]} and {origin} are the same tensor")
+            tensors[name] = tensor
+            origins[name] = origin
+    int8 = {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
+    scaled = {name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)}
+    for name in sorted(int8 | scaled):
+        rows, scales = tensors.get(name), tensors.pop(name + SCALE, None)
+        tensors[name] = _restored(folder, name, rows, scales)
+    return tensors
+
+
+def _weight_files(folder: Path) -> Mapping[Path, set[str] | None]:
+    """Files to read, and the names of the tensors wanted of each; None: all of them. As in vLLM an
+    index decides, and without one every safetensors file is read."""
+    files = set(folder.glob("*.safetensors"))
+    if (folder / INDEX).is_file():
+        return _indexed(folder, files)
+    if not files:
+        raise damaged(folder, "no .safetensors file (pickles are not loaded)")
+    return dict.fromkeys(sorted(files))
+
+
+def _indexed(folder: Path, files: set[Path]) -> dict[Path, set[str]]:
+    weight_map = _read_object(folder, INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise damaged(folder, f"{INDEX}: weight_map is not an object of tensors and files")
+    wanted = dict[Path, set[str]]()
+    for tensor, name in weight_map.items():
+        file = folder / str(name)
+        if file.name != name or file.suffix != ".safetensors":
+            raise damaged(folder, f"{INDEX}: {name!r} is no .safetensors file of this folder")
+        wanted.setdefault(file, set()).add(tensor)
+    if missing := sorted(wanted.keys() - files):
+        raise damaged(folder, f"{INDEX}: {missing[0].name!r} is missing")
+    if left := sorted(file.name for file in files - wanted.keys()):
+        log.warning("%s does not name %s: not read", folder / INDEX, ", ".join(left))
+    return wanted
+
+
+def _read_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as shard:
+            stored = set(shard.keys())
+            wanted = stored if wanted is None else wanted
+            if missing := sorted(wanted - stored):
+                why = f"{file.name}: {missing[0]!r} is missing, {INDEX} names it"
+                raise damaged(file.parent, why)
+            if left := sorted(stored - wanted):
+                log.warning("%s: %s does not name %s: not read", file, INDEX, ", ".join(left))
+            return {name: shard.get_tensor(name) for name in sorted(wanted)}
+    except OSError as error:
+        raise damaged(file.parent, f"{file.name} cannot be read ({first_line(error)})") from error
+    except SafetensorError as error:
+        why = f"{file.name} is a corrupt safetensors file ({error})"
+        raise damaged(file.parent, why) from error
+
+
+def _restored(folder: Path, name: str, rows: Tensor | None, scales: Tensor | None) -> Tensor:
+    """A matrix of int8 rows. Raises InputError for rows or scales that do not fit."""
+    if rows is not None and scales is not None:
+        fit = rows.dtype == torch.int8 and rows.ndim == 2 and scales.shape == rows.shape[:1]
+        if fit and scales.is_floating_point() and scales.float().isfinite().all():
+            return restore_int8(rows, scales)
+    found = f"{name} is {_form(rows)}, {name}{SCALE} {_form(scales)}"
+    raise damaged(folder, f"{found}: expected int8 rows and a finite scale for each")
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
+
+
+def state_dict_of(tensors: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+    """The tensors of a head as its drafter has them."""
+    state = dict(tensors)
+    state.pop("t2d", None)  # the inverse of d2t
+    if "mask_hidden" in state:
+        state["mask_hidden"] = state["mask_hidden"].flatten()
+    if config.draft_vocab_size == config.transformer.vocab_size:
+        state.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+    return state

@@ -1,0 +1,130 @@
+"""From a head on disk to a drafter for a target, and the trial of layer ids that are ambiguous.
+
+In vLLM and here id i is what enters layer i. SpecForge counts what leaves layer i, and SGLang adds
+one to the ids for that reason; their heads have them in `eagle_config` alone. So have NVIDIA's,
+which count as vLLM does. The two ways differ by one layer, and only a trial tells them apart.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from peagle.heads.checks import TABLE, check
+from peagle.heads.find import head_folder
+from peagle.heads.format import HeadKeys, read_head, state_dict_of
+from peagle.methods.keys import LAYER_IDS
+from peagle.methods.registry import method_of
+from peagle.model.attention import CausalAttend
+from peagle.model.base_target import BaseTarget
+from peagle.model.config import DrafterConfig
+from peagle.model.described_target import DescribedTarget
+from peagle.model.drafter import Drafter
+from peagle.model.loader import load_target
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
+
+log = logging.getLogger(__name__)
+
+# What the target and the head are run on: questions, an answer and code.
+TEXT = """Why is the sky blue? Explain it in a few sentences.
+
+Sunlight is made of many colors. When it meets the air, the small molecules there scatter blue light
+much more than red light, because blue light has a shorter wavelength. So blue light reaches our
+eyes from every part of the sky. In the evening the light has a longer way through the air, and most
+of the blue is gone before it arrives: the sun looks red.
+
+Write a Python function that returns the sum of the squares of a list of numbers.
+
+def sum_of_squares(numbers):
+    total = 0
+    for number in numbers:
+        total += number * number
+    return total
+"""
+
+
+def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -> Drafter:
+    """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
+    in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
+    that may be counted in two ways are tried, and the log tells what was found.
+
+    Raises InputError that names the head and the first of its problems, see `checks.py`.
+    """
+    files = read_head(head_folder(name))
+    config = files.parse(target.num_layers)
+    check(files, target, name, force=force)
+    if not files.native and config.embedding == "full" and TABLE not in files.tensors:
+        config = replace(config, embedding="shared")  # as vLLM does; native heads record it
+    drafter = method_of(config).build(config)
+    drafter.load_state_dict(state_dict_of(files.tensors, config))
+    drafter = drafter.to(target.device, target.dtype).eval()
+    drafter.share_embedding(target.embedding)
+    if ids := nested_ids(files):
+        model = load_target(target.name) if isinstance(target, DescribedTarget) else target
+        layers, found = try_both(drafter, cast("Target", model), ids)
+        drafter.config = replace(config, feature_layers=layers)
+        log.warning("head %s: layers %s: %s", name, list(layers), found)
+    return drafter
+
+
+def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
+    """The same weights in a head of another config, which may ask for more of them or fewer."""
+    made = method_of(config).build(config).to(drafter.norm.weight)
+    made.load_state_dict(drafter.state_dict(), strict=False)
+    if drafter.shared_embedding is not None:
+        made.share_embedding(drafter.shared_embedding)
+    return made
+
+
+class Trial(NamedTuple):
+    """The layers that a head reads, in vLLM's way of counting, and what was found."""
+
+    layers: tuple[int, ...]
+    found: str
+
+
+def nested_ids(keys: HeadKeys) -> list[int]:
+    """The layer ids of a head that may be counted either way: they are in eagle_config alone, and
+    nothing in config.json tells whose they are. Empty for any other head."""
+    if keys.native or keys.speculators or keys.raw.get(LAYER_IDS):
+        return []
+    return list(keys.eagle.get(LAYER_IDS) or [])
+
+
+def try_both(drafter: Drafter, target: "Target", ids: Sequence[int]) -> Trial:
+    """Find out whether `ids` are what enters these layers or what leaves them, by the share of its
+    first draft tokens that the target accepts."""
+    shares = dict[tuple[int, ...], float]()
+    for layers in (tuple(ids), tuple(layer + 1 for layer in ids)):
+        if layers[-1] <= target.num_layers:
+            shares[layers] = _accepted(drafter, target, layers)
+    best = max(shares, key=lambda layers: shares[layers])
+    each = ", ".join(f"{share:.1%} with {list(layers)}" for layers, share in shares.items())
+    found = f"{list(ids)} in eagle_config only, where some count what leaves a layer"
+    return Trial(best, f"{found}: of its first draft tokens the target accepts {each}")
+
+
+@torch.no_grad()
+def _accepted(drafter: Drafter, target: "Target", layers: tuple[int, ...]) -> float:
+    """Expected share of accepted first draft tokens, over all positions of TEXT."""
+    tokens = _tokens(target)
+    positions = torch.arange(len(tokens), device=tokens.device)
+    out = target.forward(tokens, positions, CausalAttend(), layers)
+    features = drafter.project(out.features[:-1])
+    normed = drafter(tokens[1:], features, positions[:-1], CausalAttend()).normed
+    offered = drafter.logits(normed).float().softmax(-1)
+    chosen = target.logits(out.hidden[1:]).float().softmax(-1)[:, drafter.target_ids]
+    return float(torch.minimum(offered, chosen).sum(-1).mean())
+
+
+def _tokens(target: "Target") -> Tensor:
+    ids: Sequence[int] = range(2, len(target.embedding))
+    if target.tokenizer is not None:
+        ids = target.tokenizer(TEXT)["input_ids"]
+    return torch.tensor(ids[: target.max_context], device=target.device)

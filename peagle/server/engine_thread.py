@@ -1,0 +1,226 @@
+"""The thread that owns the engine, and the jobs that it exchanges with the event loop.
+
+The event loop posts calls to one queue, and the thread runs them in order. The thread hands results
+to the jobs with `call_soon_threadsafe`. While a request runs only the thread touches it; after its
+end, only the event loop does.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from peagle.engine.engine import Engine
+from peagle.engine.request import Chunk, Request
+from peagle.errors import InputError
+from peagle.server.errors import ApiError
+from peagle.server.metrics import Metrics, RequestMetrics
+from peagle.server.responses import Drafts, Piece
+
+log = logging.getLogger(__name__)
+Event = dict[str, Any]
+FAILED = "the engine has failed: the server ends, start it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The output of one round for a request. Until it has `ended`, only its constants may be
+    read."""
+
+    request: Request
+    chunks: list[Chunk]
+    ended: bool
+    drafts: Drafts
+
+
+class Job:
+    """The requests of one call: `copies` answers to each of its prompts. It counts before they are
+    made. `on_end` is called in the event loop once all have ended."""
+
+    def __init__(self, count: int, copies: int, on_end: Callable[["Job"], None]) -> None:
+        self.copies = copies
+        self.arrived = time.monotonic()
+        self.tracks = list[RequestMetrics]()
+        self.left = count  # requests that have not ended
+        self.deadline: asyncio.TimerHandle | None = None
+        self._on_end = on_end
+        self._received: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the engine failed
+
+    @property
+    def requests(self) -> list[Request]:
+        return [track.request for track in self.tracks]
+
+    def receive(self, update: Update | None) -> None:
+        """Take an update; None when the engine has failed."""
+        self._received.put_nowait(update)
+        if update is not None:
+            self.left -= update.ended
+        if update is None or not self.left:
+            self._on_end(self)
+            if self.deadline is not None:
+                self.deadline.cancel()
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Updates until all requests have ended. Raises ApiError when the engine fails."""
+        ended = 0
+        while ended < len(self.tracks):
+            update = await self._received.get()
+            if update is None:
+                raise ApiError(500, FAILED)
+            ended += update.ended
+            yield update
+
+
+class ExclusiveJob:
+    """A generator that the engine thread runs while no request does."""
+
+    def __init__(self, steps: Generator[Event, None, None], on_end: Callable[[], None]) -> None:
+        self.steps = steps
+        self.events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
+        self._on_end = on_end
+
+    def receive(self, event: Event | ApiError | None) -> None:
+        """Take an event; an error or None is the last one."""
+        self.events.put_nowait(event)
+        if not isinstance(event, dict):
+            self._on_end()
+
+
+class EngineThread:
+    """Runs the engine. The event loop calls `start`, `post` and `stop`; it passes the other public
+    methods to `post`."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, on_failure: Callable[[], None]) -> None:
+        """`on_failure` is called in the event loop when a round raises."""
+        self.failed = False
+        self._engine = engine
+        self._metrics = metrics
+        self._on_failure = on_failure
+        self._running = list[tuple[Job, RequestMetrics]]()
+        self._exclusive: ExclusiveJob | None = None
+        self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it reports to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def post(self, call: Callable[..., None], *arguments: object) -> None:
+        """Have the thread call a method of this class. (A signal's handler may post, too.)"""
+        self._posted.put(partial(call, *arguments))
+
+    async def stop(self) -> None:
+        """End the thread after all calls so far."""
+        self._posted.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def admit(self, job: Job) -> None:
+        """Add a job's requests to the engine."""
+        self._engine.add(*job.requests)
+        self._running += [(job, track) for track in job.tracks]
+
+    def cancel(self, job: Job | None = None) -> None:
+        """End the requests of one job, or all, as they are."""
+        for running, track in self._running:
+            if job in (running, None):
+                self._engine.cancel(track.request)
+
+    def expire(self, job: Job, too_late: str) -> None:
+        """End a job whose time is over: its output is the answer; a request without any fails."""
+        for request in job.requests:
+            if request.finish_reason is None and not request.output:
+                request.failure = too_late
+            self._engine.cancel(request, "length" if request.output else "error")
+
+    def begin(self, job: ExclusiveJob) -> None:
+        """Run an exclusive job once no request runs."""
+        self._exclusive = job
+
+    def end(self, job: ExclusiveJob, event: ApiError | None = None) -> None:
+        """End an exclusive job, unless it has ended."""
+        if job is self._exclusive:
+            job.steps.close()
+            self._exclusive = None
+            self._loop.call_soon_threadsafe(job.receive, event)
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                if not self._engine.idle:
+                    self._engine.step()
+                elif self._exclusive is not None:
+                    self._step(self._exclusive)
+                self._report()
+        except BaseException:  # a panic in native code is no Exception
+            # The engine's state is unknown: nothing may go on with it.
+            self.failed = True
+            log.exception("the engine failed")
+            self._loop.call_soon_threadsafe(self._on_failure)
+
+    def _take(self) -> bool:
+        """Run the posted calls; wait for one while there is nothing else to do. False: the end."""
+        wait = self._engine.idle and self._exclusive is None
+        while True:
+            try:
+                call = self._posted.get(block=wait)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+            wait = False
+
+    def _report(self) -> None:
+        updates = list[tuple[Job, Update]]()
+        for job, track in self._running:
+            self._metrics.observe(track)
+            chunks = self._engine.fetch(track.request)
+            if chunks or track.ended:
+                update = Update(track.request, chunks, track.ended, _drafts(track.request, chunks))
+                updates.append((job, update))
+        if updates:
+            self._running = [(job, track) for job, track in self._running if not track.ended]
+            self._loop.call_soon_threadsafe(_deliver, updates)
+
+    def _step(self, job: ExclusiveJob) -> None:
+        event: Event | ApiError | None
+        try:
+            event = next(job.steps, None)
+        except InputError as wrong:
+            event = ApiError(400, str(wrong), param=wrong.field)
+        except Exception:  # the steps restore their state; a panic ends the server
+            log.exception("an exclusive job failed")
+            event = ApiError(500, "it failed: see the server's log")
+        if isinstance(event, dict):
+            self._loop.call_soon_threadsafe(job.receive, event)
+        else:
+            self.end(job, event)
+
+
+def _deliver(updates: list[tuple[Job, Update]]) -> None:
+    for job, update in updates:
+        job.receive(update)
+
+
+def pieces(chunks: list[Chunk]) -> list[Piece]:
+    """The text of chunks, with its depth in the draft and its source."""
+    return [Piece(text=one.text, place=one.depth, source=one.source) for one in chunks]
+
+
+def _drafts(request: Request, chunks: list[Chunk]) -> Drafts:
+    stats = request.stats
+    return Drafts(
+        tokens=len(request.output),
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=sum(stats.accepted),
+        accepted_from_lookup=stats.accepted_from_lookup,
+        forwards=stats.forwards,
+        pieces=pieces(chunks),
+    )

@@ -1,0 +1,170 @@
+"""Parsers of an answer: its thoughts, text and tool calls, whole or as it comes.
+
+A response template parses the whole answer (`peagle.data.response_parser`). Without one, thoughts
+are found by their marks, and calls as Hermes and Qwen write them:
+<tool_call>{"name": …}</tool_call>.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from itertools import groupby
+from os.path import commonprefix
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import regex
+from transformers import PreTrainedTokenizerBase
+
+from peagle.data.response_parser import to_message
+from peagle.model.thoughts import answer_template, find_thoughts
+from peagle.server.prompts import CLOSE, OPEN
+from peagle.server.responses import Function, ToolCall
+
+CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
+
+
+class ParsedAnswer(NamedTuple):
+    """An answer in its parts; without calls, all of it is text."""
+
+    text: str
+    calls: list[ToolCall]
+    reasoning: str = ""
+
+
+class ThoughtParser:
+    """Separates the thoughts of one answer from the rest of its text, as it comes; once it has
+    ended, where the marks of thoughts have no text. White space around thoughts is dropped. An
+    answer that a response template parses has no thoughts here."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int]) -> None:
+        self._tokenizer = tokenizer.backend_tokenizer
+        thoughts = find_thoughts(tokenizer)
+        stage = "after"
+        marks = ("", "")
+        if thoughts is not None and thoughts.marks is not None:
+            stage = thoughts.stage(tokenizer, prompt)
+            marks = thoughts.marks
+        opening = "" if stage == "inside" else regex.escape(marks[0].strip())
+        self._opening = regex.compile(rf"\s*{opening}\s*")
+        self._closing = regex.compile(rf"\s*{regex.escape(marks[1])}\s*")
+        spelled = self._tokenizer.encode(marks[1], add_special_tokens=False).ids
+        self._hidden = marks[1] not in self._tokenizer.decode(spelled)
+        self._begun = False
+        self._over = stage == "after"
+        self._held = ""
+        self.length = 0  # number of tokens of the thoughts, where their marks are hidden
+
+    def push(self, text: str, output: list[int] | None = None) -> tuple[str, str]:
+        """Add text; returns the certain text of the thoughts, and of the rest. `output` are the
+        tokens of an answer that has ended."""
+        self._held += text
+        ended = output is not None
+        thoughts = rest = ""
+        if self._hidden and not self._over:
+            return self._split(output) if output is not None else ("", "")
+        if not self._begun and not self._over:
+            self._begin(ended)
+        if self._begun and not self._over:
+            thoughts = self._think(ended)
+        if self._over:
+            rest, self._held = self._held, ""
+        return thoughts, rest
+
+    def _begin(self, ended: bool) -> None:
+        """Take the mark that begins thoughts, once it is known whether the answer has it."""
+        mark = self._opening.match(self._held, partial=not ended)
+        if mark is None:
+            self._over = True
+        elif ended or mark.end() < len(self._held):
+            self._begun, self._held = True, self._held[mark.end() :]
+
+    def _think(self, ended: bool) -> str:
+        """Take the thoughts, and the mark that ends them."""
+        mark = self._closing.search(self._held, partial=not ended)
+        thoughts = self._held if mark is None else self._held[: mark.start()]
+        self._over = mark is not None and (ended or mark.end() < len(self._held))
+        self._held = self._held[mark.end() if mark and self._over else len(thoughts) :]
+        return thoughts.rstrip() if ended else thoughts
+
+    def _split(self, output: list[int]) -> tuple[str, str]:
+        """Separate both by the tokens of the answer."""
+
+        def shown(count: int) -> str:
+            return self._tokenizer.decode(output[:count], skip_special_tokens=False)
+
+        if not self._opening.match(shown(len(output))):
+            return "", self._held
+        self.length = bisect_left(
+            range(len(output)), True, key=lambda count: bool(self._closing.search(shown(count)))
+        )
+        thoughts = commonprefix([self._held, self._tokenizer.decode(output[: self.length])])
+        return thoughts.strip(), self._held.removeprefix(thoughts).lstrip()
+
+
+class ResponseParser:
+    """Parses one answer as it comes. Calls, and text that may become one, are held back; so is the
+    whole answer where a response template parses it, or where the marks of calls have no text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._parses = answer_template(tokenizer) is not None
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
+        self._hidden = {i: t.content for i, t in added if t.special and t.content in (OPEN, CLOSE)}
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Add text; returns the text that is certainly no call."""
+        self._held += text
+        if self._parses or self._hidden:
+            return ""
+        call = regex.search(regex.escape(OPEN), self._held, partial=True)
+        at = len(self._held) if call is None else call.start()
+        certain, self._held = self._held[:at], self._held[at:]
+        return certain
+
+    def finish(self, prompt: list[int], answer: list[int]) -> ParsedAnswer:
+        """Parse the text that was held back, once the answer has ended."""
+        if self._parses:
+            return _parsed(self._tokenizer, prompt, answer, self._held)
+        text = self._with_marks(answer) if self._hidden else self._held
+        found = [_json_call(body) for body in CALL.findall(text)]
+        if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
+            found.pop()  # the answer was cut in the midst of a call: those before it are whole
+        calls = [call for call in found if call is not None]
+        if not calls or len(calls) < len(found):
+            return ParsedAnswer(self._held, [])  # broken calls stay text
+        return ParsedAnswer(CALL.sub("", text).strip(), calls)
+
+    def _with_marks(self, answer: list[int]) -> str:
+        """The text of an answer with the marks that decoding leaves out."""
+        runs = groupby(answer, self._hidden.get)
+        decode = self._tokenizer.backend_tokenizer.decode
+        return "".join(mark or decode(list(ids)) for mark, ids in runs)
+
+
+def _parsed(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: list[int], text: str
+) -> ParsedAnswer:
+    message = to_message(tokenizer, prompt, answer, text)
+    calls = [_tool_call(call.get("function", call)) for call in message.get("tool_calls") or []]
+    reasoning = message.get("thinking") or message.get("reasoning_content") or ""
+    return ParsedAnswer(message["content"], [call for call in calls if call is not None], reasoning)
+
+
+def _json_call(text: str) -> ToolCall | None:
+    try:
+        return _tool_call(json.loads(text))
+    except ValueError:
+        return None
+
+
+def _tool_call(function: Any) -> ToolCall | None:
+    """A call with a new id; None for anything but a function's name and arguments."""
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    made = Function(name=function["name"], arguments=arguments)
+    return ToolCall(id=f"call-{uuid4().hex}", function=made)

@@ -1,0 +1,60 @@
+"""The drafter over training elements: its attention on this device, and its compiled layers.
+
+Shapes: N tokens, E elements, D drafter hidden.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from peagle.methods.base import Elements, TrainingPass
+from peagle.methods.registry import method_of
+from peagle.model.attention import Attend
+from peagle.model.drafter import Drafter
+from peagle.model.layers import FirstLayer
+from peagle.train.batches import Sequence
+from peagle.train.block_attention import BlockAttend
+from peagle.train.mask import FlexAttend, block_mask, visible
+
+
+def run_drafter(
+    drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
+) -> Tensor:
+    """Normed hidden states (E, D) of all elements."""
+    features = features.to(drafter.norm.weight.dtype)
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
+    given = TrainingPass(
+        sequence.ids,
+        sequence.positions,
+        features,
+        elements,
+        partial(_attend, documents=sequence.documents, dtype=dtype),
+        partial(visible, documents=sequence.documents),
+    )
+    return method_of(drafter.config).train_forward(drafter, given)
+
+
+def _attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Attend:
+    if elements.anchor.is_cuda:
+        return FlexAttend(block_mask(elements, documents), _compiled_flex())
+    return BlockAttend(elements, documents, dtype)  # FlexAttention has no backward on the CPU
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def compile_layers(drafter: Drafter) -> None:
+    """Fuse the operations between the matrix products of a head whose layers run once a pass.
+    Lengths are dynamic: layer 0 is compiled once, and the others, being alike, once together."""
+    first, *others = drafter.layers
+    first = cast(FirstLayer, first)
+    first.fuse = torch.compile(first.fuse, dynamic=True)  # type: ignore[method-assign]
+    for layer in others:  # `forward`, not the module: hooks of FSDP and DDP stay outside
+        layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -1,0 +1,98 @@
+"""The description of a head to train, and its configuration for a target."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from transformers import PretrainedConfig
+
+from peagle.errors import InputError
+from peagle.methods.registry import DEFAULT, METHODS
+from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, default_feature_layers
+from peagle.model.layers import head_size
+from peagle.model.target import Target
+
+SAME_KEYS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
+    "rms_norm_eps", "rope_parameters", "max_position_embeddings", "attention_bias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """Settings of a new head.
+
+    Head:
+    method: Drafting method to train: p-eagle or eagle3.
+    layers: Number of decoder layers of the head. Default: 4, or 1 for eagle3.
+    depths: Number of draft tokens per round to train for (K).
+    draft_vocab: Size of the draft vocabulary, the most frequent tokens.
+    feature_layers: Target layers whose inputs the head reads, as 2,15,27; the number of layers is
+        what leaves the last one. Default: 2, n/2 and n - 3 of n layers.
+    embedding: Input embedding of the head: full (its own table), mask-row (the target's, with a
+        trained row for the mask token) or shared (the target's). Default: mask-row, or shared for
+        eagle3.
+    fc_norm: Normalise the features of each target layer before the head reads them. Default: in
+        eagle3 only; with `init_from` as in that head.
+    norm_output: Feed back the hidden state after the final norm, in eagle3. Default: yes; with
+        `init_from` as in that head.
+    warm_start: Start from the target's own layers, norm and output head, not from random weights.
+    """
+
+    method: str = DEFAULT
+    layers: int | None = None
+    depths: int = 8
+    draft_vocab: int = 8192
+    feature_layers: tuple[int, ...] | None = None
+    embedding: Embedding | None = None
+    fc_norm: bool | None = None
+    norm_output: bool | None = None
+    warm_start: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "depths", "draft_vocab"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError("must be at least 1", field=name, value=value)
+        if self.method not in METHODS:
+            fix = f"choose {' or '.join(METHODS)}"
+            raise InputError("is no method", field="method", value=self.method, fix=fix)
+        if self.embedding not in (None, *get_args(Embedding)):
+            fix = f"choose {' or '.join(get_args(Embedding))}"
+            raise InputError("is unknown", field="embedding", value=self.embedding, fix=fix)
+
+
+def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) -> DrafterConfig:
+    """The configuration of a head for `target`, from the target's configuration alone."""
+    method = METHODS[spec.method]
+    return DrafterConfig(
+        method=method.name,
+        transformer=_transformer_config(target, spec.layers or method.layers),
+        feature_layers=spec.feature_layers or default_feature_layers(target.num_layers),
+        draft_vocab_size=min(spec.draft_vocab, target.embedding.shape[0]),
+        target_hidden_size=target.config.hidden_size,
+        mask_token_id=mask_token_id if method.parallel else None,
+        depths=spec.depths,
+        embedding=spec.embedding or ("mask-row" if method.parallel else "shared"),
+        fc_norm=not method.parallel if spec.fc_norm is None else spec.fc_norm,
+        norm_output=not method.parallel and spec.norm_output is not False,
+    )
+
+
+def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
+    """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes."""
+    by_layer = getattr(target.config, "per_layer_config", None)
+    source = target.config if by_layer is None else by_layer[0]  # Gemma-4's layers differ in heads
+    kind = "qwen3" if source.model_type.startswith("qwen3") else "llama"
+    values = {key: getattr(source, key, None) for key in SAME_KEYS}
+    same = {key: value for key, value in values.items() if value is not None}
+    rope = same.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_type" not in rope:  # per-layer-type tables (Gemma)
+        same.pop("rope_parameters", None)
+    elif rope.get("partial_rotary_factor", 1.0) != 1.0:  # heads turn all of a key
+        same["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return TRANSFORMERS[kind](
+        **same,
+        head_dim=head_size(source),
+        num_hidden_layers=layers,
+        vocab_size=target.embedding.shape[0],
+    )

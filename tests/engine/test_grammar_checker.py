@@ -1,0 +1,124 @@
+"""The process that tries grammars: it survives them, and its verdicts are right."""
+
+import gc
+import json
+import os
+import signal
+import threading
+
+import pytest
+from llguidance import LLMatcher
+from refusals import refused
+from tiny import make_target
+
+from peagle.engine import grammar_checker
+from peagle.engine.grammar_checker import GrammarChecker
+from peagle.engine.grammars import LIMITS, Grammars, check_size, measure
+from peagle.engine.params import SamplingParams
+
+
+def chain(size: int) -> str:
+    links = [f'T{i}: "a" T{i + 1}' for i in range(size)]
+    return "\n".join(["start: T0", *links, f'T{size}: "b"'])
+
+
+@pytest.fixture
+def checker() -> GrammarChecker:
+    tokenizer = make_target().tokenizer
+    assert tokenizer is not None
+    return GrammarChecker(tokenizer.backend_tokenizer.to_str(), len(tokenizer), [2], LIMITS)
+
+
+def test_verdicts(checker: GrammarChecker) -> None:
+    """What crashes the compiler is refused; what is merely wrong is not the checker's business."""
+    crashing = LLMatcher.grammar_from_lark(chain(4000))
+    assert "breaks the compiler (SIGSEGV)" in (checker.refusal(crashing) or "")
+    for fine in (chain(300), 'start: "a" b', "start: ("):
+        assert checker.refusal(LLMatcher.grammar_from_lark(fine)) is None
+    assert checker.refusal(LLMatcher.grammar_from_regex("[a-z]+")) is None
+
+
+def test_time(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "SECONDS", 1)
+    tokenizer = make_target().tokenizer
+    assert tokenizer is not None
+    hasty = GrammarChecker(tokenizer.backend_tokenizer.to_str(), len(tokenizer), [2], LIMITS)
+    slow = "start: " + " | ".join(json.dumps(f"choice {i}") for i in range(50000))
+    why = hasty.refusal(LLMatcher.grammar_from_lark(slow))
+    assert why == "takes more than 1 seconds to compile"
+
+
+def test_a_checker_that_was_killed(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one takes its place; one that cannot start is told of."""
+    one, other, third = map(LLMatcher.grammar_from_regex, ("a", "b", "c"))
+    assert checker.refusal(one) is None
+    assert checker._process is not None
+    os.kill(checker._process.pid, signal.SIGKILL)
+    assert checker.refusal(other) is None
+    checker._process.kill()
+    monkeypatch.setattr(grammar_checker, "PROGRAM", grammar_checker.PROGRAM.with_name("none.py"))
+    with pytest.raises(RuntimeError, match="grammars cannot be tried"):
+        checker.refusal(third)
+
+
+def test_it_ends_with_its_object() -> None:
+    grammars = Grammars(make_target())
+    grammars.matcher(SamplingParams(regex="a"))
+    process = grammars._checker._process
+    assert process is not None and process.poll() is None
+    del grammars
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_threads(checker: GrammarChecker) -> None:
+    """Each gets the verdict of its own grammar."""
+    grammars = {LLMatcher.grammar_from_lark(chain(n)): n for n in (10, 4000, 20, 5000, 30, 6000)}
+    found = dict[int, bool]()
+
+    def ask(grammar: str, size: int) -> None:
+        found[size] = checker.refusal(grammar) is None
+
+    threads = [threading.Thread(target=ask, args=pair) for pair in grammars.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {size: size < 100 for size in grammars.values()}
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "size"),
+    [
+        ("regex", "a" * 300_000, "300000 bytes, at most 262144"),
+        ("grammar", chain(1000), "1002 rules, at most 1000"),
+        ("json_schema", "[" * 65 + "]" * 65, "65 levels, at most 64"),
+        (
+            "json_schema",
+            json.dumps({"$defs": {str(i): {"definitions": {"a": {}}} for i in range(501)}}),
+            "1002 rules, at most 1000",
+        ),
+    ],
+)
+def test_grammars_that_are_too_large(form: str, text: str, size: str) -> None:
+    with refused(form) as found:
+        check_size(form, text)
+    assert size in found.value.why
+
+
+def test_large_grammars() -> None:
+    check_size("json_schema", "[" * 64 + "]" * 64)
+    check_size("grammar", chain(998))
+    assert measure({"a": [{"$defs": {"b": {}, "c": {"d": 1}}}]}) == (5, 2)
+
+
+def test_refused_before_it_is_compiled_here() -> None:
+    """A crash of this process would show that it was not."""
+    deep = {f"p{i}": {"properties": {"a": {"$ref": f"#/properties/p{i + 1}"}}} for i in range(3000)}
+    schema = {"$ref": "#/properties/p0", "properties": {**deep, "p3000": {"type": "null"}}}
+    grammars = Grammars(make_target())
+    with refused("json_schema"):
+        grammars.matcher(SamplingParams(json_schema=schema))
+    assert grammars.matcher(SamplingParams(json_schema={"type": "null"})) is not None
