@@ -129,7 +129,7 @@ def test_a_tokenizer_of_another_kind(folder: Path, monkeypatch: pytest.MonkeyPat
         pass
 
     monkeypatch.setattr(
-        "peagle.model.loader.AutoTokenizer.from_pretrained", lambda **_: MistralCommonBackend()
+        "transformers.AutoTokenizer.from_pretrained", lambda **_: MistralCommonBackend()
     )
     not_loaded(folder, "its tokenizer MistralCommonBackend has no tokenizer.json")
 
@@ -192,7 +192,7 @@ def test_gguf_is_dequantised_once(
     assert torch.equal(target.embedding, wanted) and target.dtype == torch.bfloat16
     assert target.tokenizer is not None and target.tokenizer("abc")["input_ids"] == [39, 3]
     assert len(files(cache)) == 1
-    monkeypatch.setattr("peagle.model.loader.GgufConfig", None)  # not wanted again
+    monkeypatch.setattr("transformers.GgufConfig", None)  # not wanted again
     assert torch.equal(load_target(str(path)).embedding, wanted)
 
 
@@ -295,7 +295,7 @@ def test_an_interrupted_dequantisation_leaves_nothing(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("peagle.model.loader.AutoTokenizer.from_pretrained", fail)
+        patch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
         with pytest.raises((KeyboardInterrupt, InputError, MemoryError)):
             load_target("tiny")
     assert files(cache) == []
