@@ -17,6 +17,7 @@ from peagle.methods import registry
 from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
+from peagle.model.layer_config import LayerConfig
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
 
@@ -97,7 +98,7 @@ def make_drafter(
     size = draft_vocab or vocab * 3 // 4
     config = DrafterConfig(
         method=method,
-        transformer=LlamaConfig(
+        transformer=LayerConfig(
             vocab_size=vocab, hidden_size=width, intermediate_size=48, num_hidden_layers=layers,
             num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5,
         ),

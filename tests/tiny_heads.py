@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from peagle.methods.registry import METHODS
-from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, Provenance
+from peagle.model.config import DrafterConfig, Embedding, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
+from peagle.model.layer_config import LayerConfig
 from peagle.model.target import Target
 from peagle.model.vocab import draft_offsets
 
@@ -50,7 +51,7 @@ def head_config(
     }  # fmt: skip
     config = DrafterConfig(
         method=method,
-        transformer=TRANSFORMERS[kind](**defaults | (sizes or {})),
+        transformer=LayerConfig(model_type=kind, **defaults | (sizes or {})),
         feature_layers=TAPS,
         draft_vocab_size=len(DRAFT_IDS),
         target_hidden_size=HIDDEN,

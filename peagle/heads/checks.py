@@ -13,12 +13,13 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.heads.correction import CORRECTION, digest
-from peagle.heads.format import FETCH_AGAIN, HeadFiles, layer_keys, state_dict_of
+from peagle.heads.format import FETCH_AGAIN, HeadFiles, state_dict_of
 from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
-from peagle.model.config import TRANSFORMERS, default_feature_layers
+from peagle.model.config import default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
+from peagle.model.layer_config import LAYER_KEYS, OLD_ROPE
 from peagle.model.vocab import check_mask_token
 from peagle.shown import model_name
 
@@ -275,9 +276,9 @@ def keys(head: HeadFiles, target: BaseTarget) -> str:
 @cache
 def known_keys() -> frozenset[str]:
     """Keys that are read, or have no effect."""
-    read = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", "rope_theta", "rope_scaling"}
+    read = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", *OLD_ROPE}
     unused = {"use_sliding_window", "max_window_layers", "sliding_window"}
-    return frozenset(read | unused).union(*map(layer_keys, TRANSFORMERS))
+    return LAYER_KEYS | read | unused
 
 
 def tensors(head: HeadFiles, target: BaseTarget) -> str:

@@ -24,9 +24,10 @@ from peagle.errors import InputError, first_line
 from peagle.heads.correction import CORRECTION, PREFIX
 from peagle.methods.keys import FLAGS, LAYER_IDS, SPECULATORS, mask_ids
 from peagle.methods.registry import METHODS
-from peagle.model.config import TRANSFORMERS, DrafterConfig, Provenance, default_feature_layers
+from peagle.model.config import DrafterConfig, Provenance, default_feature_layers
 from peagle.model.correction import CorrectionConfig
 from peagle.model.int8 import SCALE, restore_int8
+from peagle.model.layer_config import LayerConfig
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +110,6 @@ class HeadKeys:
 
     def _parse(self, target_layers: int | None) -> DrafterConfig:
         raw, sizes = self.raw, self.sizes
-        kind = sizes.get("model_type", "llama")
-        if kind not in TRANSFORMERS:
-            why = f"config.json: model_type {kind!r}: heads have llama or qwen3 layers"
-            raise damaged(self.folder, why)
         layers = raw.get(LAYER_IDS) or self.eagle.get(LAYER_IDS)
         if not layers and target_layers is not None:
             layers = default_feature_layers(target_layers)
@@ -122,7 +119,7 @@ class HeadKeys:
             flags["norm_before_residual"] = True  # speculators' and vLLM's default
         return DrafterConfig(
             method=self.method,
-            transformer=TRANSFORMERS[kind].from_dict(_layer_sizes(kind, sizes)),
+            transformer=LayerConfig.from_json(sizes),
             feature_layers=tuple(layers or ()),
             draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
             target_hidden_size=self.target_width,
@@ -175,20 +172,6 @@ def _read_object(folder: Path, name: str) -> dict[str, Any]:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise damaged(folder, f"{name} is no JSON object ({first_line(error)})") from error
-
-
-def _layer_sizes(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that a Llama or Qwen3 config knows."""
-    known = layer_keys(kind)
-    if not sizes.get("rope_parameters"):  # where they are, the older keys repeat them
-        known |= {"rope_theta", "rope_scaling"}
-    return {key: value for key, value in sizes.items() if key in known}
-
-
-def layer_keys(kind: str) -> set[str]:
-    """Keys of a Llama or Qwen3 config that say what its layers compute."""
-    about = {"architectures", "dtype", "transformers_version"}
-    return TRANSFORMERS[kind]().to_dict().keys() - about
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -134,13 +134,11 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
             "provenance": asdict(config.provenance),
         },
     }
-    sizes = config.transformer.to_dict()
-    for key in ("dtype", "architectures", "transformers_version"):
-        sizes.pop(key, None)
+    sizes = config.transformer.to_json()
     if config.logit_scale != 1.0:
         sizes["logit_scale"] = config.logit_scale
     # Readers with transformers 4 know these two, and take a base of 10,000 where they are missing.
-    rope = dict(sizes.get("rope_parameters") or {})
+    rope = dict(sizes["rope_parameters"])
     sizes["rope_theta"] = rope.pop("rope_theta", 10_000.0)
     sizes["rope_scaling"] = None if rope.get("rope_type") == "default" else rope or None
     if dialect == "speculators":

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
-
 from peagle.errors import InputError
 from peagle.model.correction import CorrectionConfig
+from peagle.model.layer_config import LayerConfig
 
 Embedding = Literal["full", "mask-row", "shared"]
-TRANSFORMERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class DrafterConfig:
     """The drafter's computation (DESIGN of the checkpoints: vLLM's llama_eagle3.py)."""
 
     method: str  # a name in methods/registry.py
-    transformer: PretrainedConfig  # LlamaConfig or Qwen3Config: sizes, RoPE, eps, biases
+    transformer: LayerConfig  # sizes, RoPE, eps, biases
     feature_layers: tuple[int, ...]  # see `Target.forward`: the residual stream entering these
     draft_vocab_size: int
     target_hidden_size: int

@@ -154,12 +154,13 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Rope] | None:
         if "rope_local_base_freq" in config:
             found = {FULL: found, SLIDING: {"rope_theta": config["rope_local_base_freq"]}}
     tables = found if FULL in found else {"": found}
-    ropes = {kind: _rope(table) for kind, table in tables.items()}
+    ropes = {kind: rope_of(table) for kind, table in tables.items()}
     known = {kind: rope for kind, rope in ropes.items() if rope is not None}
     return known if len(known) == len(ropes) else None
 
 
-def _rope(table: Mapping[str, Any]) -> Rope | None:
+def rope_of(table: Mapping[str, Any]) -> Rope | None:
+    """RoPE by `rope_parameters`; None for a kind that is not described."""
     kind = table.get("rope_type") or table.get("type") or "default"
     theta = table["rope_theta"]
     if table.get("partial_rotary_factor", 1.0) != 1.0:

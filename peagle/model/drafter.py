@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import DrafterConfig
 from peagle.model.correction import Correction
-from peagle.model.layers import FirstLayer, Layer, Rotation, head_size
+from peagle.model.described import rope_of
+from peagle.model.layer_config import LayerConfig
+from peagle.model.layers import FirstLayer, Layer, Rotation
 
 
 class DrafterOutput(NamedTuple):
@@ -35,16 +36,42 @@ class DrafterOutput(NamedTuple):
     recurrent: Tensor  # what EAGLE-3 feeds to the next slot as its feature
 
 
-class Rotary(LlamaRotaryEmbedding):
+class Rotary(nn.Module):
     """RoPE frequencies that stay float32 in a drafter of any dtype, as transformers and vLLM keep
     the target's: in bf16 the angle at position 1000 is off by more than a radian."""
 
+    inv_freq: Tensor  # (H / 2,)
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        rope, self.scaling = rope_of(config.rope_parameters), 1.0
+        if rope is None:
+            frequencies, self.scaling = _transformers_rope(config)
+        else:
+            frequencies = rope.frequencies(config.head_dim)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (1, T, H) at positions (1, T), in the dtype of x."""
+        angles = positions[..., None].float() * self.inv_freq
+        angles = torch.cat([angles, angles], dim=-1)
+        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        before = dict(self.named_buffers())
+        before = self.inv_freq
         super()._apply(fn, recurse)
-        for name, after in self.named_buffers():
-            setattr(self, name, before[name].to(after.device))
+        self.inv_freq = before.to(self.inv_freq.device)
         return self
+
+
+def _transformers_rope(config: LayerConfig) -> tuple[Tensor, float]:
+    """Frequencies and the scale of cos and sin, of a kind that transformers alone has."""
+    from transformers import LlamaConfig  # noqa: PLC0415 (takes two seconds)
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: PLC0415
+
+    made = LlamaRotaryEmbedding(LlamaConfig(**config.to_json() | {"model_type": "llama"}))
+    return made.inv_freq, made.attention_scaling
 
 
 class Drafter(nn.Module):
@@ -75,7 +102,6 @@ class Drafter(nn.Module):
         if config.correction is not None:
             self.correction = Correction(config.correction, *head)
         self.rotary = Rotary(sizes)
-        self.rotary.rope_type = "default"  # frequencies stay, as a target's: see `Target`
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
         if config.mask_token_id is not None:
@@ -150,7 +176,7 @@ class Drafter(nn.Module):
     def kv_shapes(self) -> list[HeadShape]:
         """Shapes of each layer's keys and values."""
         sizes = self.config.transformer
-        size = head_size(sizes)
+        size = sizes.head_dim
         return [HeadShape(sizes.num_key_value_heads, size, size)] * len(self.layers)
 
     @property

@@ -3,15 +3,23 @@
 Shapes: T tokens, D hidden, N query heads, M key/value heads, H head size.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from peagle.model.attention import Attend, AttentionSpec
+from peagle.model.layer_config import LayerConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 class Rotation(NamedTuple):
@@ -34,9 +42,9 @@ class Rotation(NamedTuple):
 class Attention(nn.Module):
     """Grouped-query attention; `inputs` is 2D in layer 0, which reads embedding and feature."""
 
-    def __init__(self, config: PretrainedConfig, inputs: int) -> None:
+    def __init__(self, config: LayerConfig, inputs: int) -> None:
         super().__init__()
-        self.head_dim = head_size(config)
+        self.head_dim = config.head_dim
         queries = config.num_attention_heads * self.head_dim
         keys = config.num_key_value_heads * self.head_dim
         bias, qwen3 = config.attention_bias, config.model_type == "qwen3"
@@ -56,15 +64,30 @@ class Attention(nn.Module):
         return self.o_proj(attend(layer, q, k, v, self.spec).flatten(-2))
 
 
+class MLP(nn.Module):
+    """Gated feed-forward."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
 class Layer(nn.Module):
     """A plain pre-norm decoder layer."""
 
-    def __init__(self, config: PretrainedConfig, inputs: int | None = None) -> None:
+    def __init__(self, config: LayerConfig, inputs: int | None = None) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, inputs or config.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = (Qwen3MLP if config.model_type == "qwen3" else LlamaMLP)(config)
+        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotate, attend, layer)
@@ -74,7 +97,7 @@ class Layer(nn.Module):
 class FirstLayer(Layer):
     """Layer 0: queries, keys and values read token and feature, the residual is the feature."""
 
-    def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
+    def __init__(self, config: LayerConfig, norm_before_residual: bool) -> None:
         super().__init__(config, inputs=2 * config.hidden_size)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual
@@ -86,8 +109,3 @@ class FirstLayer(Layer):
         both = torch.cat([self.input_layernorm(embedding), normed], dim=-1)
         x = x + self.self_attn(both, rotate, attend, 0)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def head_size(config: PretrainedConfig) -> int:
-    """Head size H, named in the config or hidden_size / num_attention_heads."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

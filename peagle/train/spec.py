@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import get_args
 
-from transformers import PretrainedConfig
-
 from peagle.errors import InputError
 from peagle.methods.registry import DEFAULT, METHODS
-from peagle.model.config import TRANSFORMERS, DrafterConfig, Embedding, default_feature_layers
-from peagle.model.layers import head_size
+from peagle.model.config import DrafterConfig, Embedding, default_feature_layers
+from peagle.model.layer_config import LayerConfig, head_size
 from peagle.model.target import Target
 
 SAME_KEYS = (
@@ -78,7 +76,7 @@ def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) ->
     )
 
 
-def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
+def _transformer_config(target: Target, layers: int) -> LayerConfig:
     """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes."""
     by_layer = getattr(target.config, "per_layer_config", None)
     source = target.config if by_layer is None else by_layer[0]  # Gemma-4's layers differ in heads
@@ -90,7 +88,8 @@ def _transformer_config(target: Target, layers: int) -> PretrainedConfig:
         same.pop("rope_parameters", None)
     elif rope.get("partial_rotary_factor", 1.0) != 1.0:  # heads turn all of a key
         same["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return TRANSFORMERS[kind](
+    return LayerConfig(
+        model_type=kind,
         **same,
         head_dim=head_size(source),
         num_hidden_layers=layers,

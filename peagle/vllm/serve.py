@@ -21,7 +21,7 @@ from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_config
 from peagle.methods.registry import METHODS
-from peagle.model.layers import head_size
+from peagle.model.layer_config import head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
 from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_v1, speculative, target_config

@@ -17,7 +17,7 @@ from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.layers import FirstLayer, head_size
+from peagle.model.layers import FirstLayer
 
 NORMS = {  # of a layer, by their names in structs.py; a layer may have fewer
     "input": "input_layernorm",
@@ -51,7 +51,7 @@ class NativeDrafter(GenericDrafter):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
         sizes = drafter.config.transformer
-        size = head_size(sizes)
+        size = sizes.head_dim
         shape = DecoderShape(size, sizes.rms_norm_eps, size**-0.5)
         layers = [_decoder_layer(layer) for layer in self.drafter.layers]
         self.decoder = Decoder(layers, drafter.norm.weight, shape)

@@ -1,0 +1,89 @@
+"""Sizes and facts of a head's decoder layers, by the names of transformers' configs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from peagle.errors import InputError
+
+KINDS = ("llama", "qwen3")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+OLD_ROPE = ("rope_theta", "rope_scaling")  # of transformers 4; `rope_parameters` replaces them
+COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
+
+
+def _default_rope() -> dict[str, Any]:
+    return {"rope_theta": 10_000.0, "rope_type": "default"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """Llama's layers, or Qwen3's. Importing transformers' own config takes two seconds.
+
+    Raises InputError for other layers, unknown activations and values of another type.
+    """
+
+    model_type: str = "llama"
+    vocab_size: int = 32_000
+    hidden_size: int = 4096
+    intermediate_size: int = 11_008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 0  # 0: as many as query heads
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_parameters: dict[str, Any] = field(default_factory=_default_rope)
+
+    def __post_init__(self) -> None:
+        for name, known in {"model_type": KINDS, "hidden_act": ACTIVATIONS}.items():
+            if getattr(self, name) not in known:
+                fix = f"heads have {' or '.join(known)}"
+                raise InputError("unknown", field=name, value=getattr(self, name), fix=fix)
+        if not self.num_key_value_heads:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        if not self.head_dim:
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        for name in COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InputError("must be a whole number above 0", field=name, value=value)
+        if not isinstance(self.rms_norm_eps, float | int):
+            raise InputError("must be a number", field="rms_norm_eps", value=self.rms_norm_eps)
+        if not isinstance(self.rope_parameters, dict):
+            raise InputError("must be an object", field="rope_parameters")
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """The config of a config.json; other keys are left out."""
+        given = {key: raw[key] for key in LAYER_KEYS if raw.get(key) is not None}
+        given.setdefault("rope_parameters", _rope_of(raw))
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of config.json."""
+        return asdict(self)
+
+
+LAYER_KEYS = frozenset(field.name for field in fields(LayerConfig))
+
+
+def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` of the keys of transformers 4."""
+    scaling = dict(raw.get("rope_scaling") or {})
+    kind = scaling.pop("type", "default")
+    rope = _default_rope() | {"rope_type": kind} | scaling
+    if raw.get("rope_theta") is not None:
+        rope["rope_theta"] = raw["rope_theta"]
+    return rope
+
+
+def head_size(config: Any) -> int:
+    """Head size H of a config of transformers: named, or hidden_size / num_attention_heads."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
