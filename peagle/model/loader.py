@@ -174,7 +174,7 @@ def locate(name: str) -> tuple[str, str | None]:
     return hub_id, revision or None
 
 
-def _load_model(**arguments: Any) -> transformers.PreTrainedModel:
+def _load_model(**arguments: Any) -> "transformers.PreTrainedModel":
     """A causal LM all of whose weights are in its files: transformers would make up the others."""
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         **arguments, output_loading_info=True, ignore_mismatched_sizes=True
