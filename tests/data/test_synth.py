@@ -150,8 +150,7 @@ def scripted(*said: str, template: str | None = None, context: int = 4096) -> An
         done = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
         return [Completion(text, each, "stop", Stats(), []) for text, each in done]
 
-    ends = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
-    target = SimpleNamespace(max_context=context, model=ends, tokenizer=tokenizer, name="scripted")
+    target = SimpleNamespace(max_context=context, end_ids=[], tokenizer=tokenizer, name="scripted")
     return SimpleNamespace(
         tokenizer=tokenizer,
         target=target,

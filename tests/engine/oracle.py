@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from peagle.backends.batch import slots_of
 from peagle.engine.draft import Proposer
@@ -62,5 +61,4 @@ class Oracle:
 
 def end_at(monkeypatch: pytest.MonkeyPatch, target: Target, *tokens: int) -> None:
     """Make tokens end answers."""
-    ends = GenerationConfig(eos_token_id=list(tokens))
-    monkeypatch.setattr(target.model, "generation_config", ends)
+    monkeypatch.setattr(target, "end_ids", list(tokens))

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from peagle.engine.text import TextStream, end_tokens
+from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()
 
@@ -158,8 +159,10 @@ def test_characters_of_several_tokens_come_whole(text: str) -> None:
     ("named", "expected"), [(None, set()), (7, {7}), ([7, 9], {7, 9}), ([2], {2})]
 )
 def test_end_tokens(named: int | list[int] | None, expected: set[int]) -> None:
-    target = make_target()
-    target.model.generation_config = GenerationConfig(eos_token_id=named)
+    made = make_target()
+    made.model.generation_config = GenerationConfig(eos_token_id=named)
+    target = Target(made.model, made.tokenizer, made.name)
+    assert target.tokenizer is not None
     assert end_tokens(target) == expected | {2}, "the tokenizer's eos too"
     target.tokenizer.eos_token = None
     assert end_tokens(target) == expected

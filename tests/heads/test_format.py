@@ -44,9 +44,7 @@ def target() -> Any:
 def facts(config: DrafterConfig) -> dict[str, Any]:
     """Everything a configuration says, comparable."""
     names = (f for f in DrafterConfig.__slots__ if f != "transformer")
-    sizes = config.transformer.to_dict()
-    for key in ("dtype", "architectures", "transformers_version"):
-        sizes.pop(key, None)
+    sizes = config.transformer.to_json()
     return {name: getattr(config, name) for name in names} | sizes
 
 

@@ -9,13 +9,14 @@ import torch
 from families import VOCAB
 from tiny_heads import DRAFT_IDS, FLAGS, MASK_ID, ByHand, head_config, make_head, tiny_target
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.layer_config import LayerConfig
 
 SLOTS, K = 6, 4
 ROPES: dict[str, dict[str, Any]] = {
@@ -101,9 +102,13 @@ def test_placeholders_give_k_predictions_in_one_forward(variant: str, kind: str)
     assert (found[-1] - found[-2]).abs().max() > 1e-3  # the depths are told apart by position
 
 
-def theirs(config: PretrainedConfig, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+def theirs(sizes: LayerConfig, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
     """A decoder layer of transformers on x (T, D)."""
-    kind = Qwen3DecoderLayer if config.model_type == "qwen3" else LlamaDecoderLayer
+    kind: Any = LlamaDecoderLayer
+    made: type[PretrainedConfig] = LlamaConfig
+    if sizes.model_type == "qwen3":
+        kind, made = Qwen3DecoderLayer, Qwen3Config
+    config = made(**sizes.to_json())
     config._attn_implementation = "eager"
     layer = kind(config, layer_idx=0).eval()
     layer.load_state_dict(weights)
