@@ -5,12 +5,16 @@ an emulator (docs/status.md).
 """
 
 import logging
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from peagle.backends.base import Backend
+from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.torch import TorchBackend
+from peagle.model.describe import describe_target
 
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,17 +28,17 @@ def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = Fa
     why = f"slower: no backend but the reference for {dtype} on {device.type}"
     if device.type == "cuda" and dtype in CUDA_DTYPES:
         if find_spec("triton"):
-            from peagle.backends.cuda.backend import CudaBackend  # noqa: PLC0415 (needs triton)
-
-            return CudaBackend(exact=exact)
+            return _load("cuda").CudaBackend(exact=exact)
         why = "slower without Triton's kernels: pip install triton"
     elif device.type == "cpu" and dtype in CPU_DTYPES:
-        from peagle.backends.cpu.backend import CpuBackend  # noqa: PLC0415 (compiles at first use)
-        from peagle.backends.cpu.library import NoCompiler  # noqa: PLC0415
-
         try:
-            return CpuBackend(exact=exact)
+            return _load("cpu").CpuBackend(exact=exact, describe=describe_target)
         except NoCompiler as error:
             why = f"slower without native code: {error}"
     log.warning(why)
     return TorchBackend(exact=exact)
+
+
+def _load(name: str) -> Any:
+    """The module of a backend: CUDA's needs triton, the CPU's compiles at first use."""
+    return import_module(f"peagle.backends.{name}.backend")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from peagle.backends.batch import Batch
-from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import Attend
 from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
 
 if TYPE_CHECKING:
+    from peagle.backends.kv_cache import KVCache
     from peagle.model.target import Target
 
 MakeAttend = Callable[[Batch, KVCache], Attend]  # called once for each forward
@@ -28,7 +28,7 @@ class OwnCodeTarget:
         self.target = cast("Target", target)  # described ones run in native code
         self.attend = attend
 
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+    def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         ids, positions = batch.ids.to(cache.device), batch.positions.to(cache.device)
         return self.target.forward(ids, positions, self.attend(batch, cache), taps)
@@ -45,7 +45,7 @@ class OwnCodeDrafter:
         self.drafter, self.attend = drafter, attend
 
     @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+    def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:
         """As `DrafterModel.forward`."""
         ids, positions = batch.ids.to(cache.device), batch.positions.to(cache.device)
         out: DrafterOutput = self.drafter(ids, features, positions, self.attend(batch, cache))

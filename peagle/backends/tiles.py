@@ -7,16 +7,19 @@ Shapes: T rows, E target hidden, R rows, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch
-from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.base_target import TargetOutput
+
+if TYPE_CHECKING:
+    from peagle.backends.base import TargetModel
+    from peagle.backends.kv_cache import KVCache
 
 ROW_TILE = 8  # rows of a matrix product
 KEY_BLOCK = 512  # keys of attention: the block length of torch's CPU kernel
@@ -25,10 +28,10 @@ KEY_BLOCK = 512  # keys of attention: the block length of torch's CPU kernel
 class TiledTarget:
     """A `TargetModel` that runs another one a tile of ROW_TILE rows at a time."""
 
-    def __init__(self, model: TargetModel) -> None:
+    def __init__(self, model: "TargetModel") -> None:
         self.model = model
 
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+    def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         hidden, features = list[Tensor](), list[Tensor]()
         for tile in tiles_of(batch, ROW_TILE, cache.padding):

@@ -22,7 +22,7 @@ from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
 from peagle.model.base_target import BaseTarget
 from peagle.model.config import DrafterConfig
-from peagle.model.described_target import DescribedTarget
+from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 

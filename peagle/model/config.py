@@ -1,11 +1,13 @@
 """Configuration of a drafter: sizes, flags, and the target it was trained against."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from peagle.errors import InputError
 from peagle.model.correction import CorrectionConfig
-from peagle.model.layer_config import LayerConfig
+
+if TYPE_CHECKING:
+    from peagle.model.layer_config import LayerConfig
 
 Embedding = Literal["full", "mask-row", "shared"]
 
@@ -29,7 +31,7 @@ class DrafterConfig:
     """The drafter's computation (DESIGN of the checkpoints: vLLM's llama_eagle3.py)."""
 
     method: str  # a name in methods/registry.py
-    transformer: LayerConfig  # sizes, RoPE, eps, biases
+    transformer: "LayerConfig"  # sizes, RoPE, eps, biases
     feature_layers: tuple[int, ...]  # see `Target.forward`: the residual stream entering these
     draft_vocab_size: int
     target_hidden_size: int

@@ -11,7 +11,6 @@ Shapes: T slots, D hidden, F feature layers, E target hidden, V draft vocabulary
 EAGLE-3 fills slot m−1+j with its own draft token and the hidden state of slot m−2+j instead.
 """
 
-from collections.abc import Callable
 from functools import partial
 from operator import call
 from typing import NamedTuple, cast
@@ -24,8 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import DrafterConfig
 from peagle.model.correction import Correction
-from peagle.model.described import rope_of
-from peagle.model.layer_config import LayerConfig
 from peagle.model.layers import FirstLayer, Layer, Rotation
 
 
@@ -34,44 +31,6 @@ class DrafterOutput(NamedTuple):
 
     normed: Tensor  # what `logits` reads
     recurrent: Tensor  # what EAGLE-3 feeds to the next slot as its feature
-
-
-class Rotary(nn.Module):
-    """RoPE frequencies that stay float32 in a drafter of any dtype, as transformers and vLLM keep
-    the target's: in bf16 the angle at position 1000 is off by more than a radian."""
-
-    inv_freq: Tensor  # (H / 2,)
-
-    def __init__(self, config: LayerConfig) -> None:
-        super().__init__()
-        rope, self.scaling = rope_of(config.rope_parameters), 1.0
-        if rope is None:
-            frequencies, self.scaling = _transformers_rope(config)
-        else:
-            frequencies = rope.frequencies(config.head_dim)
-        self.register_buffer("inv_freq", frequencies, persistent=False)
-
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (1, T, H) at positions (1, T), in the dtype of x."""
-        angles = positions[..., None].float() * self.inv_freq
-        angles = torch.cat([angles, angles], dim=-1)
-        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
-        return cos.to(x.dtype), sin.to(x.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        before = self.inv_freq
-        super()._apply(fn, recurse)
-        self.inv_freq = before.to(self.inv_freq.device)
-        return self
-
-
-def _transformers_rope(config: LayerConfig) -> tuple[Tensor, float]:
-    """Frequencies and the scale of cos and sin, of a kind that transformers alone has."""
-    from transformers import LlamaConfig  # noqa: PLC0415 (takes two seconds)
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: PLC0415
-
-    made = LlamaRotaryEmbedding(LlamaConfig(**config.to_json() | {"model_type": "llama"}))
-    return made.inv_freq, made.attention_scaling
 
 
 class Drafter(nn.Module):
@@ -101,7 +60,7 @@ class Drafter(nn.Module):
         self.lm_head = nn.Linear(*head, bias=False)
         if config.correction is not None:
             self.correction = Correction(config.correction, *head)
-        self.rotary = Rotary(sizes)
+        self.rotary = sizes.rotary()
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
         if config.mask_token_id is not None:

@@ -1,13 +1,23 @@
 """Sizes and facts of a head's decoder layers, by the names of transformers' configs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Self
 
+import torch.nn.functional as F
+from torch import Tensor
+
 from peagle.errors import InputError
+from peagle.model.rope import Rotary, rope_of
 
 KINDS = ("llama", "qwen3")
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 OLD_ROPE = ("rope_theta", "rope_scaling")  # of transformers 4; `rope_parameters` replaces them
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -42,7 +52,7 @@ class LayerConfig:
     rope_parameters: dict[str, Any] = field(default_factory=_default_rope)
 
     def __post_init__(self) -> None:
-        for name, known in {"model_type": KINDS, "hidden_act": ACTIVATIONS}.items():
+        for name, known in {"model_type": KINDS, "hidden_act": tuple(ACTIVATIONS)}.items():
             if getattr(self, name) not in known:
                 fix = f"heads have {' or '.join(known)}"
                 raise InputError("unknown", field=name, value=getattr(self, name), fix=fix)
@@ -58,6 +68,24 @@ class LayerConfig:
             raise InputError("must be a number", field="rms_norm_eps", value=self.rms_norm_eps)
         if not isinstance(self.rope_parameters, dict):
             raise InputError("must be an object", field="rope_parameters")
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """The function `hidden_act`."""
+        return ACTIVATIONS[self.hidden_act]
+
+    def rotary(self) -> Rotary:
+        """The rotary embedding by `rope_parameters`; of rare kinds by transformers' code."""
+        rope = rope_of(self.rope_parameters)
+        if rope is not None:
+            return Rotary(rope.frequencies(self.head_dim))
+        from transformers import LlamaConfig  # noqa: PLC0415 (takes two seconds)
+        from transformers.models.llama.modeling_llama import (  # noqa: PLC0415
+            LlamaRotaryEmbedding,
+        )
+
+        made = LlamaRotaryEmbedding(LlamaConfig(**self.to_json() | {"model_type": "llama"}))
+        return Rotary(made.inv_freq, made.attention_scaling)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:

@@ -3,23 +3,15 @@
 Shapes: T tokens, D hidden, N query heads, M key/value heads, H head size.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peagle.model.attention import Attend, AttentionSpec
-from peagle.model.layer_config import LayerConfig
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
+if TYPE_CHECKING:
+    from peagle.model.layer_config import LayerConfig
 
 
 class Rotation(NamedTuple):
@@ -42,7 +34,7 @@ class Rotation(NamedTuple):
 class Attention(nn.Module):
     """Grouped-query attention; `inputs` is 2D in layer 0, which reads embedding and feature."""
 
-    def __init__(self, config: LayerConfig, inputs: int) -> None:
+    def __init__(self, config: "LayerConfig", inputs: int) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         queries = config.num_attention_heads * self.head_dim
@@ -67,13 +59,13 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Gated feed-forward."""
 
-    def __init__(self, config: LayerConfig) -> None:
+    def __init__(self, config: "LayerConfig") -> None:
         super().__init__()
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
-        self.act = ACTIVATIONS[config.hidden_act]
+        self.act = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
@@ -82,7 +74,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """A plain pre-norm decoder layer."""
 
-    def __init__(self, config: LayerConfig, inputs: int | None = None) -> None:
+    def __init__(self, config: "LayerConfig", inputs: int | None = None) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, inputs or config.hidden_size)
@@ -97,7 +89,7 @@ class Layer(nn.Module):
 class FirstLayer(Layer):
     """Layer 0: queries, keys and values read token and feature, the residual is the feature."""
 
-    def __init__(self, config: LayerConfig, norm_before_residual: bool) -> None:
+    def __init__(self, config: "LayerConfig", norm_before_residual: bool) -> None:
         super().__init__(config, inputs=2 * config.hidden_size)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual

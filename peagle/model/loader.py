@@ -23,13 +23,8 @@ from safetensors import SafetensorError
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
 from peagle.files import writing
-from peagle.model.described import Described
-from peagle.model.described_target import (
-    DescribedTarget,
-    read_description,
-    read_end_ids,
-    read_weights,
-)
+from peagle.model.describe import check_weights, read_description, read_end_ids, read_weights
+from peagle.model.described import Described, DescribedTarget
 from peagle.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -86,6 +81,7 @@ def described_target(
     tokenizer = read_tokenizer(name, str(folder), None, config)
     with reading(name):
         tensors = read_weights(folder, weights_dtype)
+        check_weights(config, tensors)
         return DescribedTarget(config, tensors, tokenizer, name, read_end_ids(folder), quantize)
 
 

@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from peagle.errors import InputError
-from peagle.model.described import LayerFacts, Rope, describe
-from peagle.model.described_target import DescribedTarget
+from peagle.model.described import DescribedTarget, LayerFacts, Rope, describe
 from peagle.model.fingerprints import config_hash, weights_hash
 from peagle.model.loader import described_target, load_target
 

@@ -4,6 +4,7 @@ Shapes: T rows, N query heads, M key/value heads, H and HV head sizes of keys an
 """
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch import Tensor
 from peagle.backends.batch import Batch
 from peagle.backends.cpu import structs
 from peagle.backends.cpu.library import load
-from peagle.backends.kv_cache import KVCache
 from peagle.model.attention import AttentionSpec
+
+if TYPE_CHECKING:
+    from peagle.backends.kv_cache import KVCache
 
 
 def native_batch(batch: Batch) -> structs.Batch:
@@ -32,7 +35,7 @@ def native_batch(batch: Batch) -> structs.Batch:
 class CpuAttend:
     """An `Attend` for one batch over a cache. No row depends on the rows beside it."""
 
-    def __init__(self, batch: Batch, cache: KVCache) -> None:
+    def __init__(self, batch: Batch, cache: "KVCache") -> None:
         self.slot_mapping, self.cache = batch.slot_mapping, cache
         self.batch = native_batch(batch)
 

@@ -1,23 +1,25 @@
 """Models on a CPU in float32 or bfloat16, by the C++ of native/."""
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from peagle.backends.base import TargetModel
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import replace_head, replace_linears
-from peagle.backends.cpu.target import NativeTarget, describe_target
+from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.own_code import OwnCodeTarget
 from peagle.backends.tiles import TiledTarget
 from peagle.model.base_target import BaseTarget
-from peagle.model.described_target import DescribedTarget
+from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 
 if TYPE_CHECKING:
+    from peagle.backends.base import TargetModel
     from peagle.model.target import Target
 
+Describe = Callable[["Target"], DescribedTarget | None]
 log = logging.getLogger(__name__)
 
 
@@ -30,17 +32,18 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, *, exact: bool = False) -> None:
+    def __init__(self, *, exact: bool = False, describe: Describe = lambda _: None) -> None:
+        """`describe`: the description of a loaded target, by which native code runs it."""
         load()
-        self.exact = exact
+        self.exact, self.describe = exact, describe
 
-    def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:
+    def target(self, target: BaseTarget, *, own: bool = False) -> "TargetModel":
         """A target that runs here. Its products are native ones over a copy of its weights; `own`:
         they take the place of its own."""
         if isinstance(target, DescribedTarget):
             return NativeTarget(target)
         loaded = cast("Target", target)
-        if (described := describe_target(loaded)) is not None:
+        if (described := self.describe(loaded)) is not None:
             return NativeTarget(described)
         if own:
             _replace_products(loaded)

@@ -5,7 +5,7 @@ Shapes: T rows, D hidden, F feature layers, H head size, G tables of RoPE.
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from peagle.backends.cpu import structs
 from peagle.backends.cpu.attention import native_batch
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import CpuLinear
-from peagle.backends.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from peagle.backends.kv_cache import KVCache
 
 
 class Decoded(NamedTuple):
@@ -79,7 +81,7 @@ class Decoder:
         x: Tensor,  # (T, D)
         tables: tuple[Tensor, Tensor],  # cos and sin of each RoPE, (G, T, H)
         batch: Batch,
-        cache: KVCache,
+        cache: "KVCache",
         *,
         embedding: Tensor | None = None,  # (T, D), for the first layer of a head
         taps: Sequence[int] = (),

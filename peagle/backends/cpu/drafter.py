@@ -4,7 +4,7 @@ Shapes: T rows, F feature layers, E target hidden, D drafter hidden, R rows, V d
 """
 
 from copy import deepcopy
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.cpu.structs import PRODUCTS
-from peagle.backends.kv_cache import KVCache
 from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.layers import FirstLayer
+
+if TYPE_CHECKING:
+    from peagle.backends.kv_cache import KVCache
 
 NORMS = {  # of a layer, by their names in structs.py; a layer may have fewer
     "input": "input_layernorm",
@@ -57,7 +59,7 @@ class NativeDrafter(GenericDrafter):
         self.decoder = Decoder(layers, drafter.norm.weight, shape)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
+    def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:
         """As `DrafterModel.forward`."""
         tables = self.drafter.rotary(features, batch.positions[None])
         embedding = self.drafter.embed(batch.ids)

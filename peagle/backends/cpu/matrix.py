@@ -159,6 +159,24 @@ class CpuLinear(nn.Module):
         destination[prefix + "weight"] = self.weight
 
 
+def quantized_weights(weight: Tensor, kind: str | None) -> Weights:
+    """Weights (O, I) laid out in int8 or int4; as they are where `kind` is None."""
+    if kind == "int8":
+        return Weights.int8(*round_int8(weight, weight.dtype))
+    return Weights.plain(weight) if kind is None else Weights.int4(*round_int4(weight))
+
+
+def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q (O, I) int32, scale and zero (O, G) of weights (O, I)."""
+    groups = weight.float().unflatten(1, (-1, GROUP))  # (O, G, GROUP)
+    low, high = groups.aminmax(dim=-1)
+    scale = ((high - low) / 15).to(weight.dtype)
+    scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)  # a group may be all the same
+    zero = (low + 8 * scale.float()).to(weight.dtype)
+    q = (groups - zero.float()[..., None]) / scale.float()[..., None] + 8
+    return q.round().clamp(0, 15).to(torch.int32).flatten(1), scale, zero
+
+
 def multiply(x: Tensor, matrix: Matrix) -> Tensor:
     """x (…, I) times a matrix → (…, O)."""
     x = x.contiguous()

@@ -10,19 +10,17 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from peagle.backends.cpu.matrix import (
     BITS,
     GROUP,
     CpuLinear,
-    Weights,
+    quantized_weights,
     replace_head,
     replace_linears,
 )
 from peagle.errors import InputError, InputWarning
-from peagle.model.int8 import round_int8
 
 if TYPE_CHECKING:
     from peagle.model.target import Target
@@ -59,24 +57,6 @@ def quantized(linear: nn.Linear, kind: str) -> nn.Module:
     if kind == "int4" and linear.in_features % GROUP:
         return linear
     return CpuLinear(quantized_weights(linear.weight.detach(), kind), linear.bias)
-
-
-def quantized_weights(weight: Tensor, kind: str | None) -> Weights:
-    """Weights (O, I) laid out in int8 or int4; as they are where `kind` is None."""
-    if kind == "int8":
-        return Weights.int8(*round_int8(weight, weight.dtype))
-    return Weights.plain(weight) if kind is None else Weights.int4(*round_int4(weight))
-
-
-def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q (O, I) int32, scale and zero (O, G) of weights (O, I)."""
-    groups = weight.float().unflatten(1, (-1, GROUP))  # (O, G, GROUP)
-    low, high = groups.aminmax(dim=-1)
-    scale = ((high - low) / 15).to(weight.dtype)
-    scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)  # a group may be all the same
-    zero = (low + 8 * scale.float()).to(weight.dtype)
-    q = (groups - zero.float()[..., None]) / scale.float()[..., None] + 8
-    return q.round().clamp(0, 15).to(torch.int32).flatten(1), scale, zero
 
 
 def _check_replaced(target: "Target", kind: str) -> None:

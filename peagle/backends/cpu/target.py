@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from peagle.backends.batch import Batch
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
-from peagle.backends.cpu.matrix import CpuLinear
-from peagle.backends.cpu.quantized import quantized_weights
+from peagle.backends.cpu.matrix import CpuLinear, quantized_weights
 from peagle.backends.cpu.structs import PRODUCTS
-from peagle.backends.kv_cache import KVCache
 from peagle.model.base_target import TargetOutput
-from peagle.model.described import Described, describe
-from peagle.model.described_target import EMBEDDING, HEAD, NORM, DescribedTarget
+from peagle.model.described import HEAD, NORM, Described, DescribedTarget
 
 if TYPE_CHECKING:
-    from peagle.model.target import Target
+    from peagle.backends.kv_cache import KVCache
+
+    pass
 
 # A layer's norms by their names in structs.py; those of queries and keys are there or not.
 NORMS = {"input": "input_layernorm", "mlp_input": "post_attention_layernorm"}
@@ -52,7 +51,7 @@ class NativeTarget:
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+    def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         x = F.embedding(batch.ids, self.embedding)
         if self.config.embedding_scale != 1.0:
@@ -90,18 +89,3 @@ def _layer(target: DescribedTarget, number: int) -> DecoderLayer:
 def _norm(config: Described, weight: Tensor) -> Tensor:
     """A norm's weights in float32."""
     return weight.float() + 1 if config.sandwich else weight.float()
-
-
-def describe_target(target: "Target") -> DescribedTarget | None:
-    """A loaded target by its description; None unless it is a model of transformers as it was
-    published, whose linear layers are plain."""
-    model = target.model
-    parts = [model, target.decoder, *target.layers]
-    published = all(type(part).__module__.startswith("transformers.models.") for part in parts)
-    linears = [part for part in model.modules() if isinstance(part, nn.Linear | CpuLinear)]
-    plain = all(type(part) is nn.Linear and part.weight.dtype == target.dtype for part in linears)
-    config = describe(target.config.to_dict()) if published and plain else None
-    tensors = model.state_dict()
-    if config is None or EMBEDDING not in tensors:  # a decoder inside a multimodal model
-        return None
-    return DescribedTarget(config, tensors, target.tokenizer, target.name, target.end_ids)

@@ -5,7 +5,7 @@ Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V v
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -17,13 +17,15 @@ from peagle.backends.tiles import TiledTarget
 from peagle.model.attention import Attend
 from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.target import Target
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 
 class CudaTarget:
     """A target run by its own code, by CUDA graphs where possible."""
 
-    def __init__(self, target: Target, *, exact: bool) -> None:
+    def __init__(self, target: "Target", *, exact: bool) -> None:
         self.model = target
         self.runner = Runner(exact=exact)
 

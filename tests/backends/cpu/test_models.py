@@ -21,11 +21,12 @@ from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.matrix import CpuLinear
 from peagle.backends.cpu.quantized import quantize
-from peagle.backends.cpu.target import NativeTarget, describe_target
+from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.own_code import OwnCodeTarget
 from peagle.backends.torch import TorchBackend
-from peagle.model.described_target import DescribedTarget
+from peagle.model.describe import describe_target
+from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -97,7 +98,7 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 6e-2}  # of the norm
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_native_target(name: str, dtype: torch.dtype, exact: bool) -> None:
     target = Target(build(CONFIGS[name]()).to(dtype), None, name)
-    model = CpuBackend(exact=exact).target(target)
+    model = CpuBackend(exact=exact, describe=describe_target).target(target)
     assert isinstance(model, NativeTarget)
     before = [parameter.clone() for parameter in target.model.parameters()]
     close(run(model, target), run(TorchBackend().target(target), target), BOUNDS[dtype])
@@ -108,7 +109,7 @@ def test_a_native_target(name: str, dtype: torch.dtype, exact: bool) -> None:
 def test_families(family: str) -> None:
     """Those with biases, windows, caps, sinks and experts, most of them by their own code."""
     target = Target(build(FAMILIES[family]()), None, family)
-    model = CpuBackend().target(target)
+    model = CpuBackend(describe=describe_target).target(target)
     assert isinstance(model, NativeTarget if family in ("llama", "qwen3") else OwnCodeTarget)
     close(run(model, target), run(TorchBackend().target(target), target), 1e-4)
 
@@ -116,7 +117,7 @@ def test_families(family: str) -> None:
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_moe"])
 def test_families_in_bf16(family: str) -> None:
     target = Target(build(FAMILIES[family]()).bfloat16(), None, family)
-    model = CpuBackend(exact=True).target(target)
+    model = CpuBackend(exact=True, describe=describe_target).target(target)
     close(run(model, target)[:1], run(TorchBackend().target(target), target)[:1], 0.1)
 
 
@@ -125,7 +126,7 @@ def test_families_in_bf16(family: str) -> None:
 def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype) -> None:
     configs = FAMILIES if family == "qwen3_moe" else CONFIGS
     target = Target(build(configs[family]()).to(dtype), None, family)
-    model: TargetModel = CpuBackend(exact=True).target(target)
+    model: TargetModel = CpuBackend(exact=True, describe=describe_target).target(target)
     cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
     whole = model.forward(Batch.of([Span(BLOCKS[0], 0, list(range(3, 43)))]), cache, LEFT)
     hidden, features = whole.hidden.clone(), whole.features.clone()
@@ -146,7 +147,7 @@ def test_a_quantised_target_is_native(kind: str) -> None:
     assert described is not None
     tensors = {name: tensor.clone() for name, tensor in described.tensors.items()}
     few_bits = DescribedTarget(described.config, tensors, None, "tiny", [], kind)
-    model = CpuBackend().target(few_bits)
+    model = CpuBackend(describe=describe_target).target(few_bits)
     quantize(target, kind)
     close(run(model, target), run(TorchBackend().target(target), target), 1e-2)
 
@@ -212,7 +213,7 @@ def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
 def test_a_target_is_not_changed_by_a_generic_one() -> None:
     target = Target(build(FAMILIES["gemma2"]()), None, "gemma2")
     before = dict(target.model.named_modules())
-    model = CpuBackend().target(target)
+    model = CpuBackend(describe=describe_target).target(target)
     assert isinstance(model, OwnCodeTarget)
     assert dict(target.model.named_modules()) == before
     mine = {p.data_ptr() for p in target.model.parameters()}
@@ -223,10 +224,10 @@ def test_a_target_is_not_changed_by_a_generic_one() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_weights_of_its_own_are_kept_once(family: str, exact: bool) -> None:
     target = Target(build(FAMILIES[family]()), None, family)
-    wanted = run(CpuBackend(exact=exact).target(target), target)
+    wanted = run(CpuBackend(exact=exact, describe=describe_target).target(target), target)
     weights = {id(m.weight) for m in target.model.modules() if type(m) is nn.Linear}
-    model = CpuBackend(exact=exact).target(target, own=True)
+    model = CpuBackend(exact=exact, describe=describe_target).target(target, own=True)
     assert weights and not any(type(m) is nn.Linear for m in target.model.modules())
     assert all(map(torch.equal, run(model, target), wanted))
-    again = CpuBackend(exact=exact).target(target)
+    again = CpuBackend(exact=exact, describe=describe_target).target(target)
     assert all(map(torch.equal, run(again, target), wanted)), "what others make of it later"
