@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peagle.backends.kv_cache import KVCache
     from peagle.model.target import Target
 
-MakeAttend = Callable[[Batch, KVCache], Attend]  # called once for each forward
+MakeAttend = Callable[[Batch, "KVCache"], Attend]  # called once for each forward
 
 
 class OwnCodeTarget:

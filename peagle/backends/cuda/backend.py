@@ -64,7 +64,7 @@ class CudaBackend:
         self.exact = exact
 
     def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:  # noqa: ARG002
-        loaded = cast(Target, target)  # described ones run on the CPU
+        loaded = cast("Target", target)  # described ones run on the CPU
         if self.exact:
             return TiledTarget(CudaTarget(loaded.exact(), exact=True))
         return CudaTarget(loaded, exact=False)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from peagle.backends.cpu import library
-from peagle.backends.cpu.matrix import CpuLinear, Weights
-from peagle.backends.cpu.quantized import GROUP, quantized, round_int4
+from peagle.backends.cpu.matrix import GROUP, CpuLinear, Weights, round_int4
+from peagle.backends.cpu.quantized import quantized
 from peagle.model.int8 import round_int8
 
 KINDS = ("plain", "int8", "int4")
