@@ -55,12 +55,12 @@ class Curve:
         """Move the curve a little towards what some forwards took together: the points between
         which these lie, and all others half as far. What slows the machine down slows all of it;
         its shape changes, too, as with the length of contexts."""
-        step = MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
+        factor = 1 + MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
         near = {at for rows in passes for at in self._beside(rows)}
-        self.seconds = [
-            point * (1 + (step if at in near else step / 2))
-            for at, point in enumerate(self.seconds)
-        ]
+        # The root, not half of the step: ups and downs that cancel near do so far away, too.
+        far = factor**0.5
+        for at in range(len(self.seconds)):
+            self.seconds[at] *= factor if at in near else far
 
     def _beside(self, rows: float) -> tuple[int, int]:
         """The points between which some rows lie, which may be one point twice."""
