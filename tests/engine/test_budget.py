@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from peagle.engine.adaptive import EXPLORE_NODES, EXPLORE_SHARE, MAX_LEFT, AdaptiveBudget
 from peagle.engine.budget import Ask, Calibration
-from peagle.engine.costs import PROMPT_ROWS, Curve, measure
+from peagle.engine.costs import PROMPT_ROWS, Curve, measure, row_counts
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.tree import Candidate, Draft, Match, along, grow
 from peagle.methods.registry import METHODS
@@ -258,5 +258,5 @@ def test_any_measurement_brings_the_curve_nearer(rows: int, seconds: float) -> N
 def test_a_disturbed_measurement_is_mended() -> None:
     """The row counts take turns: a while in which all is slow leaves the others as they are."""
     taken = iter([9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 5.0, 2.0, 3.0, 3.0] + [9.0] * 15)
-    curve = measure(lambda rows: next(taken), 7, 64)
+    curve = measure(lambda rows: next(taken), row_counts(7, 64))
     assert (curve.rows, curve.seconds) == ([1, 2, 4, 7, 64], [1.0, 2.0, 2.0, 3.0, 3.0])
