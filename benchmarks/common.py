@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from transformers.utils import logging
@@ -20,6 +21,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Stats
 from peagle.heads.find import find_head
+from peagle.paths import cache_dir
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "p-eagle")
@@ -67,7 +69,9 @@ def whole_numbers(text: str) -> list[int]:
 def load(
     dtype: str, batch: int = 1, *, deterministic: bool = False, quantize: str | None = None
 ) -> LLM:
-    """Load the demo target without a head."""
+    """Load the demo target without a head. Costs of rounds are measured anew, so that no way begins
+    with what an earlier run has learnt."""
+    rmtree(cache_dir() / "costs", ignore_errors=True)
     logging.disable_progress_bar()
     how = {"dtype": dtype, "quantize": quantize}
     return LLM(TARGET, lookup=False, max_batch=batch, deterministic=deterministic, **how)
@@ -85,17 +89,14 @@ def as_ids(llm: LLM, questions: list[str]) -> list[list[int]]:
 
 def fingerprint(head: Path) -> str:
     """A hash of a head's weights."""
-    digest = hashlib.sha256()
-    for file in sorted(head.rglob("*.safetensors")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    weights = b"".join(file.read_bytes() for file in sorted(head.rglob("*.safetensors")))
+    return hashlib.sha256(weights).hexdigest()[:16]
 
 
 def environment() -> dict[str, Any]:
     """The device and the versions of this measurement."""
     packages = {name: version(name) for name in ("torch", "transformers")}
-    versions = {"python": platform.python_version(), **packages}
-    return {"device": device_name(), "versions": versions}
+    return {"device": device_name(), "versions": {"python": platform.python_version(), **packages}}
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

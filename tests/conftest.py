@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():  # before anything imports Triton, as transformers does
     os.environ["TRITON_INTERPRET"] = "1"
 
+# A cache of the tests' own. Where a file stands in place of the folder of costs none are kept: each
+# test measures them, whatever ran before.
+HOME = Path(__file__).parents[1] / ".pytest_cache" / "peagle"
+HOME.mkdir(parents=True, exist_ok=True)
+(HOME / "costs").touch()
+os.environ["PEAGLE_HOME"] = str(HOME)
+
 
 @pytest.fixture(scope="session")
 def tokenizer() -> "PreTrainedTokenizerFast":

@@ -57,10 +57,15 @@ class Batch:
 
     @classmethod
     def of(cls, spans: Sequence[Span], ids: Tensor | None = None) -> "Batch":
-        """The batch of some spans; `ids` (T,) instead of theirs, where these are on a device."""
+        """The batch of some spans; `ids` (T,) instead of theirs, where these are on a device.
+
+        Raises ValueError for a tree whose rows and tails differ in number.
+        """
         tokens, positions, slots = list[int](), list[int](), list[int]()
         for span in spans:
             count = len(span.ids)
+            if span.tails and len(span.tails) != count:
+                raise ValueError(f"{len(span.tails)} tails for {count} rows")
             tokens += span.ids
             slots += slots_of(span.blocks, span.start, count)
             in_order = range(span.start, span.start + count)

@@ -175,6 +175,12 @@ def open_llm(
     return llm.use(drafter, options.k, nodes=options.nodes, lookup=lookup)
 
 
+def make_engine(llm: LLM) -> None:
+    """Make the engine, which measures for some seconds where no earlier run did."""
+    with screen.status("preparing the engine (a new machine is measured first)"):
+        assert llm.engine
+
+
 def open_target(
     name: str, chat_template: str | None, *, dtype: str = "auto", device: str = "cpu"
 ) -> Target:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -18,7 +19,9 @@ from peagle.cli.common import (
     check_answered,
     console,
     existing_file,
+    make_engine,
     open_llm,
+    screen,
 )
 from peagle.cli.options import App, Fields
 from peagle.data.chat import Message, prompt_ids
@@ -80,11 +83,13 @@ def generate(
     llm = open_llm(target, model)
     if not raw:
         check_template(llm.tokenizer, "--raw continues the text as it is")
+    make_engine(llm)
     ids = prompt if raw else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
     run = llm.stream([ids], sampling)
     if as_json:
-        for _ in run:
-            pass
+        with screen.status("answering"):
+            for _ in run:
+                pass
         typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
         check_answered(run)
         return
@@ -102,6 +107,7 @@ def chat(
     """Chat with a model. An empty line or the end of input ends the conversation."""
     llm = open_llm(target, model)
     check_template(llm.tokenizer)  # before anything is typed
+    make_engine(llm)
     history: list[Message] = []
     while message := _read():
         history.append({"role": "user", "content": message})
@@ -133,7 +139,10 @@ def show(chunks: Iterable[Chunk]) -> None:
 
     Not through rich, which would expand tabs and emoji names in the model's text.
     """
-    for chunk in chunks:
+    stream = iter(chunks)
+    with screen.status("reading the prompt"):
+        begun = list(islice(stream, 1))
+    for chunk in chain(begun, stream):
         typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
     typer.echo()
 

@@ -17,6 +17,7 @@ from peagle.cli.common import (
     TargetArgument,
     VllmPythonOption,
     check_quantize_device,
+    make_engine,
     open_llm,
     resolve_engine,
     screen,
@@ -177,6 +178,7 @@ def serve(
     listening = bind(host, port)
     options = replace(options, device=resolve_device(options.device))
     llm = open_llm(target, options, max_batch=max_batch, kv_tokens=kv_tokens)
+    make_engine(llm)
     log_to_stderr()
     names = tuple(name.lower() for name in allowed_hosts or ())
     config = ServerConfig(model, api_key, max_queue, max_seconds, names)

@@ -17,7 +17,7 @@ REPEATS = 5  # repetitions of each measurement at the start
 PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
 MEASURED = 0.1  # weight of a new measurement
 MAX_RATIO = 1.5  # maximum of measured to expected seconds: a first forward may take ten times
-SLOW = 8.0  # ratio of a slow forward's seconds to those measured at the start
+SLOW = 8.0  # ratio of a slow forward's seconds to those that the engine began with
 MAX_SLOW_SECONDS = 10.0  # slow forwards in a row take this long before a warning
 
 log = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ class Curve:
         """Move the curve a little towards what some forwards took together: the points between
         which these lie, and all others half as far. What slows the machine down slows all of it;
         its shape changes, too, as with the length of contexts."""
-        step = MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
+        factor = 1 + MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
         near = {at for rows in passes for at in self._beside(rows)}
-        self.seconds = [
-            point * (1 + (step if at in near else step / 2))
-            for at, point in enumerate(self.seconds)
-        ]
+        # The root, not half of the step: ups and downs that cancel near do so far away, too.
+        far = factor**0.5
+        for at in range(len(self.seconds)):
+            self.seconds[at] *= factor if at in near else far
 
     def _beside(self, rows: float) -> tuple[int, int]:
         """The points between which some rows lie, which may be one point twice."""
@@ -85,7 +85,7 @@ class WatchedCurve(Curve):
         if self._slow_seconds > MAX_SLOW_SECONDS and not self._warned:
             self._warned = True
             log.warning(
-                "forwards take %.0f times as long as at the start: other processes seem to use "
+                "forwards take %.0f times as long as before: other processes seem to use "
                 "this device; on a CPU, OMP_NUM_THREADS=1 leaves them room",
                 ratio,
             )
@@ -99,7 +99,7 @@ def verify_curve(target: BaseTarget, model: TargetModel, max_rows: int) -> Curve
         out = model.forward(batch_of(rows), cache, ())
         model.logits(out.hidden).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), max_rows)
+    return measure(seconds_of(run), row_counts(max_rows))
 
 
 def draft_curve(model: DrafterModel, max_rows: int) -> Curve:
@@ -116,7 +116,7 @@ def draft_curve(model: DrafterModel, max_rows: int) -> Curve:
         out = model.forward(batch_of(rows), features, cache)
         drafter.logits(out.normed[:max_rows]).max(-1).indices.tolist()
 
-    return measure(seconds_of(run), max_rows, PROMPT_ROWS)
+    return measure(seconds_of(run), row_counts(max_rows, PROMPT_ROWS))
 
 
 def batch_of(rows: int) -> Batch:
@@ -135,13 +135,17 @@ def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
     return seconds
 
 
-def measure(run: Callable[[int], float], max_rows: int, *also: int) -> Curve:
-    """A curve up to `max_rows` rows, and also at more: `run` takes rows and returns seconds. All
-    row counts take turns, so that a slow phase of the machine slows all of them."""
+def row_counts(max_rows: int, *also: int) -> list[int]:
+    """The row counts of a curve: powers of two up to `max_rows`, and those of `also` above it."""
     rows = [1]
     while rows[-1] < max_rows:
         rows.append(min(2 * rows[-1], max_rows))
-    rows += [count for count in also if count > max_rows]
+    return rows + [count for count in also if count > max_rows]
+
+
+def measure(run: Callable[[int], float], rows: list[int]) -> Curve:
+    """A curve over row counts: `run` takes rows and returns seconds. All row counts take turns, so
+    that a slow phase of the machine slows all of them."""
     rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
     seconds = dict(zip(rows, map(min, *rounds), strict=True))
     # More rows never take less: where they did, what came before was disturbed.

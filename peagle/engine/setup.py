@@ -7,7 +7,7 @@ from functools import cached_property
 from peagle.backends.batch import BLOCK, blocks_of
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.budget import Budget
-from peagle.engine.costs import Curve, draft_curve
+from peagle.engine.costs import Curve
 from peagle.engine.draft import Proposer
 from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine, Settings
@@ -79,7 +79,7 @@ class Setup:
             return Budget(self.k)
         max_rows = self.max_batch + max(self.max_batch * self.k, self.drafting.max_nodes or 0)
         verify = self.shared.verify_curve(max_rows)
-        if proposer is None:
+        if proposer is None or self.drafter is None:
             return AdaptiveBudget(lambda *_: [], 0, verify, Curve({1: 0.0}))
-        draft = draft_curve(proposer.model, max_rows)
+        draft = self.shared.draft_curve(proposer.model, self.drafter, max_rows)
         return AdaptiveBudget(proposer.method.passes, self.k, verify, draft)

@@ -4,16 +4,26 @@ import threading
 from functools import cached_property
 from typing import Any
 
-from peagle.backends.base import Backend
+import torch
+
+from peagle.backends.base import Backend, DrafterModel
 from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.library import load as load_library
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.corrected import correction_table
-from peagle.engine.costs import Curve, WatchedCurve, verify_curve
+from peagle.engine.costs import (
+    PROMPT_ROWS,
+    Curve,
+    WatchedCurve,
+    draft_curve,
+    row_counts,
+    verify_curve,
+)
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
+from peagle.engine.kept_costs import KeptCurve, kept_curve
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
@@ -30,16 +40,36 @@ class SharedTarget:
         """`own`: the target has no other user."""
         self.target = target
         self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
+        self._sizes = _sizes(target)  # before the backend replaces weights
         self.model = self.backend.target(target, own=own)
         self.grammars = Grammars(target)
         self.lock = threading.Lock()  # held while an engine is made
-        self._verify: Curve | None = None  # measured once, for the largest count so far
+        self._verify: KeptCurve | None = None  # for the largest count so far
 
     def verify_curve(self, max_rows: int) -> Curve:
         """Costs of the target, up to `max_rows` rows: a copy for one engine, which corrects it."""
-        if self._verify is None or self._verify.rows[-1] < max_rows:
-            self._verify = verify_curve(self.target, self.model, max_rows)
-        return WatchedCurve(self._verify)
+        if self._verify is None or self._verify.curve.rows[-1] < max_rows:
+            target, model = self.target, self.model
+            decisive = (type(model), self._sizes, target.dtype, target.quantize)
+            self._verify = kept_curve(
+                row_counts(max_rows),
+                decisive,
+                target.device,
+                lambda: verify_curve(target, model, max_rows),
+            )
+        return self._verify.correcting(WatchedCurve(self._verify.curve))
+
+    def draft_curve(self, model: DrafterModel, drafter: Drafter, max_rows: int) -> Curve:
+        """Costs of a drafter, up to `max_rows` rows, for one engine, which corrects them."""
+        weights = drafter.state_dict().items()
+        shapes = [(name, weight.shape, weight.dtype) for name, weight in weights]
+        kept = kept_curve(
+            row_counts(max_rows, PROMPT_ROWS),
+            (type(model), shapes),
+            self.target.device,
+            lambda: draft_curve(model, max_rows),
+        )
+        return kept.correcting(kept.curve)
 
     @cached_property
     def max_characters(self) -> int:
@@ -56,6 +86,14 @@ class SharedTarget:
         features = FeatureCache(blocks, drafter.config.feature_width, target.dtype, target.device)
         method, model = method_of(drafter.config), self.backend.drafter(drafter)
         return Proposer(method, model, cache, features, correction_table(drafter))
+
+
+def _sizes(target: BaseTarget) -> list[tuple[str, torch.Size]]:
+    """Names and shapes of a target's weights."""
+    found = [("embedding", target.embedding.shape)]
+    for layer in range(target.num_layers):
+        found += [(name, weight.shape) for name, weight in target.layer_weights(layer).items()]
+    return found
 
 
 def open_target(

@@ -32,6 +32,7 @@ class BaseTarget:
     dtype: torch.dtype
     kv_shapes: list[HeadShape]  # keys and values of each layer
     end_ids: list[int]  # token ids that end an answer, by the generation config
+    quantize: str | None = None  # int8 or int4, of the layers' weights
 
     @property
     def embedding(self) -> Tensor:

@@ -175,3 +175,10 @@ def test_the_helpers_of_these_tests() -> None:
 def test_a_request_needs_blocks_for_all_its_rows() -> None:
     with pytest.raises(IndexError):
         Batch.of([Span([0], 14, [5, 6, 7])])
+
+
+@pytest.mark.parametrize("tails", [[[]], [[], [1]], [[], [1], [2], [3]]])
+def test_every_row_of_a_tree_has_a_tail(tails: list[list[int]]) -> None:
+    """Native code would read past the end of what is too short."""
+    with pytest.raises(ValueError, match=f"{len(tails)} tails for 3 rows"):
+        Batch.of([Span([1], 0, [0]), Span([0], 3, [5, 6, 7], tails)])

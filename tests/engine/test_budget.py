@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from peagle.engine.adaptive import EXPLORE_NODES, EXPLORE_SHARE, MAX_LEFT, AdaptiveBudget
 from peagle.engine.budget import Ask, Calibration
-from peagle.engine.costs import PROMPT_ROWS, Curve, measure
+from peagle.engine.costs import PROMPT_ROWS, Curve, measure, row_counts
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.tree import Candidate, Draft, Match, along, grow
 from peagle.methods.registry import METHODS
@@ -218,6 +218,14 @@ def test_a_slower_machine_is_slower_at_all_row_counts() -> None:
     assert all(1.3 < curve(rows) / before(rows) <= 2.01 for rows in (1, 16, 64, 100))
 
 
+def test_ups_and_downs_leave_no_trace() -> None:
+    """Not even at row counts that are never run: they would add up over many runs."""
+    curve, before = Curve(dict(FLAT)), Curve(dict(FLAT))
+    for turn in range(20_000):
+        curve.observe([1], before(1) * (0.6, 1.4)[turn % 2])
+    assert curve(64) == pytest.approx(before(64), rel=0.1)
+
+
 def test_the_shape_is_learnt_where_rounds_are_run() -> None:
     """Measured at the start: 16 rows take half as long again as 8. They do not."""
     curve = Curve({1: 0.006, 8: 0.006, 16: 0.009, 64: 0.036})
@@ -250,5 +258,5 @@ def test_any_measurement_brings_the_curve_nearer(rows: int, seconds: float) -> N
 def test_a_disturbed_measurement_is_mended() -> None:
     """The row counts take turns: a while in which all is slow leaves the others as they are."""
     taken = iter([9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 5.0, 2.0, 3.0, 3.0] + [9.0] * 15)
-    curve = measure(lambda rows: next(taken), 7, 64)
+    curve = measure(lambda rows: next(taken), row_counts(7, 64))
     assert (curve.rows, curve.seconds) == ([1, 2, 4, 7, 64], [1.0, 2.0, 2.0, 3.0, 3.0])

@@ -12,7 +12,7 @@ import pytest
 
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.budget import Ask
-from peagle.engine.costs import PROMPT_ROWS, Curve, measure
+from peagle.engine.costs import PROMPT_ROWS, Curve, measure, row_counts
 from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.p_eagle import PEagle
 
@@ -74,11 +74,12 @@ def serve(  # noqa: C901 (a whole engine)
 ) -> float:
     """Undisturbed seconds of all requests, the engine's rounds as they are."""
     chance, clock = random.Random(seed), disturbed(random.Random(seed + 1000))
+    max_rows = concurrency * (K + 1)
     budget = AdaptiveBudget(
         PEagle().passes,
         K,
-        measure(lambda rows: clock(VERIFY(rows)), concurrency * (K + 1)),
-        measure(lambda rows: clock(DRAFT(rows)), concurrency * (K + 1), PROMPT_ROWS),
+        measure(lambda rows: clock(VERIFY(rows)), row_counts(max_rows)),
+        measure(lambda rows: clock(DRAFT(rows)), row_counts(max_rows, PROMPT_ROWS)),
     )
     waiting, running, spent = [Running(answer) for _ in range(requests)], list[Running](), 0.0
     while waiting or running:

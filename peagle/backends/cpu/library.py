@@ -68,12 +68,17 @@ def load() -> Library:
         raise NoCompiler(first_line(error)) from None
 
 
+def fingerprint() -> str:
+    """A hash of the sources and of the processor."""
+    texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
+    return _digest(repr((texts, FLAGS, _processor())).encode())
+
+
 def _kept() -> Path:
     """The shared library in the cache, made where it is not there: one for each source and
     processor. Its name has the hash of its content: to load a damaged file could end the process.
     Raises OSError where the cache cannot be used."""
-    texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    key = _digest(repr((texts, FLAGS, _processor())).encode())
+    key = fingerprint()
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f"native-{key}-*.so"):

@@ -45,6 +45,7 @@ def quantize(target: "Target", kind: str) -> None:
     Warns (InputWarning) of the matrices that stay: shapes without a product, and experts kept in
     one tensor. Raises InputError when none can be replaced, NoCompiler without native code.
     """
+    target.quantize = kind
     replace_linears(target.layers, partial(quantized, kind=kind))
     _check_replaced(target, kind)
     head = target.model.get_output_embeddings()

@@ -1,0 +1,193 @@
+"""Costs of forwards outlive the process that measured them, and bad files do no harm."""
+
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_target
+from torch import Tensor
+
+from peagle.backends.base import TargetModel
+from peagle.backends.batch import Batch
+from peagle.backends.kv_cache import KVCache
+from peagle.backends.torch import TorchBackend
+from peagle.engine import kept_costs, shared
+from peagle.engine.adaptive import AdaptiveBudget
+from peagle.engine.costs import Curve, WatchedCurve
+from peagle.engine.kept_costs import kept_curve
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+from peagle.model.drafter import Drafter
+from peagle.model.target import Target, TargetOutput
+
+CPU = torch.device("cpu")
+MEASURED = {1: 0.01, 2: 0.02}
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of costs of an empty cache."""
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path))
+    return tmp_path / "costs"
+
+
+def measured() -> Curve:
+    return Curve(dict(MEASURED))
+
+
+def not_measured() -> Curve:
+    pytest.fail("measured again")
+
+
+def only_file(costs: Path) -> Path:
+    [file] = costs.iterdir()
+    return file
+
+
+class Counting:
+    """A target's model that counts its forwards."""
+
+    def __init__(self, model: TargetModel) -> None:
+        self.model, self.forwards = model, 0
+
+    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        self.forwards += 1
+        return self.model.forward(batch, cache, taps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
+def opened(target: Target, drafter: Drafter | None) -> tuple[LLM, Counting]:
+    """An LLM with an engine, as another process makes it, and its target's model."""
+    ready = shared.SharedTarget(target, own=False, deterministic=False)
+    ready.model = counting = Counting(ready.model)
+    llm = LLM(ready, drafter, max_batch=2)
+    assert llm.engine
+    return llm, counting
+
+
+def test_the_second_start_runs_no_forward(
+    target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch, costs: Path
+) -> None:
+    _, first = opened(target, drafters["p-eagle"])
+    assert first.forwards
+    assert len(list(costs.iterdir())) == 2, "the target's and the drafter's"
+    monkeypatch.setattr(shared, "draft_curve", lambda *_: pytest.fail("measured again"))
+    _, second = opened(target, drafters["p-eagle"])
+    assert not second.forwards
+
+
+def test_the_end_of_an_engine_keeps_what_it_has_learnt(target: Target, costs: Path) -> None:
+    llm, counting = opened(target, None)
+    file = only_file(costs)
+    before = json.loads(file.read_text())
+    llm.generate([[70, 71]], SamplingParams(max_tokens=8))
+    budget = llm.engine.budget
+    assert isinstance(budget, AdaptiveBudget)
+    learnt = list(budget.verify.seconds)
+    assert learnt != list(before.values())
+    del llm, counting, budget
+    gc.collect()
+    assert list(json.loads(file.read_text()).values()) == learnt
+
+
+def test_a_bad_measurement_is_corrected_by_later_runs(costs: Path) -> None:
+    """Ten times too slow, as when the machine was busy: three short runs mend it."""
+    for _ in range(3):
+        kept = kept_curve([1, 2], ["model"], CPU, measured)
+        curve = kept.correcting(WatchedCurve(kept.curve))
+        for _ in range(15):
+            curve.observe([1], MEASURED[1] / 10)
+        del curve
+    assert json.loads(only_file(costs).read_text())["1"] < MEASURED[1] / 5
+
+
+def test_other_models_and_machines_are_measured(
+    monkeypatch: pytest.MonkeyPatch, costs: Path
+) -> None:
+    kept_curve([1, 2], ["model"], CPU, measured)
+    assert kept_curve([1, 2], ["model"], CPU, not_measured).curve.seconds == [0.01, 0.02]
+    kept_curve([1, 2], ["other"], CPU, measured)
+    kept_curve([1, 2, 4], ["model"], CPU, lambda: Curve({**MEASURED, 4: 0.03}))
+    for name in ("fingerprint", "_device_name"):
+        with monkeypatch.context() as other:
+            other.setattr(kept_costs, name, lambda *_: "other")
+            kept_curve([1, 2], ["model"], CPU, measured)
+    with monkeypatch.context() as other:
+        other.setattr(kept_costs, "__version__", "other")
+        kept_curve([1, 2], ["model"], CPU, measured)
+    with monkeypatch.context() as other:
+        other.setattr(torch, "get_num_threads", lambda: 99)
+        kept_curve([1, 2], ["model"], CPU, measured)
+    assert len(list(costs.iterdir())) == 7, "each is measured, and has a file"
+
+
+@pytest.mark.parametrize("changed", ["size", "dtype", "quantize", "backend", "rows"])
+def test_the_key_has_all_that_decides(changed: str, costs: Path) -> None:
+    target, rows, backend = make_target(), 4, None
+
+    def start() -> None:
+        made = shared.SharedTarget(target, own=False, deterministic=False, backend=backend)
+        made.verify_curve(rows)
+
+    start()
+    if changed == "size":
+        target = make_target(layers=target.num_layers + 1)
+    elif changed == "dtype":
+        target = Target(target.model.to(torch.bfloat16), target.tokenizer, target.name)
+    elif changed == "quantize":
+        target.quantize = "int8"
+    elif changed == "backend":
+        backend = TorchBackend()
+    else:
+        rows = 5
+    start()
+    assert len(list(costs.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"\xff", b"[]", b"null", b"{}", b"[" * 100_000, b'{"1": 0.01}',
+        b'{"1": 0.01, "2": NaN}', b'{"1": 0.01, "2": Infinity}', b'{"1": 0.01, "2": 0.0}',
+        b'{"1": -0.01, "2": 0.02}', b'{"1": 0.01, "2": "0.02"}', b'{"1": 0.01, "2": null}',
+        b'{"1": 0.01, "3": 0.02}', b'{"2": 0.02, "1": 0.01}',
+        b'{"1": 0.01, "2": 1' + b"0" * 400 + b"}",
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_measured_anew(content: bytes, costs: Path) -> None:
+    kept_curve([1, 2], ["model"], CPU, measured)
+    file = only_file(costs)
+    file.write_bytes(content)
+    assert kept_curve([1, 2], ["model"], CPU, measured).curve.seconds == [0.01, 0.02]
+    assert json.loads(file.read_text()) == {"1": 0.01, "2": 0.02}
+
+
+def test_a_folder_in_place_of_the_file_is_no_error(costs: Path) -> None:
+    kept_curve([1, 2], ["model"], CPU, measured)
+    file = only_file(costs)
+    file.unlink()
+    file.mkdir()
+    assert kept_curve([1, 2], ["model"], CPU, measured).curve.seconds == [0.01, 0.02]
+
+
+@pytest.mark.parametrize("blocked", ["home", "costs"])
+def test_an_unwritable_cache_is_no_error(
+    blocked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Target
+) -> None:
+    """A file stands where a folder must be made, which stops root, too."""
+    home = tmp_path / "home"
+    if blocked == "costs":
+        home.mkdir()
+    (home / "costs" if blocked == "costs" else home).write_text("")
+    monkeypatch.setenv("PEAGLE_HOME", str(home))
+    llm, counting = opened(target, None)
+    assert counting.forwards
+    assert llm.generate([[70, 71]], SamplingParams(max_tokens=4))
+    del llm
+    gc.collect()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_text()]
