@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -21,10 +21,12 @@ from peagle.errors import InputError
 from peagle.files import unusable
 from peagle.heads.find import find_head
 from peagle.model.loader import load_target, resolve_device
-from peagle.model.target import Target
 from peagle.model.template import use_template
 from peagle.shown import model_name
 from peagle.vllm.process import default_engine
+
+if TYPE_CHECKING:
+    from peagle.model.target import Target
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
 console = Console(highlight=False, soft_wrap=True)
@@ -183,7 +185,7 @@ def make_engine(llm: LLM) -> None:
 
 def open_target(
     name: str, chat_template: str | None, *, dtype: str = "auto", device: str = "cpu"
-) -> Target:
+) -> "Target":
     """Load a target without an engine, with the chat template that is used."""
     from transformers.utils import logging
 
