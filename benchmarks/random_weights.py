@@ -21,12 +21,7 @@ import torch
 from common import RESULTS, whole_numbers
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from peagle.bench import run
 from peagle.bench.load import Message

@@ -22,7 +22,7 @@ def unusable(error: Exception, path: Path | None = None, field: str = "output") 
         own = path
     fix = room + (cache_fix(f"{own} {why}") or "name another path")
     where = None if own is None else Path(str(own))
-    return InputError(why, field=field if own is path else None, value=where, fix=fix)
+    return InputError(why, field=field if path and own is path else None, value=where, fix=fix)
 
 
 def cache_fix(text: str) -> str:

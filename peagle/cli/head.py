@@ -23,7 +23,7 @@ from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
 from peagle.heads.find import head_folder
-from peagle.heads.format import read_config
+from peagle.heads.format import read_keys
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.shown import model_name
@@ -97,10 +97,10 @@ def export(
         raise InputError(
             "is not an empty folder", field="output", value=output, fix="name a new one"
         )
-    name = target or read_config(head_folder(head)).provenance.target
+    name = target or read_keys(head_folder(head)).trained.target
     if not name:
         why = "its config does not name the target it was trained for"
-        raise InputError(why, field="head", value=head, fix="name it with `target`")
+        raise InputError(why, field="head", value=Path(head), fix="name it with `target`")
     check_folder(output)
     drafter = load_drafter(head, open_target(name, chat_template), force=force)
     with writing(output):

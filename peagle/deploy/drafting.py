@@ -92,10 +92,12 @@ def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Draft
             _warn(f"the {asked.method} head of {name} is not here: {how_to_get(head)}")
         return asked
     if remote and head.hub is None:
-        how = "upload it with `hf upload` and name it with `hub:` in the catalog"
-        raise InputError(f"the head of {name} is the folder {head.folder}: {how}")
+        why, fix = "other machines cannot read a folder", "upload it with `hf upload`"
+        fix += " and name it with `hub:` in the catalog"
+        raise InputError(why, field="head", value=head.folder, fix=fix)
     if head.location is None:
-        raise InputError(f"the head of {name} is not here: no folder {head.folder}")
+        why = f"the {asked.method} head of {name} is not here"
+        raise InputError(why, field="head", fix=how_to_get(head))
     return Drafting(head.location, asked.method, asked.k or head.k)
 
 

@@ -79,7 +79,7 @@ def check(head: HeadFiles, target: BaseTarget, name: str | Path, *, force: bool 
 
 
 def sizes(head: HeadFiles, target: BaseTarget) -> str:
-    """BaseTarget hidden size, vocabulary and draft vocabulary."""
+    """The target's hidden size and vocabulary; the draft vocabulary and the rows of `lm_head`."""
     vocab = head.sizes["vocab_size"]
     width, tokens = target.config.hidden_size, target.embedding.shape[0]
     fix = "the head is for another target: name that one"
@@ -87,9 +87,10 @@ def sizes(head: HeadFiles, target: BaseTarget) -> str:
     _require(head.target_width == width, wrong, fix)
     _require(vocab == tokens, f"vocab_size is {vocab}, the target's is {tokens}", fix)
     draft = head.raw.get("draft_vocab_size") or vocab
+    rows = len(head.tensors["lm_head.weight"]) if "lm_head.weight" in head.tensors else draft
     fix = f"set draft_vocab_size to the rows of lm_head, or {FETCH_AGAIN}"
-    wrong = f"draft_vocab_size is {draft}, the target has {vocab} tokens"
-    _require(1 <= draft <= vocab, wrong, fix)
+    wrong = f"draft_vocab_size is {draft}, lm_head has {rows} rows, the target {vocab} tokens"
+    _require(1 <= draft <= vocab and rows == draft, wrong, fix)
     return f"hidden size {width}, vocabulary {vocab}, {draft} drafted"
 
 
@@ -289,10 +290,13 @@ def tensors(head: HeadFiles, target: BaseTarget) -> str:
         drafter = method_of(config).build(config)
     if not head.native and TABLE not in found:  # it shares the target's
         found[TABLE] = drafter.state_dict()[TABLE]
-    try:
-        drafter.load_state_dict(found, assign=True)
-    except RuntimeError as error:  # a line of its own, and one for each difference
-        raise Problem(str(error).splitlines()[1].strip(" \t.")) from error
+    wanted = drafter.state_dict()
+    for name, tensor in wanted.items():
+        _require(name in found, f"{name} is missing")
+        has, needs = list(found[name].shape), list(tensor.shape)
+        _require(has == needs, f"{name} has shape {has}, not {needs}")
+    unknown = sorted(found.keys() - wanted.keys())
+    _require(not unknown, f"unknown tensors {unknown[:3]}")
     return f"{len(found)} of the right shapes"
 
 

@@ -10,7 +10,8 @@ float32 (`model/int8.py`).
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ class HeadKeys:
 
     @property
     def trained(self) -> Provenance:
-        return Provenance(**self.native.get("provenance", {}))
+        with self._naming():
+            return Provenance(**self.native.get("provenance", {}))
 
     @property
     def target_width(self) -> int:
@@ -75,9 +77,10 @@ class HeadKeys:
         InputError for keys of another method."""
         claiming = [name for name, method in METHODS.items() if method.claims(self.raw)]
         recognised = claiming[0] if claiming else self.raw.get(SPECULATORS)
-        named = self.native.get("method", recognised)
+        with self._naming():
+            named = str(self.native.get("method", recognised))
         if named in claiming:
-            return str(named)
+            return named
         why = f"{named!r} is no method: known are {', '.join(METHODS)}"
         if named in METHODS:
             why = f"peagle.method is {named!r}, the other keys are those of {recognised}"
@@ -86,9 +89,10 @@ class HeadKeys:
     @property
     def depths(self) -> int | None:
         """Draft tokens that the head was trained for; None: unknown."""
-        methods = (self.raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
-        tokens = self.native.get("depths", methods[0].get("speculative_tokens"))
-        return None if tokens is None else int(tokens)
+        with self._naming():
+            methods = (self.raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+            tokens = self.native.get("depths", methods[0].get("speculative_tokens"))
+            return None if tokens is None else int(tokens)
 
     @property
     def correction(self) -> CorrectionConfig | None:
@@ -97,8 +101,14 @@ class HeadKeys:
 
     def parse(self, target_layers: int | None = None) -> DrafterConfig:
         """The drafter's configuration. Raises InputError for one that is damaged."""
-        try:
+        with self._naming():
             return self._parse(target_layers)
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Errors of keys that are missing or of another type name the folder."""
+        try:
+            yield
         except InputError as error:
             if error.field == "head":
                 raise

@@ -111,7 +111,8 @@ def _find_head(settings: ServeSettings) -> Head | None:
         template, force = settings.chat_template, settings.force
         return as_vllm_reads_it(head, settings.target, template, force=force)
     if settings.head or settings.method or settings.k:
-        raise InputError("--speculative-config: give it, or `head`, `method` and `k`")
+        fix = "leave it out, or leave out `head`, `method` and `k`"
+        raise InputError("a flag of vLLM's says how to draft", field="vllm_flags", fix=fix)
     return None
 
 
@@ -156,10 +157,9 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     layers = sizes.num_hidden_layers
     facts = [f"{head.method} ({layers} layers, K = {head.k})"]
     if METHODS[head.method].parallel and installed.before(16):
-        raise InputError(
-            f"engine vllm: vLLM {installed.version} does not draft in parallel: install 0.16.0 or "
-            "newer, or use a head that drafts one token per forward"
-        )
+        why = f"vLLM {installed.version} does not draft in parallel"
+        fix = "install 0.16.0 or newer, or use an eagle3 head"
+        raise InputError(why, field="engine", value="vllm", fix=fix)
     if needs_v1(head):
         facts.append("by its V1 model runner")
     if installed.cpu and installed.before(33):
@@ -182,7 +182,7 @@ def server_environment(
         wanted[RUNNER] = "0"
         if given.get(RUNNER, "0") != "0":
             why = "only vLLM's V1 model runner serves this head"
-            raise InputError(f"{RUNNER}={given[RUNNER]}: {why}, unset it")
+            raise InputError(why, field=RUNNER, value=given[RUNNER], fix="unset it")
     if not installed.cpu:
         return environment(wanted, given)
     wanted["VLLM_CPU_KVCACHE_SPACE"] = "4"  # GiB; by itself it takes most of the memory

@@ -59,8 +59,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         if field is not None:
             error = ended.value.__context__
             assert isinstance(error, InputError)
-            named = field in line.replace("-", "_")
-            assert error.field == field or (error.field is None and named), line
+            assert error.field == field, line
         return line
 
     return run

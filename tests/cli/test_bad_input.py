@@ -112,7 +112,7 @@ def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: P
         tensors | {"norm.weight": tensors["norm.weight"][:7].clone()}, head / "model.safetensors"
     )
     line = refused("generate", target, *SAY, "--head", head)
-    assert "size mismatch for norm.weight" in line and str(head) in line
+    assert "norm.weight has shape [7], not " in line and str(head) in line
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: P
         (("--lr", 0), "lr"),
         (("--max-length", 2), "max_length"),
         (("--feature-layers", "1,x"), "feature_layers"),
-        (("--feature-layers", "3,1"), None),
-        (("--feature-layers", "1,99"), None),
+        (("--feature-layers", "3,1"), "feature_layers"),
+        (("--feature-layers", "1,99"), "feature_layers"),
         (("--warmup", 1), "warmup"),
         (("optimizer=adam",), "optimizer"),
         (("eval_evry=3",), "eval_evry"),
@@ -170,7 +170,7 @@ def test_train_init_from_the_other_method(
             '{"messages": [{"role": "user", "content": "hi"}]}\n',
             "record 1: the conversation",
         ),
-        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer within"),
+        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer to train on within"),
         ("", "no records: the file is empty"),
     ],
 )

@@ -14,6 +14,7 @@ from tiny_heads import HIDDEN, head_config, make_head, provenance_of, tiny_targe
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from peagle.heads.format import read_keys
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.model.target import Target
@@ -53,7 +54,7 @@ def test_folder_without_config(target: Target, head: Path) -> None:
     [
         ("{", "config.json is no JSON object"),
         ("[1]", "config.json is no JSON object"),
-        ('{"model_type": "mamba"}', "'mamba': heads have llama or qwen3 layers"),
+        ('{"model_type": "mamba"}', "model_type 'mamba': unknown"),
         (
             '{"model_type": "llama", "eagle_aux_hidden_state_layer_ids": [1]}',
             "missing 'vocab_size'",
@@ -66,6 +67,26 @@ def test_unreadable_config(text: str, why: str, target: Target, head: Path) -> N
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"peagle": [1]},
+        {"peagle": {"method": [1]}},
+        {"peagle": {"depths": "x"}},
+        {"peagle": {"provenance": {"x": 1}}},
+        {"speculators_config": "x"},
+    ],
+    ids=str,
+)
+def test_keys_of_another_type(changes: dict[str, Any], head: Path) -> None:
+    """Before the target is known, as commands read them."""
+    raw = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(raw | changes))
+    keys = read_keys(head)
+    with expected("head"):
+        _ = keys.method, keys.depths, keys.trained
+
+
+@pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"eagle_aux_hidden_state_layer_ids": [2, 1, 3]}, "strictly ascending"),
@@ -75,7 +96,7 @@ def test_unreadable_config(text: str, why: str, target: Target, head: Path) -> N
             {"speculators_model_type": "medusa", "transformer_layer_config": {}},
             "of medusa",
         ),
-        ({"norm_before_fc": True, "fc_norm": True, "eagle_config": {}}, "exclude each other"),
+        ({"norm_before_fc": True, "fc_norm": True, "eagle_config": {}}, "excludes `fc_norm`"),
     ],
     ids=str,
 )
@@ -97,7 +118,7 @@ def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
 def test_what_a_check_finds_is_refused(target: Target, head: Path) -> None:
     """All checks are tested in tools/test_doctor.py."""
     change_tensors(head, lambda tensors: tensors.pop("mask_hidden"))
-    refused(head, target, "head .* does not fit tiny-0: tensors: Missing.*mask_hidden.*; downl")
+    refused(head, target, "head .* does not fit tiny-0: tensors: mask_hidden is missing; downl")
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
@@ -106,7 +127,7 @@ def test_our_own_head_without_its_table(method: str, target: Target, tmp_path: P
     config = head_config(method, provenance=provenance_of(target))
     save_drafter(make_head(config), tmp_path / "own")
     change_tensors(tmp_path / "own", lambda tensors: tensors.pop("embed_tokens.weight"))
-    refused(tmp_path / "own", target, "Missing.*embed_tokens.weight")
+    refused(tmp_path / "own", target, "embed_tokens.weight is missing")
 
 
 def test_corrupt_safetensors(target: Target, head: Path) -> None:

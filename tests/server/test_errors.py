@@ -73,8 +73,8 @@ MISSPELLED = {
 }
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "x", "content": "a"}]}, "messages"),
-    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
     ({"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1]"),
     ({"messages": [{"role": "user", "content": "a " * 300}]}, "messages"),
     ({"tool_choice": "any"}, "tool_choice"),
