@@ -39,7 +39,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gemma3": Gemma3TextConfig(**WORDS | GEMMA | {"tie_word_embeddings": True}),
 }
 FACTS = (
-    "name", "dtype", "device", "kv_shapes", "num_layers", "max_context", "end_ids",
+    "name", "dtype", "device", "kv_shapes", "window", "num_layers", "max_context", "end_ids",
 )  # fmt: skip
 
 
