@@ -119,6 +119,35 @@ def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
     assert found == [(0, 3, True, True), (1, 9, False, False)]
 
 
+def test_a_long_prompt_delays_no_request_that_decodes() -> None:
+    """They run in every round, all of their drafts; the prompt gets the rest of each."""
+    budget, count = 20, 3
+    scheduler = Scheduler(BlockPool(200, 4), count + 1, budget, K, ALL)
+    decoding = [request(number, 1, 99) for number in range(count)]
+    for one in decoding:
+        scheduler.add(one)
+    rounds, prompt = 0, request(count, 150, 9)
+    while not prompt.output:
+        scheduled = {item.request.index: item for item in scheduler.schedule()}
+        assert list(scheduled)[:count] == list(range(count)), "first those that decode"
+        assert all(item.complete for item in scheduled.values() if item.request is not prompt)
+        if rounds:
+            left = len(prompt.tokens) - prompt.num_computed_tokens
+            assert scheduled[count].num_tokens == min(left, budget - count * (1 + rounds % K))
+        else:
+            scheduler.add(prompt)
+        rounds += 1
+        for item in scheduled.values():
+            one, complete = item.request, item.complete
+            one.num_computed_tokens += item.num_tokens - len(one.draft)
+            if complete:  # none of its draft is accepted
+                one.tokens.append(1)
+                one.draft = chain([0] * (rounds % K))
+            scheduler.advance(one)
+    assert all(len(one.output) == rounds for one in decoding)
+    assert rounds == 1 + 11
+
+
 def test_the_newest_gives_up_its_blocks() -> None:
     scheduler = Scheduler(BlockPool(6, 4), 2, 64, K, ALL)
     old, new = request(0, 8, 12), request(1, 8, 9)
