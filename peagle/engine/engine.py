@@ -71,7 +71,8 @@ class Engine:
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
         lookahead = max(settings.k, settings.nodes or 0)
         rows = max(settings.chunk, settings.max_batch * (lookahead + 1))
-        self.scheduler = Scheduler(pool, settings.max_batch, rows, lookahead)
+        window = target.window if proposer is None else target.max_context  # a drafter sees all
+        self.scheduler = Scheduler(pool, settings.max_batch, rows, lookahead, window)
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
         self.lock = threading.RLock()
         self._in_round = False

@@ -92,6 +92,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)  # blocks of KV cache; the scheduler's, as are:
     known: int = 0  # the number of these blocks that can be found by their content
     content: int = 0  # content id of the last known block
+    freed: int = 0  # the number of first blocks that were freed: no layer's window reaches them
     reused: int = 0  # prompt tokens that were cached when the request was admitted
     preempted: int = 0  # how often
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token

@@ -36,11 +36,12 @@ class Scheduler:
     fits into free blocks. When running requests need more blocks, the newest one is preempted: it
     releases its blocks and is computed again later.
 
-    `num_lookahead_tokens`: slots after its tokens that a request's draft may fill.
+    `num_lookahead_tokens`: slots after its tokens that a request's draft may fill. `window`: newest
+    positions that a row sees, in any layer; blocks before them are freed while a request runs.
     """
 
     def __init__(
-        self, pool: BlockPool, max_batch: int, budget: int, num_lookahead_tokens: int
+        self, pool: BlockPool, max_batch: int, budget: int, num_lookahead_tokens: int, window: int
     ) -> None:
         per_request = num_lookahead_tokens + 1
         assert budget >= max_batch * per_request, "a round holds every request that decodes"
@@ -48,19 +49,26 @@ class Scheduler:
         self.max_batch = max_batch
         self.budget = budget
         self.num_lookahead_tokens = num_lookahead_tokens
+        self.window = max(window, pool.size)  # the block after freed ones is full
         self.waiting = deque[Request]()
         self.running = list[Request]()
 
     def check(self, tokens: int, index: int) -> None:
         """Raises InputError for a prompt that would not fit, with its answer, if it were alone."""
-        tokens += self.num_lookahead_tokens
-        room = self.pool.count * self.pool.size
-        if tokens > room:
+        if self.max_blocks(tokens) > self.pool.count:
+            needed = tokens + self.num_lookahead_tokens
+            room = self.pool.count * self.pool.size
             raise InputError(
-                f"needs {tokens} tokens of KV cache with its answer, all of it is {room}",
+                f"needs {needed} tokens of KV cache with its answer, all of it is {room}",
                 field=f"prompt[{index}]",
                 fix="lower `max_tokens` or raise `kv_tokens`",
             )
+
+    def max_blocks(self, tokens: int) -> int:
+        """The most blocks that a request of `tokens` tokens holds: of a long one, those that a
+        window and a round's chunk reach."""
+        held = min(tokens, self.window + self.budget + self.pool.size)
+        return self.pool.blocks(held + self.num_lookahead_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request after all others."""
@@ -96,20 +104,22 @@ class Scheduler:
         """Requests that run, and those that will as soon as a round has room for their prompts."""
         count, free = len(self.running), self.pool.free
         for request in self.waiting:
-            free -= self.pool.blocks(len(request.tokens) + self.num_lookahead_tokens)
+            free -= self.max_blocks(len(request.tokens))
             if count == self.max_batch or free < 0:
                 break
             count += 1
         return count
 
     def advance(self, request: Request) -> None:
-        """Let the blocks that the target has filled be found by their content."""
+        """Let the blocks that the target has filled be found by their content, and free those
+        before the window."""
         size = self.pool.size
         for end in range((request.known + 1) * size, request.num_computed_tokens + 1, size):
             block = request.blocks[request.known]
             tokens = request.tokens[end - size : end + 1]
             request.content = self.pool.remember(block, request.content, tokens)
             request.known += 1
+        self._free_unseen(request)
 
     def undrafted(self, request: Request, limit: int) -> range:
         """The next slots that the drafter has to run, at least one and at most `limit`. Slots of
@@ -149,16 +159,16 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Let a request run, with the cached blocks that it begins with, if the rest fits."""
         found, content = self.pool.find(request.tokens)
-        missing = self.pool.blocks(len(request.tokens) + self.num_lookahead_tokens) - len(found)
-        if missing > self.pool.free:
-            self.pool.release(found)
-            return False
         request.blocks = found
         request.known = len(found)
         request.content = content
-        request.reused = len(found) * self.pool.size
-        request.num_computed_tokens = request.reused
+        request.num_computed_tokens = len(found) * self.pool.size
         request.num_drafter_slots = self.pool.drafted(found) * self.pool.size
+        self._free_unseen(request)
+        if self.max_blocks(len(request.tokens)) - len(found) + request.freed > self.pool.free:
+            self._release(request)
+            return False
+        request.reused = request.num_computed_tokens
         return True
 
     def _extend(self, request: Request, count: int) -> bool:
@@ -176,6 +186,14 @@ class Scheduler:
         wanted = self.pool.blocks(request.num_computed_tokens + count + self.num_lookahead_tokens)
         return max(0, wanted - len(request.blocks))
 
+    def _free_unseen(self, request: Request) -> None:
+        """Free the blocks before all that the newest computed token sees. The next block takes
+        their places: backends may read keys that a mask hides, but not another request's."""
+        freed = max(0, request.num_computed_tokens - self.window) // self.pool.size
+        self.pool.release(request.blocks[request.freed : freed])
+        request.blocks[:freed] = request.blocks[freed : freed + 1] * freed
+        request.freed = freed
+
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self._release(request)
@@ -183,8 +201,9 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks)
+        self.pool.release(request.blocks[request.freed :])
         request.blocks = []
+        request.freed = 0
         request.known = 0
         request.content = ROOT
         request.num_computed_tokens = 0

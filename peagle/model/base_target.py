@@ -31,6 +31,7 @@ class BaseTarget:
     device: torch.device
     dtype: torch.dtype
     kv_shapes: list[HeadShape]  # keys and values of each layer
+    window: int  # newest positions that a row sees, in any layer
     end_ids: list[int]  # token ids that end an answer, by the generation config
     quantize: str | None = None  # int8 or int4, of the layers' weights
 

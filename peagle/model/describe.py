@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LINEARS = 7  # in a layer; the output head is one more
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-FAMILIES = {"llama", "qwen2", "qwen3", "gemma3_text"}
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}
 QK_NORM = {"qwen3", "gemma3_text"}
 QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -83,12 +83,13 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
 def _layers(config: Mapping[str, Any], kinds: list[str]) -> list[LayerFacts]:
     """Window and RoPE of each layer. Raises KeyError where they are not told apart."""
     count = config["num_hidden_layers"]
-    types: list[str] | None = config.get("layer_types")
+    mistral = config["model_type"] == "mistral"  # one window for all layers, or none
+    types: list[str] | None = None if mistral else config.get("layer_types")
     if types is None and "sliding_window_pattern" in config:  # Gemma, before transformers 5
         pattern = config["sliding_window_pattern"]
         types = [SLIDING if (layer + 1) % pattern else FULL for layer in range(count)]
     if types is None and not config.get("use_sliding_window"):
-        types = [FULL] * count
+        types = [SLIDING if mistral and config["sliding_window"] else FULL] * count
     if types is None or len(types) != count:
         raise KeyError("layer_types")
     windows = {FULL: 0, SLIDING: config.get("sliding_window") or 0}

@@ -83,6 +83,7 @@ class DescribedTarget(BaseTarget):
         self.device, self.dtype = torch.device("cpu"), tensors[EMBEDDING].dtype
         shape = HeadShape(config.num_key_value_heads, config.head_dim, config.head_dim)
         self.kv_shapes = [shape] * len(config.layers)
+        self.window = max(layer.window or self.max_context for layer in config.layers)
 
     @property
     def embedding(self) -> Tensor:

@@ -84,7 +84,9 @@ class Target(BaseTarget):
         for index, layer in enumerate(self.layers):
             layer.register_forward_pre_hook(_tap(index), with_kwargs=True)
         self.layers[-1].register_forward_hook(_tap(len(self.layers)), with_kwargs=True)
-        self.kv_shapes = self._probe()
+        probed = self._probe()
+        self.kv_shapes = [shape for shape, _ in probed]
+        self.window = max(spec.window or self.max_context for _, spec in probed)
         self.end_ids = listed(getattr(model.generation_config, "eos_token_id", None))
 
     @property
@@ -129,24 +131,24 @@ class Target(BaseTarget):
         """(R, E) → (R, V) through the model's own head."""
         return cast(Tensor, self.head(inputs_embeds=hidden[None], use_cache=False).logits)[0]
 
-    def _probe(self) -> list[HeadShape]:
-        """The shape of every layer's keys and values, by one token through the model and its head.
-        Raises InputError when a layer did not ask us to attend."""
-        causal, shapes = CausalAttend(), dict[int, HeadShape]()
+    def _probe(self) -> list[tuple[HeadShape, AttentionSpec]]:
+        """Every layer's shape of keys and values and its attention, by one token through the model
+        and its head. Raises InputError when a layer did not ask us to attend."""
+        causal, found = CausalAttend(), dict[int, tuple[HeadShape, AttentionSpec]]()
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-            shapes[layer] = HeadShape(k.shape[1], k.shape[2], v.shape[2])
+            found[layer] = HeadShape(k.shape[1], k.shape[2], v.shape[2]), spec
             return causal(layer, q, k, v, spec)
 
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         try:
             self.logits(self.forward(zero, zero, attend).hidden)
         except (TypeError, AttributeError):  # a model that keeps our keyword argument to itself
-            shapes.clear()
-        if missing := set(range(len(self.layers))) - set(shapes):
+            found.clear()
+        if missing := set(range(len(self.layers))) - set(found):
             why = f"layers {sorted(missing)} without the attention interface"
             raise _unsupported(self.config, self.name, why)
-        return [shapes[layer] for layer in range(len(self.layers))]
+        return [found[layer] for layer in range(len(self.layers))]
 
 
 def _tap(layer: int) -> Any:

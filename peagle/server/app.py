@@ -56,8 +56,10 @@ class Api:
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
         self.worker = Worker(llm, self.metrics, config.max_queue, config.max_seconds)
-        room = engine.scheduler.pool.count * BLOCK - engine.scheduler.num_lookahead_tokens
-        self.context = min(llm.target.max_context, room)  # the longest request there is room for
+        self.context = llm.target.max_context  # or the longest request that there is room for
+        scheduler = engine.scheduler
+        if scheduler.max_blocks(self.context) > scheduler.pool.count:
+            self.context = scheduler.pool.count * BLOCK - scheduler.num_lookahead_tokens
 
     async def models(self) -> responses.Models:
         """The list of models, which has one."""

@@ -14,6 +14,7 @@ from peagle.engine.request import Request
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
 
 K = 3
+ALL = 1 << 30  # a window of all positions
 
 
 def request(index: int, prompt: int, output: int) -> Request:
@@ -25,6 +26,8 @@ def request(index: int, prompt: int, output: int) -> Request:
 def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> None:
     """What the engine does with it: some of the draft stands, and K tokens are drafted."""
     request = item.request
+    held = len(request.blocks) - request.freed
+    assert held <= scheduler.max_blocks(ALL)
     assert 0 < item.num_tokens <= len(request.pending)
     needed = request.num_computed_tokens + item.num_tokens + scheduler.num_lookahead_tokens
     assert len(request.blocks) * scheduler.pool.size >= needed
@@ -51,16 +54,18 @@ def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> 
 @settings(max_examples=120, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=14),
-    blocks=st.integers(9, 40),
+    blocks=st.integers(0, 31),
     batch=st.integers(1, 5),
-    extra=st.integers(0, 20),
+    budget=st.integers(20, 40),
+    window=st.sampled_from([ALL, 1, 7, 16, 30]),
     seed=st.integers(0, 999),
 )
 def test_everyone_is_served(
-    sizes: list[tuple[int, int]], blocks: int, batch: int, extra: int, seed: int
+    sizes: list[tuple[int, int]], blocks: int, batch: int, budget: int, window: int, seed: int
 ) -> None:
-    pool, chance = BlockPool(blocks, 8), random.Random(seed)
-    scheduler = Scheduler(pool, batch, batch * (K + 1) + extra, num_lookahead_tokens=K)
+    needed = Scheduler(BlockPool(1, 8), batch, budget, K, window).max_blocks(65)
+    pool, chance = BlockPool(needed + blocks, 8), random.Random(seed)
+    scheduler = Scheduler(pool, batch, budget, K, window)
     arriving = [request(i, *size) for i, size in enumerate(sizes)]
     everyone, admitted, rounds = list(arriving), list[int](), 0
     while arriving or scheduler.running or scheduler.waiting:
@@ -85,6 +90,12 @@ def test_everyone_is_served(
         assert served == sorted(served, reverse=True), "who gave up blocks is the next to get some"
         for item in scheduled:
             run(scheduler, item, chance)
+        held = [block for r in scheduler.running for block in r.blocks[r.freed :]]
+        assert pool.free == pool.count - len(set(held))
+        assert all(
+            r.freed == max(0, r.num_computed_tokens - max(window, 8)) // 8
+            for r in scheduler.running
+        )
         rounds += 1
         assert rounds < 4000, "and so it ends"
     assert pool.free == pool.count
@@ -93,7 +104,7 @@ def test_everyone_is_served(
 
 
 def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
-    scheduler = Scheduler(BlockPool(40, 4), 3, 12, num_lookahead_tokens=K)
+    scheduler = Scheduler(BlockPool(40, 4), 3, 12, K, ALL)
     first, second = request(0, 5, 9), request(1, 30, 9)
     scheduler.add(first)
     scheduler.add(second)
@@ -108,8 +119,37 @@ def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
     assert found == [(0, 3, True, True), (1, 9, False, False)]
 
 
+def test_a_long_prompt_delays_no_request_that_decodes() -> None:
+    """They run in every round, all of their drafts; the prompt gets the rest of each."""
+    budget, count = 20, 3
+    scheduler = Scheduler(BlockPool(200, 4), count + 1, budget, K, ALL)
+    decoding = [request(number, 1, 99) for number in range(count)]
+    for one in decoding:
+        scheduler.add(one)
+    rounds, prompt = 0, request(count, 150, 9)
+    while not prompt.output:
+        scheduled = {item.request.index: item for item in scheduler.schedule()}
+        assert list(scheduled)[:count] == list(range(count)), "first those that decode"
+        assert all(item.complete for item in scheduled.values() if item.request is not prompt)
+        if rounds:
+            left = len(prompt.tokens) - prompt.num_computed_tokens
+            assert scheduled[count].num_tokens == min(left, budget - count * (1 + rounds % K))
+        else:
+            scheduler.add(prompt)
+        rounds += 1
+        for item in scheduled.values():
+            one, complete = item.request, item.complete
+            one.num_computed_tokens += item.num_tokens - len(one.draft)
+            if complete:  # none of its draft is accepted
+                one.tokens.append(1)
+                one.draft = chain([0] * (rounds % K))
+            scheduler.advance(one)
+    assert all(len(one.output) == rounds for one in decoding)
+    assert rounds == 1 + 11
+
+
 def test_the_newest_gives_up_its_blocks() -> None:
-    scheduler = Scheduler(BlockPool(6, 4), 2, 64, num_lookahead_tokens=K)
+    scheduler = Scheduler(BlockPool(6, 4), 2, 64, K, ALL)
     old, new = request(0, 8, 12), request(1, 8, 9)
     for one in (old, new):
         scheduler.add(one)
@@ -123,7 +163,7 @@ def test_the_newest_gives_up_its_blocks() -> None:
 
 
 def test_a_prompt_that_others_had_is_found() -> None:
-    scheduler = Scheduler(BlockPool(20, 4), 2, 64, num_lookahead_tokens=K)
+    scheduler = Scheduler(BlockPool(20, 4), 2, 64, K, ALL)
     first, again = request(0, 14, 2), request(5, 14, 2)
     scheduler.add(first)
     [item] = scheduler.schedule()
@@ -138,8 +178,39 @@ def test_a_prompt_that_others_had_is_found() -> None:
     assert again.num_drafter_slots == 8, "the drafter has not run all of the third block"
 
 
+def test_blocks_before_the_window_are_freed() -> None:
+    scheduler = Scheduler(BlockPool(20, 4), 1, 8, K, 6)
+    first, again = request(0, 30, 9), request(5, 30, 9)
+    scheduler.add(first)
+    freed, most = list[int](), 0
+    for _ in range(4):
+        [item] = scheduler.schedule()
+        most = max(most, 20 - scheduler.pool.free)
+        first.num_computed_tokens += item.num_tokens
+        scheduler.advance(first)
+        freed.append(first.freed)
+    assert freed == [0, 2, 4, 6] and set(first.blocks[:6]) == {first.blocks[6]}
+    assert most == 5 == -(-(6 - 2 + 8 + K) // 4) + 1 < scheduler.max_blocks(30) + 1
+    scheduler.remove(first)
+    assert scheduler.pool.free == 20
+    scheduler.add(again)
+    [item] = scheduler.schedule()
+    assert (again.reused, again.freed, item.num_tokens) == (28, 5, 2), "its blocks were free"
+    again.finish_reason = "abort"
+    scheduler.remove(again)
+    assert scheduler.pool.free == 20 and not again.freed
+
+
+def test_a_long_request_fits_where_its_window_does() -> None:
+    few = Scheduler(BlockPool(5, 4), 1, 4, K, 6)
+    few.check(1000, 0)
+    assert few.max_blocks(1000) == few.max_blocks(15) == 5
+    with refused("prompt[0]"):
+        Scheduler(BlockPool(4, 4), 1, 4, K, 6).check(14, 0)
+
+
 def test_what_can_never_fit_is_refused() -> None:
-    scheduler = Scheduler(BlockPool(4, 4), 2, 64, num_lookahead_tokens=K)
+    scheduler = Scheduler(BlockPool(4, 4), 2, 64, K, ALL)
     scheduler.check(8 + 5, 0)
     with refused("prompt[3]"):
         scheduler.check(8 + 6, 3)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -18,9 +19,11 @@ from transformers import (
 )
 
 from peagle.errors import InputError
-from peagle.model.described import DescribedTarget, LayerFacts, Rope, describe
+from peagle.model.describe import describe
+from peagle.model.described import DescribedTarget, LayerFacts
 from peagle.model.fingerprints import config_hash, weights_hash
 from peagle.model.loader import described_target, load_target
+from peagle.model.rope import Rope
 
 WORDS = PLAIN | {"vocab_size": 128}
 LLAMA3 = {
@@ -31,10 +34,14 @@ GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "layer_types": list(MIXED)}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**WORDS, attention_bias=True, mlp_bias=True),
     "llama3": LlamaConfig(**WORDS | {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "mistral": MistralConfig(**WORDS, sliding_window=WINDOW, max_position_embeddings=64),
     "qwen2": Qwen2Config(**WORDS),
     "qwen3": Qwen3Config(**WORDS, head_dim=12),
     "gemma3": Gemma3TextConfig(**WORDS | GEMMA | {"tie_word_embeddings": True}),
 }
+FACTS = (
+    "name", "dtype", "device", "kv_shapes", "window", "num_layers", "max_context", "end_ids",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -70,7 +77,7 @@ def test_a_folder(
     """Facts and weights are those of transformers, in one file or several."""
     folder = save(CONFIGS[family], tmp_path / "model", tokenizer, max_shard_size=size)
     found, wanted = opened(folder), load_target(str(folder))
-    for name in ("name", "dtype", "device", "kv_shapes", "num_layers", "max_context", "end_ids"):
+    for name in FACTS:
         assert getattr(found, name) == getattr(wanted, name), name
     assert torch.equal(found.embedding, wanted.embedding)
     assert config_hash(found) == config_hash(wanted)
@@ -113,6 +120,16 @@ def test_configs_before_transformers_5() -> None:
     assert config.layers == (near, near, far, near)
 
 
+@pytest.mark.parametrize("window", [WINDOW, None])
+def test_all_layers_of_mistral_have_one_window(window: int | None) -> None:
+    """Its own code does not read `layer_types`."""
+    mistral = CONFIGS["mistral"].to_dict() | {"sliding_window": window}
+    for types in (None, ["full_attention"] * 4, ["sliding_attention"] * 4):
+        config = describe(mistral | {"layer_types": types})
+        assert config is not None
+        assert config.layers == (LayerFacts(window or 0, 0),) * 4
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -125,6 +142,7 @@ def test_configs_before_transformers_5() -> None:
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         {"layer_types": "gone", "use_sliding_window": True, "sliding_window": 4},
         {"layer_types": ["chunked_attention"] * 4},
+        {"model_type": "mistral", "sliding_window": "gone"},
     ],
 )
 def test_a_config_that_is_not_described(folder: Path, changes: dict[str, Any]) -> None:

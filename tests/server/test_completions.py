@@ -4,7 +4,8 @@ import json
 
 import openai
 import pytest
-from serving import MODEL, Running
+from serving import MODEL, Running, start
+from tiny import make_target
 
 from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
@@ -155,6 +156,18 @@ def test_cached_tokens(running: Running) -> None:
         assert got.usage is not None and got.usage.prompt_tokens_details is not None
         counts.append(got.usage.prompt_tokens_details.cached_tokens)
     assert counts == [0, 32]
+
+
+@pytest.mark.parametrize(("window", "room"), [(256, 160), (80, 256)])
+def test_max_model_len_is_the_longest_request_that_fits(window: int, room: int) -> None:
+    llm = LLM(make_target(), lookup=False, kv_tokens=160)
+    scheduler = llm.engine.scheduler
+    scheduler.window, scheduler.budget = window, 40
+    running = start(llm)
+    try:
+        assert running.client().models.retrieve(MODEL).max_model_len == room  # type: ignore[attr-defined]
+    finally:
+        running.stop()
 
 
 def test_tokens_and_back(running: Running, llm: LLM) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from families import FAMILIES, LEFT, MIXED, PLAIN, WINDOW, build  # noqa: E402
@@ -47,6 +47,7 @@ CONFIGS: dict[str, Any] = {
     "llama3": lambda: LlamaConfig(**PLAIN, rope_parameters=LLAMA3),
     "linear": lambda: LlamaConfig(**PLAIN, rope_parameters=LINEAR),
     "qwen2": lambda: Qwen2Config(**PLAIN),
+    "mistral": lambda: MistralConfig(**PLAIN, sliding_window=21),
     "windows": lambda: Qwen2Config(
         **PLAIN, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
     ),
