@@ -20,7 +20,8 @@ class Rope(NamedTuple):
 
     def frequencies(self, head_dim: int) -> Tensor:
         """(H / 2,) float32, as transformers computes them."""
-        powers = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        # Arithmetic on the meta device would import torch's compiler, which takes two seconds.
+        powers = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
         plain = 1.0 / self.theta**powers
         slow = plain / self.factor
         if self.llama3 is None:
