@@ -39,7 +39,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `peagle serve` was told, as far as vLLM can do it."""
+    """The options of `peagle serve` that apply to vLLM."""
 
     target: str
     head: str | None
@@ -203,7 +203,7 @@ def _preload(installed: Installed, given: Mapping[str, str]) -> str:
 
 
 class Kind(NamedTuple):
-    """What a layer's KV cache is like."""
+    """Shape of a layer's KV cache."""
 
     attention: str  # as `layer_types` of a configuration has it
     heads: int

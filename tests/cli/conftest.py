@@ -17,7 +17,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the same sizes, with other weights."""
+    """A target of the same sizes, with other weights."""
     return save_target(tmp_path_factory.mktemp("other"), seed=7)
 
 

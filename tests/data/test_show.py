@@ -1,4 +1,4 @@
-"""What a data file holds, in numbers and token by token."""
+"""The content of a data file, in numbers and token by token."""
 
 import json
 from pathlib import Path

@@ -196,7 +196,7 @@ LEADING = [{"role": "assistant", "content": "hello"}, USER, ANSWER]
     ("template", "before"), [(CHATML, ""), (ALTERNATING, "<|im_start|>user\n<|im_end|>\n")]
 )
 def test_a_leading_answer_is_context(template: str, before: str) -> None:
-    """Where a template demands that the user begins, he does, without a word."""
+    """An empty user turn comes first if the template demands that the user begins."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     [document] = encode_documents(tokenizer, LEADING)

@@ -35,7 +35,7 @@ def test_all_settings_are_tried() -> None:
 
 
 def facts(llm: LLM) -> dict[str, Any]:
-    """What an engine runs by, by its own parts."""
+    """Effective settings, read from the parts of an engine."""
     engine = llm.engine
     proposer, scheduler = engine.proposer, engine.scheduler
     settings, trees = engine.settings, llm.drafting.max_nodes

@@ -1,4 +1,4 @@
-"""Which files of a head's folder are read: the index decides, and contradictions are named."""
+"""The index decides which files of a head's folder are read; contradictions are named."""
 
 import json
 import logging

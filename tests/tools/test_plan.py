@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Python takes up after hundreds of other tests is not what these are about."""
+    """Fix the memory of the Python process, which grows with the tests that ran before."""
     monkeypatch.setattr(plans, "_runtime", lambda: 100_000_000)
 
 
