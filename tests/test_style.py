@@ -1,6 +1,7 @@
 """The style of the whole repository: docstrings, the changelog, the size of benchmarks."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 def test_bad_docstrings_are_found() -> None:
     source = '"""Where it is."""\ndef f():\n    """What f returns."""\ndef g():\n    """Write."""\n'
     assert list(bad_docstrings(source)) == ["1: Where it is.", "3: What f returns."]
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports a file of tests by its name alone, so two of one name end a whole run."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_changelog_is_short() -> None:
