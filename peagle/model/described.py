@@ -80,7 +80,7 @@ class Described:
 
 
 def describe(config: Mapping[str, Any]) -> Described | None:
-    """The description of a config.json of transformers; None where it does not say all."""
+    """The description of a config.json of transformers; None if it is incomplete."""
     family = config.get("model_type")
     if family not in FAMILIES:
         return None
@@ -131,7 +131,7 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _layers(config: Mapping[str, Any], kinds: list[str]) -> list[LayerFacts]:
-    """Window and RoPE of each layer. Raises KeyError where they are not told apart."""
+    """Window and RoPE of each layer. Raises KeyError if config.json is ambiguous."""
     count = config["num_hidden_layers"]
     types: list[str] | None = config.get("layer_types")
     if types is None and "sliding_window_pattern" in config:  # Gemma, before transformers 5
