@@ -92,10 +92,11 @@ def _of_catalog(name: str, entry: Entry, asked: Drafting, remote: bool) -> Draft
             _warn(f"the {asked.method} head of {name} is not here: {how_to_get(head)}")
         return asked
     if remote and head.hub is None:
-        how = "upload it with `hf upload` and name it with `hub:` in the catalog"
-        raise InputError(f"the head of {name} is the folder {head.folder}: {how}")
+        why = f"the head of {name} is a folder, which other machines cannot read"
+        fix = "upload it with `hf upload` and name it with hub: in the catalog"
+        raise InputError(why, field="head", value=head.folder, fix=fix)
     if head.location is None:
-        raise InputError(f"the head of {name} is not here: no folder {head.folder}")
+        raise InputError(f"the head of {name}: no such folder", field="head", value=head.folder)
     return Drafting(head.location, asked.method, asked.k or head.k)
 
 

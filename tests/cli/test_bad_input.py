@@ -170,7 +170,7 @@ def test_train_init_from_the_other_method(
             '{"messages": [{"role": "user", "content": "hi"}]}\n',
             "record 1: the conversation",
         ),
-        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer within"),
+        ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer to train on"),
         ("", "no records: the file is empty"),
     ],
 )

@@ -17,7 +17,6 @@ from peagle.data.regenerate import regenerate as answer
 from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
 from peagle.vllm.generate import Answers
 
 GREEDY = SamplingParams(max_tokens=6)
@@ -190,7 +189,7 @@ def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
 
 def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(InputError, match=r"engine vllm: .*pip install 'peagle\[vllm\]'.*`url`"):
+    with refused("engine"):
         through_vllm("anything", llm.tokenizer)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+from refusals import check_text
 from serving import MODEL, Running, Serve, make_llm, start
 
 from peagle.engine import engine
@@ -73,8 +74,8 @@ MISSPELLED = {
 }
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "x", "content": "a"}]}, "messages"),
-    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "x", "content": "a"}]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
     ({"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1]"),
     ({"messages": [{"role": "user", "content": "a " * 300}]}, "messages"),
     ({"tool_choice": "any"}, "tool_choice"),
@@ -109,6 +110,7 @@ def refused(running: Running, path: str, body: Any, status: int = 400) -> dict[s
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    check_text(error["message"])
     return error
 
 

@@ -10,17 +10,18 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from refusals import refused, refused_command
 from tiny import METHODS, make_drafter, make_target, save_target
 from transformers import LlamaConfig
 
 from peagle.catalog import Entry
 from peagle.cli.main import main
-from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_config
 from peagle.heads.save import save_drafter
@@ -196,60 +197,55 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(
+def serve_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], vllm: Path
 ) -> Refused:
-    def run(*args: object) -> str:
-        line = ["peagle", "serve", *map(str, args)]
-        monkeypatch.setattr("sys.argv", line)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and len(error.splitlines()) == 1, error
-        return error
-
     monkeypatch.setenv("PEAGLE_VLLM_PYTHON", str(vllm))
-    return run
+    return partial(refused_command, capsys, "serve")
 
 
-def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
+def test_refusals(
+    serve_refused: Refused, target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
     engine = (target, "--engine", "vllm")
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        for args, said in (
-            ((target, "--engine", "vlm"), "--engine 'vlm': choose auto, native or vllm"),
-            ((target, "--", "--swap"), "--swap: flags after -- are vLLM's: use --engine vllm"),
-            ((*engine, "--quantize", "int8"), "--quantize with --engine vllm: vLLM has an option"),
-            ((*engine, "--device", "cpu"), "--device with --engine vllm: vLLM finds its devices"),
-            ((*engine, "--max-queue", 3), "--max-queue with --engine vllm: vLLM's queue has no"),
-            ((*engine, "--host", "0.0.0.0"), "--host '0.0.0.0': "),
-            ((*engine, "--port", port), f"--host 127.0.0.1 --port {port}: "),
-            ((*engine, "--", "--api_key=a"), "--api-key: give it before --"),
-            ((*engine, "--k", 2, "--", "--spec-method", "x"), "a flag of vLLM's says how to draft"),
-            ((*engine, "--method", "p-eagle"), "no p-eagle head is known for"),
-            ((*engine, "--head", heads["eagle3"], "--method", "p-eagle"), "its method is eagle3"),
-            ((*engine, "--head", heads["eagle3"], "--k", 0), "--k 0: must be at least 1"),
-            ((*engine, "--vllm-python", tmp_path / "no"), "no: not a Python interpreter"),
-            ((*engine, "--vllm-python", sys.executable), "vLLM is not installed there"),
+        for field, *args in (
+            ("engine", target, "--engine", "vlm"),
+            ("vllm_flags", target, "--", "--swap"),
+            ("quantize", *engine, "--quantize", "int8"),
+            ("device", *engine, "--device", "cpu"),
+            ("max_queue", *engine, "--max-queue", 3),
+            ("host", *engine, "--host", "0.0.0.0"),
+            ("port", *engine, "--port", port),
+            ("api_key", *engine, "--", "--api_key=a"),
+            ("speculative_config", *engine, "--k", 2, "--", "--spec-method", "x"),
+            ("head", *engine, "--method", "p-eagle"),
+            ("head", *engine, "--head", heads["eagle3"], "--method", "p-eagle"),
+            ("k", *engine, "--head", heads["eagle3"], "--k", 0),
+            ("vllm_python", *engine, "--vllm-python", tmp_path / "no"),
+            ("vllm_python", *engine, "--vllm-python", sys.executable),
         ):
-            assert said in refused(*args)
+            serve_refused(*args, field=field)
 
 
-def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_path: Path) -> None:
+def test_a_head_of_another_target(
+    serve_refused: Refused, heads: dict[str, Path], tmp_path: Path
+) -> None:
     """By its sizes, before anything is loaded."""
     for name, made, said in (
         ("wide", make_target(vocab=256), "its vocabulary is 128, that of the target is 256"),
         ("short", make_target(layers=2), "it reads layer 3, the target has 0 to 1"),
     ):
         made.model.save_pretrained(tmp_path / name)
-        line = refused(tmp_path / name, "--engine", "vllm", "--head", heads["eagle3"])
+        line = serve_refused(tmp_path / name, "--engine", "vllm", "--head", heads["eagle3"])
         assert said in line
 
 
 def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:
     old = GPU._replace(version="0.12.0")
     head = found(heads["p-eagle"])
-    with pytest.raises(InputError, match=r"vLLM 0.12.0 does not draft in parallel: install 0.16.0"):
+    with refused():
         plan(old, head, LlamaConfig())
     other = found(heads["eagle3"])
     assert plan(old, other, LlamaConfig()) == ("eagle3 (2 layers, K = 5)", [])
@@ -284,7 +280,7 @@ def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(raw))
     head = found(tmp_path)
     assert needs_v1(head) and server_environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: only vLLM's V1"):
+    with refused():
         server_environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
     assert not needs_v1(found(heads["eagle3"]))
 
