@@ -143,7 +143,7 @@ def decode(llm: LLM, prompts: list[list[int]]) -> list[Completion]:
 def in_vllm(
     python: str, target: Path, head: Path, prompts: list[list[int]], ours: list[Completion]
 ) -> dict[str, Any]:
-    """vLLM's ids and acceptance beside ours, or what it says against the target or the head."""
+    """vLLM's ids and acceptance next to the native engine's, or vLLM's error."""
     drafter = Head(str(head), head, "p-eagle", K)
     _, flags = plan(look(Path(python)), drafter, AutoConfig.from_pretrained(target))
     start = {

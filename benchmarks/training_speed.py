@@ -54,8 +54,8 @@ ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that d
 
 
 class Everything(nullcontext[None]):
-    """Takes the place of what tells a counter which module runs: that one's hooks fail where a loss
-    takes gradients in its forward."""
+    """Replaces the module tracker of a FLOP counter, whose hooks fail where a loss takes gradients
+    in its forward."""
 
     parents = frozenset({"Global"})
 

@@ -10,7 +10,7 @@
 #   p-eagle/, eagle3/   one `peagle train` each, one thread each, on all that is captured
 #   branches/NAME/      the same
 # A folder that is lost is made again by the first command. Training then goes on from the heads in
-# heads/run/, else from the shipped ones; their config.json says how many answer tokens they have
+# heads/run/, else from the shipped ones; their config.json counts the answer tokens they have
 # seen. The shipped ones were made by heads/gpu.sh. To keep a run: python heads/pack.py FOLDER/p-eagle/head heads/run/p-eagle, eagle3 likewise.
 set -euo pipefail
 

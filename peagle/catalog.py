@@ -134,8 +134,8 @@ def known_entry(name: str, extra: Path | None = None) -> Entry | None:
 
 
 def _names(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Catalog names by themselves and by their targets' hub ids, in lower case as the hub tells
-    none from upper case. Of several entries with one target the last, which is the user's."""
+    """Catalog names by themselves and by their targets' hub ids, in lower case because hub
+    ids ignore case. If several entries have one target, the last one counts: the user's."""
     targets = {entry.target.lower(): name for name, entry in entries.items()
                if isinstance(entry.target, str)}  # fmt: skip
     return targets | {name.lower(): name for name in entries}
@@ -207,12 +207,12 @@ def _entry(content: Any, name: str, file: Path) -> Entry:
 
 
 def _folder(file: Path, name: Path) -> Path:
-    """A head's folder beside its catalog file. One of the packaged catalog that is not there, as
-    without a clone, is the one in the package of heads if that is installed."""
-    beside = (file.parent / name).resolve()
-    if file != PACKAGED or beside.is_dir():
-        return beside
+    """A head's folder, by its path from the catalog file. Without a clone, folders of the packaged
+    catalog are in the package of heads if that is installed."""
+    folder = (file.parent / name).resolve()
+    if file != PACKAGED or folder.is_dir():
+        return folder
     package = find_spec(HEADS_PACKAGE)
     if package is None or package.origin is None:
-        return beside
-    return Path(package.origin).parent / beside.name
+        return folder
+    return Path(package.origin).parent / folder.name

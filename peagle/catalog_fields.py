@@ -1,4 +1,4 @@
-"""Dataclasses made of a catalog file's content, each field checked as its type hint says.
+"""Dataclasses made of a catalog file's content, each field checked against its type hint.
 
 Each plain type has a rule; `Annotated` gives a field one of its own. An error's field is the path
 from the entry's name to the value, as mine.heads.eagle3.k.

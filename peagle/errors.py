@@ -25,7 +25,7 @@ class InputError(ValueError):
 
 
 class InputWarning(UserWarning):
-    """Something the user gave works, and will not do them good; the message says why."""
+    """A valid setting that is probably a mistake; the message gives the reason."""
 
 
 def first_line(error: Exception) -> str:
@@ -33,13 +33,13 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def shortened(text: str, most: int = 60) -> str:
-    """A text as it is shown: of a long one the beginning, `most` characters with its dots."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+def shortened(text: str, max_length: int = 60) -> str:
+    """The text, or its beginning and dots: at most `max_length` characters."""
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
 def _shown(value: object) -> str:
-    """A value for a message; a path whole, because its end tells more than its beginning."""
+    """A value for a message; a path whole, because its end matters more than its beginning."""
     if isinstance(value, Path):
         return str(value)
     return shortened(repr(value) if isinstance(value, str) else str(value))

@@ -14,15 +14,15 @@ from peagle.paths import cache_dir
 
 def unusable(error: Exception, path: Path | None = None, field: str = "output") -> InputError:
     """The error of a file or folder that cannot be read or written: its path, why, and the fix.
-    `path` is the one that the user named; an error of a file elsewhere has its own."""
-    own = getattr(error, "filename", None)
+    `path` is the one that the user named; an error of a file elsewhere names that file."""
+    file = getattr(error, "filename", None)
     why = getattr(error, "strerror", None) or first_line(error)
     room = "make room, or " if "No space left" in why else ""
-    if path and (own is None or Path(str(own)).absolute().is_relative_to(path.absolute().parent)):
-        own = path
-    fix = room + (cache_fix(f"{own} {why}") or "name another path")
-    where = None if own is None else Path(str(own))
-    return InputError(why, field=field if path and own is path else None, value=where, fix=fix)
+    if path and (file is None or Path(str(file)).absolute().is_relative_to(path.absolute().parent)):
+        file = path
+    fix = room + (cache_fix(f"{file} {why}") or "name another path")
+    where = None if file is None else Path(str(file))
+    return InputError(why, field=field if path and file is path else None, value=where, fix=fix)
 
 
 def cache_fix(text: str) -> str:

@@ -130,9 +130,9 @@ def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"did you mean qwen3-8b"):
+    with refused("name"):
         find_entry("Qwen3-8")
-    with pytest.raises(InputError, match="known are .*gemma-4-31b.*smollm2-135m"):
+    with refused("name"):
         find_entry("zzzz")
 
 

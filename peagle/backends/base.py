@@ -47,8 +47,8 @@ class Backend(Protocol):
     """Makes models ready, once, at load. It reads their weights and does not change them, but for
     those of a target that is its own.
 
-    A backend made with `exact=True` makes targets of which no row depends on the rows beside it, to
-    the last bit; `TiledTarget` helps where kernels choose their loops by the number of rows.
+    A backend made with `exact=True` makes targets in which no row depends on the other rows of a
+    batch, to the last bit; `TiledTarget` helps if kernels choose loops by the number of rows.
     """
 
     name: str

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Backend:
-    """The fastest backend for models on `device` in `dtype`; one line in the log says why it is the
-    reference. `exact`: no row of a target depends on the rows beside it."""
+    """The fastest backend for models on `device` in `dtype`; one line in the log gives the
+    reason for the reference. `exact`: no row of a target depends on the other rows of a batch."""
     why = f"slower: no backend but the reference for {dtype} on {device.type}"
     if device.type == "cuda" and dtype in CUDA_DTYPES:
         if find_spec("triton"):

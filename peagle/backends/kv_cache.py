@@ -28,11 +28,11 @@ class KVCache:
         self._kept = list[Tensor]()  # of all layers of one shape: (layers, blocks + 1, BLOCK, …)
         pairs = dict[int, tuple[Tensor, Tensor]]()
         for shape in dict.fromkeys(shapes):
-            own = [layer for layer, other in enumerate(shapes) if other == shape]
+            alike = [layer for layer, other in enumerate(shapes) if other == shape]
             for size in shape[1:]:
-                sizes = (len(own), blocks + 1, BLOCK, shape[0], size)
+                sizes = (len(alike), blocks + 1, BLOCK, shape[0], size)
                 self._kept.append(zeros(sizes, dtype, device))
-            pairs |= zip(own, zip(*self._kept[-2:], strict=True), strict=True)
+            pairs |= zip(alike, zip(*self._kept[-2:], strict=True), strict=True)
         self.layers = [pairs[layer] for layer in range(len(shapes))]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

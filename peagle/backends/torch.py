@@ -31,7 +31,7 @@ class View(NamedTuple):
 
 
 class TorchAttend:
-    """An `Attend` for one batch over a cache. `exact`: no row depends on the rows beside it."""
+    """An `Attend` for one batch over a cache. `exact`: no row depends on the other rows."""
 
     def __init__(self, batch: Batch, cache: KVCache, *, exact: bool = False) -> None:
         device = cache.device

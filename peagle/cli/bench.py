@@ -81,14 +81,14 @@ def run(
     output: Path = Path("results/bench.json"),
 ) -> None:
     """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
-    rows with 95 % intervals as JSON, and a page with plots beside it.
+    rows with 95 % intervals as JSON, and a page with plots next to it.
 
     methods: Drafting methods to compare, separated by commas.
     eagle3: EAGLE-3 head: a folder or hub id. Default: the catalog's.
     p_eagle: P-EAGLE head: a folder or hub id. Default: the catalog's.
     nodes: Numbers of draft tokens per round as a tree, separated by commas.
-    lookup: Lookup beside a head, in trees and where drafts are chosen every round: on, off, or
-        on,off to compare both.
+    lookup: Lookup in addition to a head, in trees and where drafts are chosen every round: on,
+        off, or on,off to compare both.
     concurrency: Numbers of conversations in flight, separated by commas.
     rate: Conversations started per second, at random times; replaces --concurrency.
     dataset: Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id.
@@ -201,7 +201,7 @@ def _show(found: dict[str, Any], output: Path) -> None:
 
 
 def _from_here(head: Head | None) -> str | None:
-    """A folder below this one by its path from here: a result need not say where a clone lies."""
+    """A folder below this one by its path from here: results do not name the clone's folder."""
     if head is None:
         return None
     if Path(head.name).is_relative_to(Path.cwd()):

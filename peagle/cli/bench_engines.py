@@ -104,7 +104,7 @@ def server(plan: BenchPlan, url: str, api_key: str | None, hardware: str | None)
         body = {"model": endpoint.model, "temperature": cell.temperature, "seed": seed}
         return ChatClient(endpoint.url, body | plan.sampling, api_key)
 
-    return EngineUnderTest(hardware or "not told (--hardware)", url, opened, {})
+    return EngineUnderTest(hardware or "unknown (--hardware)", url, opened, {})
 
 
 def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:

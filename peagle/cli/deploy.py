@@ -120,8 +120,8 @@ def start(
         installed vLLM, else native; elsewhere vllm (native for packaged models).
     head: Draft head: a hub id (owner/name@revision), or a folder with --to local. Default: the
         catalog's head for the model.
-    method: Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or tells what
-        --head is. Default: p-eagle where there is such a head.
+    method: Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or names the
+        method of --head. Default: p-eagle where there is such a head.
     k: Number of draft tokens per round (num_speculative_tokens). Default: the catalog's with vllm,
         chosen every round with native.
     profile: Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.

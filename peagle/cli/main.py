@@ -49,7 +49,7 @@ GONE = {  # commands and options of earlier versions, and what does it now
     "bench --random-weights": "benchmarks/random_weights.py measures large shapes",
     "doctor --vllm-python": "`peagle bench` measures a head with --engine vllm and native",
     "train --loss": "KL divergence is the only loss",
-    "train --floor": "--ratio alone says how many elements a depth keeps",
+    "train --floor": "--ratio alone sets the number of elements that a depth keeps",
 }
 FIRST = {  # what `peagle` alone shows: the commands that most people need first
     "demo": "See the speed-up: one model alone, with EAGLE-3 and with P-EAGLE.",

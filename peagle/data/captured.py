@@ -108,7 +108,7 @@ class Captured:
         if not same:
             for shard in self.shards:
                 shard.verify()  # names the one that is damaged
-            raise InputError("holds other documents than its shards say", value=self.folder)
+            raise InputError("documents differ from their recorded fingerprint", value=self.folder)
         return found
 
 

@@ -23,7 +23,7 @@ from peagle.model.thoughts import THINKING
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 MAX_PAUSE = 300.0  # seconds; a longer `retry-after` is cut
 MAX_TRIES = 4  # requests for one record that end with a server error or a timeout
-ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may queue behind many others
+ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may wait in a long queue
 UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
 NO_MODEL_LIST = (404, 405)
 WRONG_SETTINGS = (401, 403, *NO_MODEL_LIST)  # every request would fail

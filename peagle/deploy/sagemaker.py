@@ -115,7 +115,7 @@ def dry_run(spec: Spec, account: Account) -> str:
     return json.dumps([asdict(each) for each in requests(spec, account)], indent=1)
 
 
-def deploy(spec: Spec, account: Account, say: Callable[[str], None]) -> str:
+def deploy(spec: Spec, account: Account, report: Callable[[str], None]) -> str:
     """Make the missing resources, wait for the endpoint, and return its name.
 
     After an interruption all resources stay, and the next call continues. If SageMaker fails or
@@ -128,8 +128,8 @@ def deploy(spec: Spec, account: Account, say: Callable[[str], None]) -> str:
             if _describe(wanted, region) is None:
                 _send(wanted, region)
                 made.append(wanted)
-                say(f"made {wanted}")
-        if _bring_up(endpoint, region, say):
+                report(f"made {wanted}")
+        if _bring_up(endpoint, region, report):
             made.append(endpoint)
         _wait(endpoint, region)
         for each in scaling:
@@ -236,24 +236,24 @@ def _with_name(key: str, spec: Spec, content: dict[str, Any]) -> dict[str, Any]:
     return {key: f"{spec.resource}-{digest[:12]}", **content}
 
 
-def _bring_up(endpoint: Request, region: str, say: Callable[[str], None]) -> bool:
+def _bring_up(endpoint: Request, region: str, report: Callable[[str], None]) -> bool:
     """Make the endpoint, or move the one that is there; True when it was made here."""
     found = _describe(endpoint, region)
     if found and found["EndpointStatus"] == "Failed":
-        say(f"deleting {endpoint}, which failed: {found.get('FailureReason')}")
+        report(f"deleting {endpoint}, which failed: {found.get('FailureReason')}")
         _delete(endpoint, region)
         _wait_until("endpoint_deleted", endpoint, region)
         found = None
     if found is None:
         _send(endpoint, region)
-        say(f"made {endpoint}; it takes minutes to start")
+        report(f"made {endpoint}; it takes minutes to start")
         return True
     if found["EndpointConfigName"] != endpoint.parameters["EndpointConfigName"]:
         _wait(endpoint, region)  # one that is being changed cannot be changed
         _call(SAGEMAKER, region, "update_endpoint", endpoint.parameters)
-        say(f"moving {endpoint} to what is asked for now")
+        report(f"moving {endpoint} to what is asked for now")
     else:
-        say(f"{endpoint} is there: {found['EndpointStatus']}")
+        report(f"{endpoint} is there: {found['EndpointStatus']}")
     return False
 
 
@@ -274,7 +274,7 @@ def _wait(endpoint: Request, region: str) -> None:
 
 
 def _delete_all(made: list[Request], region: str) -> str:
-    """Delete what was made, newest first; says what was deleted and what could not be."""
+    """Delete what was made, newest first; return what was deleted and what could not be."""
     deleted, left = list[str](), list[str]()
     for each in reversed(made):
         try:

@@ -150,7 +150,7 @@ def image_for(spec: Spec, image: str | None, of_vllm: str) -> str:
 def resource_name(name: str) -> str:
     """A DNS label made of a model's name, as Kubernetes and SageMaker require."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if len(label) > MAX_LABEL_LENGTH:  # a digest tells long names with the same beginning apart
+    if len(label) > MAX_LABEL_LENGTH:  # a digest distinguishes long names with one beginning
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         label = f"{label[: MAX_LABEL_LENGTH - 9].strip('-')}-{digest}"
     return f"peagle-{label}"

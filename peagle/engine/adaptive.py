@@ -57,7 +57,7 @@ class Option(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The draft depth that pays most, and the seconds that it saves for each token of the requests
+    """The draft depth that saves most, and the seconds that it saves for each token of the requests
     that are drafted for; 0 where no depth pays."""
 
     depth: int

@@ -101,7 +101,7 @@ class Scorer:
         elif not self.method.conditional:
             logits = self.method.logits(self.drafter, normed, None)
             ranked = self.rank(logits, drafted.depths)
-            offers = [by_depth(ranked[own.start : own.stop]) for own in rows]
+            offers = [by_depth(ranked[each.start : each.stop]) for each in rows]
             score = lambda row, before: logits[row]  # noqa: E731 (the same, known already)
         for at, matcher in enumerate(matchers):
             if self.method.conditional or matcher is not None:

@@ -16,8 +16,8 @@ from peagle.engine.tree import Draft
 
 
 class Matcher:
-    """How far one sequence is in its grammar. `spelled`: for each added token, the token that
-    begins to spell its text."""
+    """Grammar state of one sequence. `spelled`: for each added token, the token that begins to
+    spell its text."""
 
     def __init__(
         self, state: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]

@@ -38,8 +38,8 @@ UNMATCHABLE = {"NoExtensionBias": "no token sequence of this vocabulary matches 
 
 def _of_schema(schema: str) -> str:
     """The schema may have options of its own for llguidance, under "x-guidance"."""
-    own = json.loads(schema).get("x-guidance")
-    if isinstance(own, dict) and "whitespace_flexible" in own:
+    options = json.loads(schema).get("x-guidance")
+    if isinstance(options, dict) and "whitespace_flexible" in options:
         return LLMatcher.grammar_from_json_schema(schema)
     return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": SPACE})
 

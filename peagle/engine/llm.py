@@ -196,8 +196,8 @@ class LLM:
         """Complete prompts (texts, or token ids), all with one set of parameters or one each; with
         n > 1, the first prompt's n answers come first.
 
-        Raises RequestFailure, once all have ended, when one of them could not go on; `stream` tells
-        them apart by their finish_reason.
+        Raises RequestFailure, once all have ended, when one of them could not go on; `stream` gives
+        the finish_reason of each.
         """
         answers = dict(self.stream(prompts, params).ended())
         return [answers[number] for number in sorted(answers)]

@@ -72,14 +72,14 @@ def with_lookup(offer: Offer, match: Match, chance: LookupCalibration) -> Offer:
             return offer(path)
         offered = list(offer(path))
         token = match.tokens[depth]
-        same = [own for own in offered if own.token == token]
-        others = [own for own in offered if own.token != token]
+        same = [each for each in offered if each.token == token]
+        others = [each for each in offered if each.token != token]
         found = Candidate(token, same[0].prob if same else 0.0, chance(match.size, depth))
         if same and same[0].chance > found.chance:
             found = same[0]
-        left = sum(own.chance for own in others)
+        left = sum(each.chance for each in others)
         share = min(1.0, (1 - found.chance) / left) if left else 1.0
-        scaled = [own._replace(chance=own.chance * share) for own in others]
-        return sorted([found, *scaled], key=lambda own: -own.chance)
+        scaled = [each._replace(chance=each.chance * share) for each in others]
+        return sorted([found, *scaled], key=lambda each: -each.chance)
 
     return merged

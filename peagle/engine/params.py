@@ -28,8 +28,8 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens: temperature 0 is greedy. Meanings and order as in vLLM: bias,
-    penalties, grammar, temperature, min-p, top-k, top-p.
+    """Parameters of one request: sampling, stops, log-probabilities, grammar. Meanings and order
+    as in vLLM: bias, penalties, grammar, temperature, min-p, top-k, top-p.
 
     Sampling:
     temperature: Sampling temperature, at least 0; 0 is greedy decoding.

@@ -112,12 +112,12 @@ class Sampler:
         if count is None:
             return []
         logs = logits[rows].float().log_softmax(-1)
-        own = logs[range(len(tokens)), tokens].tolist()
+        chosen = logs[range(len(tokens)), tokens].tolist()
         top = logs.topk(min(count, self._vocabulary))
         likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         return [
             TokenLogprob(token, value, list(zip(*best, strict=True)))
-            for token, value, best in zip(tokens, own, likeliest, strict=True)
+            for token, value, best in zip(tokens, chosen, likeliest, strict=True)
         ]
 
 

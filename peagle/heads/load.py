@@ -2,7 +2,7 @@
 
 In vLLM and here id i is what enters layer i. SpecForge counts what leaves layer i, and SGLang adds
 one to the ids for that reason; their heads have them in `eagle_config` alone. So have NVIDIA's,
-which count as vLLM does. The two ways differ by one layer, and only a trial tells them apart.
+which count as vLLM does. The two ways differ by one layer, and only a trial distinguishes them.
 """
 
 import logging
@@ -52,7 +52,7 @@ def sum_of_squares(numbers):
 def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -> Drafter:
     """Load the head in folder or hub repository `name` (either dialect), checked against `target`,
     in its dtype and on its device. `force` accepts another target of the same shape. Layer ids
-    that may be counted in two ways are tried, and the log tells what was found.
+    that may be counted in two ways are tried, and the result is logged.
 
     Raises InputError that names the head and the first of its problems, see `checks.py`.
     """
@@ -91,7 +91,7 @@ class Trial(NamedTuple):
 
 def nested_ids(keys: HeadKeys) -> list[int]:
     """The layer ids of a head that may be counted either way: they are in eagle_config alone, and
-    nothing in config.json tells whose they are. Empty for any other head."""
+    config.json does not show which. Empty for any other head."""
     if keys.native or keys.speculators or keys.raw.get(LAYER_IDS):
         return []
     return list(keys.eagle.get(LAYER_IDS) or [])

@@ -106,7 +106,7 @@ class Target(BaseTarget):
 
     def exact(self) -> "Target":
         """A target of the same weights whose experts compute a row at a time. Each expert sees a
-        number of rows of its own, so a row's result would depend on the rows beside it."""
+        number of rows of its own, so a row's result would depend on the other rows."""
         found = self.copy()
         if self.config._experts_implementation != "eager":
             found.model.set_experts_implementation("batched_mm")
@@ -166,7 +166,7 @@ def _tap(layer: int) -> Any:
 
 def _fix_rope(decoder: Any) -> None:
     """Keep RoPE's frequencies as they are after loading. Those of dynamic RoPE and LongRoPE follow
-    the longest request of a forward: a row would depend on the rows beside it."""
+    the longest request of a forward: a row would depend on the other rows."""
     for module in decoder.modules():
         if kind := getattr(module, "rope_type", None):  # one for all layers, or one for each kind
             each = isinstance(kind, dict)

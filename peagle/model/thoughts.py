@@ -31,9 +31,9 @@ PROMPT_TAIL = 128  # newest tokens of a prompt: more than a template writes befo
 
 def answer_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
     """Return the model's response template, for `parse_response`; None: plain text."""
-    own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
+    template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
     harmony = "<|channel|>final<|message|>" in str(tokenizer.chat_template or "")
-    return own or (_harmony() if harmony else None)
+    return template or (_harmony() if harmony else None)
 
 
 @cache

@@ -189,7 +189,7 @@ class Limits:
 
         async def received() -> Message:
             nonlocal seen, whole
-            if whole:  # the next message tells that the client leaves
+            if whole:  # the next message is the client's disconnect
                 return await receive()
             if size <= self._max_bytes:
                 try:

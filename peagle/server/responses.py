@@ -215,7 +215,7 @@ def generated(model: Any) -> Responses:
 
 
 def document_key(app: FastAPI) -> None:
-    """Document that all routes need the API key, but for those that say otherwise."""
+    """Document that all routes need the API key, except those that declare otherwise."""
     document = app.openapi()
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]

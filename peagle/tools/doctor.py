@@ -44,7 +44,7 @@ OTHERS = (  # further prompts, for the acceptance length
 )
 MAX_TOKENS = 32  # tokens of an answer whose drafts are counted
 ROOM = 256  # KV cache for an answer, its drafts and a longer question
-MIN_ROUNDS = 16  # fewer rounds say nothing
+MIN_ROUNDS = 16  # fewer rounds are not significant
 NEAR_ZERO = 0.1  # accepted draft tokens per round that are almost none
 CAUSES = (
     "layers, chat template or target are not those it was trained with, or it was hardly trained"
@@ -250,7 +250,7 @@ def _acceptance(drafter: Drafter, target: Target, prompt: str, length: int) -> s
     measured = measure_acceptance(llm, conversations, SamplingParams(max_tokens=MAX_TOKENS))
     rounds, length = measured["rounds"], measured["acceptance_length"]
     if rounds < MIN_ROUNDS:
-        raise Skipped(f"{rounds} rounds of drafting say nothing: answers are too short")
+        raise Skipped(f"{rounds} rounds of drafting are too few: answers are too short")
     found = f"acceptance length {mean_length(length)} at K = {k}, {rounds} rounds"
     if length < 1 + NEAR_ZERO:
         raise Problem(f"{found}: almost nothing is accepted", CAUSES)

@@ -63,7 +63,7 @@ def check_sizes(head: Head, target: PretrainedConfig) -> None:
         why = f"it reads layer {max(config.feature_layers)}, the target has 0 to {count - 1}"
         raise InputError(why, field="head", value=Path(head.name))
     if nested_ids(read_keys(head.folder)):
-        how = "as the inputs of layers: `peagle doctor` tries it, and says what to write"
+        how = "as the inputs of layers: `peagle doctor` tests this and prints the ids to write"
         log.warning(
             "head %s: vLLM reads layer ids that are in eagle_config only %s", head.name, how
         )

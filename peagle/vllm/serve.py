@@ -39,7 +39,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `peagle serve` was told, as far as vLLM can do it."""
+    """The options of `peagle serve` that apply to vLLM."""
 
     target: str
     head: str | None
@@ -79,7 +79,7 @@ def prepare(settings: ServeSettings) -> Launch:
     if head is not None:
         drafting, needed = plan(installed, head, target_config(settings.target))
     elif _flags_draft(settings):
-        drafting = "as its flags say"
+        drafting = "set by its flags"
     given = {**(entry.vllm_env if entry else {}), **os.environ}
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
@@ -203,7 +203,7 @@ def _preload(installed: Installed, given: Mapping[str, str]) -> str:
 
 
 class Kind(NamedTuple):
-    """What a layer's KV cache is like."""
+    """Shape of a layer's KV cache."""
 
     attention: str  # as `layer_types` of a configuration has it
     heads: int
@@ -216,8 +216,8 @@ def kinds(target: PretrainedConfig) -> list[Kind]:
     count = target.num_hidden_layers
     types = getattr(target, "layer_types", None) or [FULL] * count
     layers = getattr(target, "per_layer_config", None) or [target] * count
-    own = count - (getattr(target, "num_kv_shared_layers", None) or 0)
-    return [kind_of(layers[i], types[i]) for i in range(own)]
+    cached = count - (getattr(target, "num_kv_shared_layers", None) or 0)
+    return [kind_of(layers[i], types[i]) for i in range(cached)]
 
 
 def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
@@ -227,17 +227,16 @@ def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
     return Kind(attention, heads, head_size(layer))
 
 
-def one_group(target: Sequence[Kind], own: Kind, draft: int, slack: float) -> bool:
-    """Whether vLLM keeps the KV cache of a head's `draft` layers, each `own`, in one group, which
-    it asserts after it has loaded everything.
+def one_group(target: Sequence[Kind], kind: Kind, draft: int, slack: float) -> bool:
+    """Whether vLLM keeps the KV cache of a head's `draft` layers, each of `kind`, in one group;
+    vLLM asserts it after it has loaded everything.
 
-    vLLM cuts the layers of each kind into groups of as many as the rarest kind has, or of as many
-    as the commonest has where that is less than `slack` times as many (1.25 in 0.16, 1.5 in 0.32).
-    Caches that
-    all hold every position are one group whatever their sizes.
+    vLLM cuts the layers of each kind into groups. A group has the rarest kind's number of layers,
+    or the commonest kind's if that is less than `slack` times larger (1.25 in 0.16, 1.5 in 0.32).
+    Caches that all hold every position are one group, whatever their sizes.
     """
-    counts = Counter([*target, *[own] * draft])
-    if draft == 1 or all(kind.attention == FULL for kind in counts):
+    counts = Counter([*target, *[kind] * draft])
+    if draft == 1 or all(each.attention == FULL for each in counts):
         return True
-    least, most = min(counts.values()), max(counts.values())
-    return counts[own] <= (most if most < least * slack else least)
+    rarest, commonest = min(counts.values()), max(counts.values())
+    return counts[kind] <= (commonest if commonest < rarest * slack else rarest)

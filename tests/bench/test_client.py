@@ -93,8 +93,8 @@ def test_no_counters_means_unknown() -> None:
 
 
 def test_a_server_that_stops_answering() -> None:
-    """What was answered is kept; the rest is not asked, though the last answer arrives after two
-    failures."""
+    """Finished answers are kept and no further requests are sent, though the last answer arrives
+    after two failures."""
     failed, numbers = threading.Semaphore(0), count(1)
 
     def behave(body: dict[str, Any]) -> Reply:

@@ -93,7 +93,7 @@ def test_intervals_hold_the_point_and_tell_spread(concurrency: int) -> None:
 
 
 def test_the_interval_covers_the_truth() -> None:
-    """Of many measurements drawn from one distribution, about 95 % have its mean inside."""
+    """About 95 % of the intervals of measurements of one distribution contain its mean."""
     rng, inside = np.random.default_rng(1), 0
     for _ in range(60):
         seconds = rng.gamma(4, 0.25, 30)  # a conversation of 10 tokens takes 1 s in the mean

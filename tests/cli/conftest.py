@@ -1,13 +1,12 @@
 """A tiny target on disk and heads trained for it by `peagle train`; how a refusal looks."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from refusals import refused_command
 from runner import SMALL, Refused, invoke, save_answers, save_target
 from tiny import METHODS
-
-from peagle.cli.main import main
-from peagle.errors import InputError
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +16,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the same sizes, with other weights."""
+    """A target of the same sizes, with other weights."""
     return save_target(tmp_path_factory.mktemp("other"), seed=7)
 
 
@@ -43,23 +42,6 @@ def heads(runs: dict[str, Path]) -> dict[str, Path]:
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Runs `peagle …`, which must end with code 2 and one line on stderr, of `field` where one is
-    given; returns that line."""
-
-    def run(*args: object, field: str | None = None) -> str:
-        monkeypatch.setattr("sys.argv", ["peagle", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert ended.value.code == 2, said.err
-        assert said.out == ""
-        [line] = said.err.splitlines()
-        assert line.startswith("peagle: ")
-        if field is not None:
-            error = ended.value.__context__
-            assert isinstance(error, InputError)
-            assert error.field == field, line
-        return line
-
-    return run
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command that must end with exit code 2; see refusals.refused_command."""
+    return partial(refused_command, capsys)

@@ -29,7 +29,7 @@ def invoke(*args: object, stdin: str | None = None, color: bool = False) -> Resu
 
 
 def printed(*args: object) -> Any:
-    """What a command with --json prints: all of stdout."""
+    """The JSON that a command with --json prints: all of stdout."""
     return json.loads(invoke(*args, "--json").stdout)
 
 

@@ -38,7 +38,7 @@ def capture(target: Path, answers: Path, folder: Path) -> tuple[object, ...]:
 
 
 def test_documents_are_cut_at_the_context(tmp_path: Path) -> None:
-    """What is longer is never served; the last place is that of vLLM's answer."""
+    """Longer documents are never served; the last position is that of vLLM's answer."""
     target = save_target(tmp_path / "target", context=32)
     data = write_lines(tmp_path / "long.jsonl", {"prompt_ids": [5, 6], "answer_ids": [7] * 60})
     invoke(*capture(target, data, tmp_path / "made"))

@@ -27,7 +27,7 @@ def test_the_table_names_every_entry() -> None:
 
 
 def test_json_is_read_back_as_a_catalog(tmp_path: Path) -> None:
-    """What `--json` prints are the fields of catalog.yaml."""
+    """`--json` prints the fields of catalog.yaml."""
     rows = printed("catalog")
     assert [row["name"] for row in rows] == list(load_catalog())
     for row in rows:

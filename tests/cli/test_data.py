@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from runner import invoke, metrics, printed, write_lines
 
 from peagle.cli.data import _mix, _pairs
-from peagle.errors import InputError
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
 USER = ("--temperature", 1.2, "--prompt-tokens", 48, "--max-tokens", 8)
@@ -199,5 +199,5 @@ def test_values_are_read_as_yaml() -> None:
     texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
     assert _pairs(texts, "mix") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
     assert _mix("chat=2, code=0.5") == {"chat": 2, "code": 0.5}
-    with pytest.raises(InputError):
+    with refused("mix"):
         _pairs(["=1"], "mix")

@@ -30,7 +30,7 @@ def nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def served(*deploy: object) -> dict[str, Any]:
-    """What `peagle serve` reads from the line that `deploy --to local` prints."""
+    """The options that `peagle serve` reads from the line that `deploy --to local` prints."""
     words = shlex.split(invoke("deploy", *deploy, *LOCAL).stdout)
     assert words[:2] == ["peagle", "serve"]
     return typer.main.get_command(serve.app).make_context("serve", words[2:]).params

@@ -1,4 +1,4 @@
-"""Which engine and device a command uses where its options leave that open."""
+"""The engine and the device of commands whose options leave them open."""
 
 from functools import partial
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_bench_on_a_gpu(
     engine: str,
     depths: set[object],
 ) -> None:
-    """Where K is not given, it is one that the engine can draft with."""
+    """K defaults to one that the engine can draft with."""
     seen: list[tuple[str, set[object]]] = []
 
     def answers(kind: str, asked: bench_engines.BenchPlan, *more: object) -> None:

@@ -20,7 +20,7 @@ from peagle.errors import InputError, InputWarning
 
 @dataclass(frozen=True, slots=True)
 class Cake:
-    """What is baked.
+    """A cake to bake.
 
     Shop:
     shop: Folder of the shop.
@@ -110,7 +110,7 @@ def test_help_has_type_text_and_default() -> None:
 
 
 def test_help_has_panels() -> None:
-    """Of the dataclass's docstring, and of the annotation."""
+    """Panels come from the dataclass's docstring, and from annotations."""
     params = get_command(app).params
     panels = {each.name: getattr(each, "rich_help_panel", None) for each in params}
     assert panels["shop"] == "Shop" and panels["spoons"] == "Kitchen"

@@ -1,4 +1,4 @@
-"""What a long command says where there is no terminal, and what it says and keeps on Ctrl-C."""
+"""Progress lines of long commands without a terminal; the message and the files after Ctrl-C."""
 
 import json
 import re

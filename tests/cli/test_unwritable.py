@@ -192,7 +192,7 @@ def test_a_disk_that_gets_full_while_it_is_measured(
 def test_a_library_of_heads_that_cannot_be_written(
     refused, monkeypatch: pytest.MonkeyPatch, blocked: Path
 ) -> None:
-    """What transformers makes of it: an error of its own with the path in its text."""
+    """transformers raises an error of another type, with the path in its text."""
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(f"PermissionError at {blocked}/hub/x when downloading a/b. Check it.")

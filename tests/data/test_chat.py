@@ -18,7 +18,6 @@ from peagle.data.chat import (
     to_messages,
     to_style,
 )
-from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 TALK = [
@@ -104,7 +103,7 @@ def test_an_empty_answer_is_its_end_of_turn() -> None:
 
 
 def test_no_assistant_turn() -> None:
-    with pytest.raises(InputError, match="no assistant turn"):
+    with refused():
         encode_documents(TOKENIZER, TALK[:2])
 
 
@@ -223,9 +222,9 @@ def test_a_template_whose_answers_do_not_follow_their_prompts() -> None:
     ],
 )
 def test_templates_that_fail(template: str | None, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with refused() as caught:
         prompt_ids(with_template(template), TALK)
-    assert "\n" not in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_style_of_a_record() -> None:

@@ -11,7 +11,6 @@ from tiny import make_tokenizer
 
 from peagle.data.chat import Style, encode_documents
 from peagle.data.dataset import read_conversations, read_examples, read_prompts, read_records
-from peagle.errors import InputError
 
 TOKENIZER = make_tokenizer()
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]
@@ -43,10 +42,9 @@ def test_records_plain_and_gzip(tmp_path: Path) -> None:
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     file = write(tmp_path, {"a": 1}, "", line)
-    with pytest.raises(InputError) as caught:
+    with refused() as caught:
         list(read_records(file))
-    assert str(caught.value).startswith(f"{file}:3: {message}")
-    assert "\n" not in str(caught.value)
+    assert str(caught.value) == f"{file}:3: {message}"
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
@@ -54,12 +52,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
         list(read_records(tmp_path / "absent.jsonl"))
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(b'{"a": 1}\n{"a": "\xe9"}\n')
-    with pytest.raises(InputError, match=r"latin.jsonl:2: not UTF-8"):
+    with refused():
         list(read_records(latin))
     for content in (b"{}\n", gzip.compress(b"{}\n" * 99)[:20]):
         packed = tmp_path / "bad.jsonl.gz"
         packed.write_bytes(content)
-        with pytest.raises(InputError, match="bad.jsonl.gz: cannot be read"):
+        with refused():
             list(read_records(packed))
 
 
@@ -125,7 +123,7 @@ def test_template_arguments_override_the_records(tmp_path: Path) -> None:
 
 
 def test_nothing_to_answer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="record 1: ends with a tool call that has no result"):
+    with refused():
         read_conversations(write(tmp_path, {"messages": [user("a"), CALL]}))
 
 
@@ -150,13 +148,13 @@ def test_truncation_drops_documents_without_an_answer(tmp_path: Path) -> None:
     long, short = ({"prompt_ids": [9] * n, "answer_ids": [6] * 4} for n in (10, 3))
     (example,) = read_examples(write(tmp_path, long, short), TOKENIZER, 5)
     assert example == ([9, 9, 9, 6, 6], [False] * 3 + [True] * 2)
-    with pytest.raises(InputError, match="no answer to train on within `max_length` 3"):
+    with refused():
         read_examples(write(tmp_path, long, short), TOKENIZER, 3)
 
 
 def test_an_answer_needs_a_token_to_be_predicted_from(tmp_path: Path) -> None:
     """Element (0, 0) predicts x[2]: answers that end before it teach nothing."""
-    with pytest.raises(InputError, match="no answer"):
+    with refused():
         read_examples(write(tmp_path, {"prompt_ids": [9], "answer_ids": [6]}), TOKENIZER, 9)
 
 
@@ -177,6 +175,6 @@ def test_an_answer_needs_a_token_to_be_predicted_from(tmp_path: Path) -> None:
 )
 def test_bad_examples(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     file = write(tmp_path, {"prompt_ids": [9, 8], "answer_ids": [6]}, record)
-    with pytest.raises(InputError, match=message) as caught:
+    with refused() as caught:
         read_examples(file, TOKENIZER, 50)
-    assert str(caught.value).startswith(str(file))
+    assert str(caught.value).startswith(str(file)) and message in str(caught.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from tiny import CHATML, make_tokenizer
 
 from peagle.data.chat import encode_documents
@@ -17,7 +18,7 @@ from peagle.data.dataset import (
     read_prompts,
     read_records,
 )
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputWarning
 
 TOKENIZER = make_tokenizer()
 USER, ANSWER = {"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}
@@ -72,7 +73,7 @@ def test_a_few_are_left_out_and_counted(read: Read, tmp_path: Path) -> None:
 @both
 def test_many_are_refused(read: Read, tmp_path: Path) -> None:
     file = write(tmp_path, [GOOD] * 94 + [CRITIC] * 6)
-    with pytest.raises(InputError, match="6 of 100 records") as told:
+    with refused() as told:
         read(file)
     assert str(told.value).startswith(str(file)) and "record 95: messages[0]" in str(told.value)
     file = write(tmp_path, [GOOD] * 95 + [CRITIC] * 5)
@@ -83,7 +84,7 @@ def test_many_are_refused(read: Read, tmp_path: Path) -> None:
 @both
 def test_strict_refuses_the_first(read: Read, tmp_path: Path) -> None:
     file = write(tmp_path, [GOOD] * 90 + [CRITIC])
-    with pytest.raises(InputError, match=r"record 91: messages\[0\] 'critic'"):
+    with refused():
         read(file, strict=True)
 
 
@@ -114,7 +115,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         file = tmp_path / "empty.jsonl"
         file.write_text("\n".join(lines))
         for read in (examples, conversations):
-            with pytest.raises(InputError, match="empty.jsonl: no records: the file is empty"):
+            with refused():
                 read(file)
 
 
@@ -137,7 +138,7 @@ def test_prompts_that_the_template_refuses(tmp_path: Path) -> None:
     with pytest.warns(InputWarning, match="1 × record 41: the chat template refuses this: Conv"):
         found = read_conversations(file, tokenizer=tokenizer)
     assert found == [*read_conversations(file)[:40], Conversation([])]
-    with pytest.raises(InputError, match="record 41: the chat template refuses"):
+    with refused():
         read_conversations(file, tokenizer=tokenizer, strict=True)
 
 
@@ -155,7 +156,7 @@ def test_turns_that_the_template_leaves_out(tmp_path: Path) -> None:
 def test_no_template_is_one_reason(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(InputError, match="3 × record 1: the target's tokenizer has no chat templ"):
+    with refused():
         read_examples(write(tmp_path, [GOOD] * 3), tokenizer, 99)
 
 
@@ -173,7 +174,7 @@ def test_no_template_is_one_reason(tmp_path: Path) -> None:
 def test_lines_that_are_no_json(tmp_path: Path, line: str, why: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"a": 1}\n' + line + "\n")
-    with pytest.raises(InputError) as told:
+    with refused() as told:
         list(read_records(file))
     assert str(told.value) == f"{file}:2: not JSON ({why})"
 
@@ -196,7 +197,7 @@ LEADING = [{"role": "assistant", "content": "hello"}, USER, ANSWER]
     ("template", "before"), [(CHATML, ""), (ALTERNATING, "<|im_start|>user\n<|im_end|>\n")]
 )
 def test_a_leading_answer_is_context(template: str, before: str) -> None:
-    """Where a template demands that the user begins, he does, without a word."""
+    """An empty user turn comes first if the template demands that the user begins."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     [document] = encode_documents(tokenizer, LEADING)
@@ -210,5 +211,5 @@ def test_leading_answers_after_a_system_turn() -> None:
     talk = [{"role": "system", "content": "be"}, LEADING[0], LEADING[0], USER, ANSWER]
     [document] = encode_documents(TOKENIZER, talk)
     assert shown(document).count("[") == 1 and shown(document).count("hello") == 2
-    with pytest.raises(InputError, match="no assistant turn to train on"):
+    with refused():
         encode_documents(TOKENIZER, LEADING[:1])

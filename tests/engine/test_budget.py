@@ -29,7 +29,7 @@ def chooser(
 
 
 def chain(budget: AdaptiveBudget, probs: list[float]) -> Draft:
-    """What a drafter that is so sure drafts."""
+    """The draft of a drafter with these probabilities."""
     nodes = [Candidate(0, p, budget.calibration(at, p)) for at, p in enumerate(probs)]
     return grow(along(nodes), len(nodes))
 

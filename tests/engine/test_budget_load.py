@@ -34,7 +34,7 @@ class Running:
 
 
 def disturbed(chance: random.Random) -> Callable[[float], float]:
-    """What a clock shows for so many seconds of work."""
+    """A clock with disturbances: it maps seconds of work to the seconds measured."""
     now, until, slow = 0.0, 0.0, 1.0
 
     def seconds(work: float) -> float:
@@ -52,7 +52,7 @@ def disturbed(chance: random.Random) -> Callable[[float], float]:
 
 
 def confidences(chance: random.Random) -> list[float]:
-    """Of a draft: 1.6 tokens a round at two draft tokens."""
+    """Confidences of a draft: 1.6 tokens a round at two draft tokens."""
     base = chance.betavariate(0.6, 0.9)
     return [min(0.999, max(0.01, base * 0.85**d + chance.gauss(0, 0.08))) for d in range(K)]
 

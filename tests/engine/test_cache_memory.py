@@ -1,4 +1,4 @@
-"""What a token of KV cache takes, and what is measured before anything runs."""
+"""KV cache memory per token, and measurements before the first request."""
 
 from collections.abc import Sequence
 
@@ -90,7 +90,7 @@ def test_curves_are_of_the_rows_asked_for(
 
 
 def test_a_target_is_measured_once_for_all_llms(target: Target, drafters) -> None:  # noqa: ANN001
-    """What one engine learns of its costs does not reach another's."""
+    """Costs that one engine learns do not reach another engine."""
     llm = LLM(target, drafters["p-eagle"], max_batch=2)
     one, two = llm.engine.budget, llm.use(drafters["eagle3"]).engine.budget
     assert isinstance(one, AdaptiveBudget) and isinstance(two, AdaptiveBudget)

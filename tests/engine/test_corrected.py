@@ -93,8 +93,8 @@ def test_the_same_tokens_as_alone(
 
 @torch.no_grad()
 def test_a_place_after_any_token(target: Target, head: Drafter) -> None:
-    """Of two requests: after the tokens that the head offers before it, which are scored together,
-    and after all others."""
+    """Offers of two requests: after the tokens that the head offers before them, which are scored
+    together, and after all others."""
     states = [place_states(head, target, prompt, 3)[:3] for prompt in ([7, 8], [9, 60])]
     table = correction_table(head)
     assert table is not None

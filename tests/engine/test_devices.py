@@ -1,5 +1,5 @@
-"""What runs on a GPU has there all it multiplies: shown without one, by tensors that know nothing
-but their device. (Values, and what brings them to the host, they do not have.)"""
+"""All operands of a model on a GPU are on that GPU. Fake tensors show it without one: they have a
+device but no values, so a copy to the host fails."""
 
 from collections.abc import Iterator, Sequence
 
@@ -39,7 +39,7 @@ EVERY_KIND = [*SPANS["drafts beside a prompt"], Span([7], 9, [5] * 4, TREE)]
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What says where keys lie is on the host, and has values."""
+    """Make the slot mapping real: it is on the host and has values."""
     batch_of, views = Batch.of, reference.views
 
     def real_batch(spans: Sequence[Span], ids: Tensor | None = None) -> Batch:

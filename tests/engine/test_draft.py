@@ -1,4 +1,4 @@
-"""What the engine drafts equals DESIGN's slot table computed from scratch, without any cache."""
+"""The engine's draft equals the slot table computed from scratch, without any cache."""
 
 import pytest
 import torch

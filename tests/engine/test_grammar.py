@@ -12,7 +12,6 @@ from torch import Tensor
 from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars, in_lark
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.errors import InputError
 from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()
@@ -210,12 +209,14 @@ def test_what_cannot_be_compiled(grammars: Grammars, field: str, grammar: str) -
 def test_targets_that_cannot_follow_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target()
     target.tokenizer.eos_token = None
-    with pytest.raises(InputError, match="tiny-0 .* lacks a token that ends an answer"):
+    with refused() as error:
         Grammars(target).matcher(FORMS[0])
+    assert "lacks a token that ends an answer" in str(error.value)
     monkeypatch.setattr(target, "tokenizer", None)
     end_at(monkeypatch, target, 2)
-    with pytest.raises(InputError, match="tiny-0 .* lacks a fast tokenizer"):
+    with refused() as error:
         Grammars(target).matcher(FORMS[0])
+    assert "lacks a fast tokenizer" in str(error.value)
 
 
 def test_a_grammar_that_grows_too_complex_fails_its_request(grammars: Grammars) -> None:

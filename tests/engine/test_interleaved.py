@@ -46,7 +46,7 @@ def heads(
 def pair(
     request: pytest.FixtureRequest, target: Target, heads: tuple[Drafter, Drafter]
 ) -> tuple[Make, Make]:
-    """How to make two LLMs over the target."""
+    """Functions that make two LLMs over the target."""
     one, other = heads
     shared = LLM(target)
     kinds: dict[str, tuple[Make, Make]] = {
@@ -67,7 +67,7 @@ def alone(llm: LLM, prompts: list[list[int]]) -> list[Completion]:
 
 
 def round_by_round(*runs: Run) -> list[list[Chunk]]:
-    """What each of them emits, in turns."""
+    """The chunks of each run; the runs step in turns."""
     emitted: list[list[Chunk]] = [[] for _ in runs]
     while any(request.finish_reason is None for run in runs for request in run.requests):
         for run, own in zip(runs, emitted, strict=True):

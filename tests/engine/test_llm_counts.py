@@ -1,4 +1,4 @@
-"""What a request counts while it decodes: by place, by source, by target forward."""
+"""Counts of a request while it decodes: by depth, by source, by target forward."""
 
 import pytest
 from tiny import random_prompts
@@ -14,7 +14,7 @@ PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=0)  # a chunk a
 
 
 def run(llm: LLM, prompt: list[int]) -> tuple[Stats, list[Chunk], int]:
-    """Of one answer; the number is that of the engine's rounds after the prompt's."""
+    """Counts and chunks of one answer, and the number of rounds after the prompt's."""
     answering = llm.stream([prompt], PARAMS)
     chunks = answering.step()
     assert len(chunks) == 1, "the prompt's forward gives one token"
@@ -65,7 +65,7 @@ def test_decoding_is_counted(
 
 
 def test_an_answer_after_a_preemption(target: Target, drafters: dict[str, Drafter]) -> None:
-    """What runs a prompt again is no decoding."""
+    """Running a prompt again does not count as decoding."""
     llm = LLM(target, drafters["p-eagle"], nodes=8, kv_tokens=160, max_batch=4)
     answering = llm.stream([[60 + i, 61, 62] for i in range(4)], PARAMS)
     list(answering)

@@ -58,7 +58,7 @@ def wide() -> Target:
 
 @pytest.fixture(scope="module")
 def grammars(wide: Target) -> Grammars:
-    """Which compile each grammar once; matchers of their own."""
+    """Grammars shared by all tests: each is compiled once, matchers are not shared."""
     return Grammars(wide)
 
 

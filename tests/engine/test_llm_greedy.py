@@ -40,7 +40,7 @@ LENGTHS = [SamplingParams(max_tokens=n) for n in (20, 1, 33, 7, 26, 2, 40)]
 
 @pytest.fixture(scope="module")
 def plain(target: Target) -> list[tuple[list[int], str, str]]:
-    """What the target alone makes of PROMPTS."""
+    """The target's answers to PROMPTS without drafting."""
     return outcome(LLM(target, max_batch=3, lookup=False).generate(PROMPTS, LENGTHS))
 
 

@@ -10,7 +10,6 @@ from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -35,7 +34,7 @@ def test_all_settings_are_tried() -> None:
 
 
 def facts(llm: LLM) -> dict[str, Any]:
-    """What an engine runs by, by its own parts."""
+    """Effective settings, read from the parts of an engine."""
     engine = llm.engine
     proposer, scheduler = engine.proposer, engine.scheduler
     settings, trees = engine.settings, llm.drafting.max_nodes
@@ -138,5 +137,5 @@ def test_bad_values(target: Target, drafters: dict[str, Drafter], name: str, val
 
 def test_a_head_for_a_deeper_target(target: Target) -> None:
     head = make_drafter(make_target(layers=6), "eagle3")
-    with pytest.raises(InputError, match="tiny-0 has layers 0 to 3"):
+    with refused("feature_layers"):
         LLM(target).use(head)

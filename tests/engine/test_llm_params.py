@@ -12,7 +12,6 @@ from tiny import METHODS, make_target, random_prompts
 from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -121,22 +120,18 @@ def test_stop_token_ids(target: Target, drafters: dict[str, Drafter], at: int) -
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "field"),
     [
-        (
-            SamplingParams(logit_bias={128: 1}),
-            "logit_bias 128: the target's token ids are 0 to 127",
-        ),
-        (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids -1: "),
-        (SamplingParams(regex="("), "regex '(': "),
+        (SamplingParams(logit_bias={128: 1}), "logit_bias"),
+        (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids"),
+        (SamplingParams(regex="("), "regex"),
     ],
 )
-def test_what_the_target_cannot_do_is_said_at_once(
-    target: Target, params: SamplingParams, said: str
+def test_impossible_requests_are_refused_at_once(
+    target: Target, params: SamplingParams, field: str
 ) -> None:
-    with pytest.raises(InputError) as caught:
+    with refused(field):
         LLM(target).stream(PROMPTS[:1], params)
-    assert str(caught.value).startswith(said)
 
 
 def test_a_broken_target_is_noticed() -> None:

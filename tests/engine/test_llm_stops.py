@@ -1,4 +1,4 @@
-"""Where answers end, and how they are streamed: as plain decoding does, token for token."""
+"""Answers end and are streamed as in plain decoding, token for token."""
 
 import pytest
 from oracle import Oracle, end_at
@@ -27,7 +27,7 @@ def drafters(target: Target) -> dict[str, Drafter]:
 
 @pytest.fixture(scope="module")
 def unstopped(target: Target) -> list[list[int]]:
-    """What the target would say if nothing stopped it."""
+    """The target's outputs without any stop."""
     params = SamplingParams(max_tokens=LENGTH + K, ignore_eos=True)
     done = LLM(target, max_batch=5).generate(PROMPTS, params)
     return [p + c.token_ids for p, c in zip(PROMPTS, done, strict=True)]

@@ -241,7 +241,7 @@ def test_rows_do_not_depend_on_the_rows_behind_them(params: SamplingParams) -> N
 @pytest.mark.parametrize("temperature", [0, 0.9])
 @pytest.mark.parametrize("count", [0, 3, 99])
 def test_logprobs_are_a_plain_log_softmax(temperature: float, count: int) -> None:
-    """Of the logits as they are, whatever tokens are chosen by."""
+    """Log-probabilities come from the raw logits, whatever the sampling parameters are."""
     params = replace(EVERYTHING, temperature=temperature, logprobs=count)
     logits = random_logits(4, 30, seed=9).bfloat16()
     expected = torch.log_softmax(logits.double(), -1)

@@ -24,7 +24,7 @@ def request(index: int, prompt: int, output: int) -> Request:
 
 
 def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> None:
-    """What the engine does with it: some of the draft stands, and K tokens are drafted."""
+    """Run an item as the engine does: accept a part of the draft, then draft K tokens."""
     request = item.request
     held = len(request.blocks) - request.freed
     assert held <= scheduler.max_blocks(ALL)

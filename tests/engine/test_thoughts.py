@@ -38,7 +38,7 @@ def answer(
     params: SamplingParams = JSON,
     style: Style = PLAIN_STYLE,
 ) -> str:
-    """What a target says that would like to say the script, special tokens included."""
+    """The answer of a target that prefers the tokens of the script, special tokens included."""
     say(monkeypatch, ids(tokenizer, script))
     llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
     [done] = llm.generate([prompt_ids(tokenizer, ASKED, style)], params)
@@ -80,7 +80,7 @@ def test_other_templates(
 def test_without_thoughts_it_begins_at_once(
     make: Callable[..., Any], style: Style, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they are disabled, and where the target answers without any."""
+    """Thoughts may be disabled, or the target answers without any."""
     assert is_json(answer(monkeypatch, make(), script, style=style))
 
 

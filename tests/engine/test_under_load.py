@@ -115,7 +115,7 @@ def test_prompts_are_found_where_nothing_is_drafted(
 
 @pytest.fixture
 def proposed(monkeypatch: pytest.MonkeyPatch) -> list[list[NewSlots]]:
-    """What the drafter is given, round by round."""
+    """Inputs of the drafter, round by round."""
     seen, propose = list[list[NewSlots]](), Proposer.propose
 
     def noted(proposer: Proposer, slots: list[NewSlots], *more: Any) -> list[Offer]:

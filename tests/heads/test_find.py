@@ -9,7 +9,7 @@ import yaml
 from refusals import refused
 
 from peagle.catalog import PACKAGED
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputWarning
 from peagle.heads.find import Head, find_head, head_folder
 
 TARGET = "smollm2-135m"
@@ -128,7 +128,7 @@ def test_heads_are_found_in_their_package(installed: Path, monkeypatch: pytest.M
 
 def test_a_missing_catalog_head_says_how_to_get_it(installed: Path) -> None:
     fix = "pip install 'peagle[demo]'"
-    with pytest.raises(InputError) as error:
+    with refused("head") as error:
         find_head(TARGET, method="p-eagle")
     assert error.value.fix == fix
     with pytest.warns(InputWarning, match="pip install"):

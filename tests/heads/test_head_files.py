@@ -1,4 +1,4 @@
-"""Which files of a head's folder are read: the index decides, and contradictions are named."""
+"""The index decides which files of a head's folder are read; contradictions are named."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from corrected_heads import corrected
+from refusals import check_text
 from safetensors.torch import load_file, save_file
 from tiny_heads import head_config, make_head, tiny_target
 from torch import Tensor
@@ -63,7 +64,7 @@ def read(folder: Path) -> dict[str, Tensor]:
 def refused(folder: Path) -> str:
     with pytest.raises(InputError) as error:
         read(folder)
-    assert "\n" not in str(error.value)
+    check_text(str(error.value))
     return str(error.value)
 
 

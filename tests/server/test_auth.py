@@ -1,4 +1,4 @@
-"""Which names the server answers to, and what it logs of a path."""
+"""Host names that the server accepts, and logged paths."""
 
 import logging
 

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+from refusals import check_text
 from serving import MODEL, Running, Serve, make_llm, start
 
 from peagle.engine import engine
@@ -109,6 +110,7 @@ def refused(running: Running, path: str, body: Any, status: int = 400) -> dict[s
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    check_text(error["message"])
     return error
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from tiny import METHODS, make_target
 
-from peagle.errors import InputError
 from peagle.tools import plan as plans
 from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, measured_rate, outline, plan
 from peagle.train.spec import HeadSpec
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Python takes up after hundreds of other tests is not what these are about."""
+    """Fix the memory of the Python process, which grows with the tests that ran before."""
     monkeypatch.setattr(plans, "_runtime", lambda: 100_000_000)
 
 
@@ -90,14 +90,14 @@ def test_hours_from_a_run(folder: Path, tmp_path: Path) -> None:
 
 
 def test_runs_that_say_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no metrics.jsonl there"):
+    with refused("run"):
         measured_rate(tmp_path)
     append_line(tmp_path / "metrics.jsonl", {"step": 1, "answer_tokens": 1, "seconds": 1.0})
-    with pytest.raises(InputError, match="1 steps are too few"):
+    with refused("run"):
         measured_rate(tmp_path)
 
 
 def test_outline_has_no_weights(folder: Path) -> None:
     assert {p.device for p in outline(str(folder)).model.parameters()} == {torch.device("meta")}
-    with pytest.raises(InputError, match="unknown model"):
+    with refused("target"):
         outline("nobody")

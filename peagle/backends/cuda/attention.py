@@ -31,7 +31,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 MIN_TOKENS = 8  # tokens of a request that a program takes, at least; of exact attention, always
 MIN_ROWS = 16  # rows of a program: a side of a tensor core's tile
 MAX_ROWS = 128
-MAX_QUERY_BYTES = 32768  # of a program: shared memory must hold keys and values beside them
+MAX_QUERY_BYTES = 32768  # of a program: keys and values must fit into shared memory, too
 MAX_KEY_BYTES = 16384  # of the keys that a program reads at a time
 MAX_KEYS = 64  # that a program reads at a time
 PROGRAMS_PER_MULTIPROCESSOR = 2  # wanted, by splitting keys
@@ -237,13 +237,13 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
         begin = tl.maximum(nearest - window + 1, 0) // STEP * STEP
     known = tl.minimum(reached, end)  # keys whose slots the block table gives
     shared = end  # steps to here are taken for all rows together
-    own = 0  # keys of the steps after them, which are taken for each row of a tree in turn
+    tail_keys = 0  # keys of the steps after them, which are taken for each row of a tree in turn
     longest = 0
     if TREES:
         longest = tl.load(longest_tail)
         shared = tl.where(known < end, tl.maximum(known // STEP * STEP, begin), end)
-        own = tl.cdiv(end - shared, STEP) * STEP
-    last = shared + own * tl.minimum(TOKENS, length - tile)
+        tail_keys = tl.cdiv(end - shared, STEP) * STEP
+    last = shared + tail_keys * tl.minimum(TOKENS, length - tile)
     share = tl.cdiv(tl.cdiv(last - begin, STEP), SPLITS) * STEP
     low = begin + split * share
     high = tl.minimum(low + share, last)
@@ -256,8 +256,8 @@ def _attend(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915, PLR0917
             total += 1.0
     mixed = tl.zeros((ROWS, BLOCK_V), tl.float32)
     for from_ in range(low, high, STEP):
-        turn = tl.maximum(from_ - shared, 0) // tl.maximum(own, 1)  # token of the tile
-        place = from_ - turn * own + tl.arange(0, STEP)
+        turn = tl.maximum(from_ - shared, 0) // tl.maximum(tail_keys, 1)  # token of the tile
+        place = from_ - turn * tail_keys + tl.arange(0, STEP)
         tail = tables + (first_row + tile + turn) * longest
         slot, there = _find_slots(table, tail, place, known, longest, BLOCK, TREES)
         slot = slot * KV_HEADS + head

@@ -49,7 +49,7 @@ class Runner:
         batch: Batch,
         cache: KVCache,
         *,
-        rows: Sequence[Tensor] = (),  # what the model takes beside ids and positions, each (T, …)
+        rows: Sequence[Tensor] = (),  # further inputs of the model, each (T, …)
         taps: Taps = (),
     ) -> Tensors:
         """The model's outputs. They may be overwritten by the next run over that cache."""

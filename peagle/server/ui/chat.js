@@ -12,12 +12,12 @@ const EXAMPLES = [
   "List the days of the week as JSON.",
 ];
 
-let model, own; // own: the server is ours, and says what was drafted
+let model, native; // native: a peagle server, which reports drafted tokens
 let messages = [];
 let running = null; // AbortController of the answer that comes
 
-export function startChat(name, isOwn) {
-  [model, own] = [name, isOwn];
+export function startChat(name, isNative) {
+  [model, native] = [name, isNative];
   for (const text of EXAMPLES) {
     const choose = () => { $("question").value = text; grow(); $("composer").requestSubmit(); };
     $("chat-examples").append(el("button", { type: "button", class: "chip", click: choose }, text));
@@ -52,8 +52,8 @@ async function submit(event) {
   grow();
   $("welcome").hidden = true;
   const asked = { role: "user", content: text };
-  say("You", "user").append(text);
-  const body = say(model, "assistant");
+  addMessage("You", "user").append(text);
+  const body = addMessage(model, "assistant");
   running = new AbortController();
   $("send").textContent = "Stop";
   $("log").setAttribute("aria-busy", "true"); // read out once it is complete
@@ -69,7 +69,7 @@ async function submit(event) {
   running = null;
 }
 
-function say(who, role) {
+function addMessage(who, role) {
   const body = el("div", { class: role === "user" ? "words" : "words coming" });
   $("log").append(el("article", { class: `message ${role}` }, el("h3", {}, who), body));
   $("log").scrollTop = $("log").scrollHeight;
@@ -77,8 +77,8 @@ function say(who, role) {
 }
 
 async function answer(conversation, body) {
-  const meter = new Meter(own ? null : await snapshot().catch(() => null));
-  const options = { include_usage: true, ...(own ? { peagle_drafts: true } : { continuous_usage_stats: true }) };
+  const meter = new Meter(native ? null : await snapshot().catch(() => null));
+  const options = { include_usage: true, ...(native ? { peagle_drafts: true } : { continuous_usage_stats: true }) };
   const asked = {
     model, messages: conversation, stream: true, stream_options: options,
     temperature: Number($("temperature").value), max_tokens: Number($("max-tokens").value),
@@ -113,7 +113,7 @@ function follow(change) {
 // What the aside shows of one answer.
 class Meter {
   constructor(before) {
-    this.before = before; // of /metrics, where the stream does not say what was drafted
+    this.before = before; // of /metrics, where the stream does not report drafted tokens
     this.started = performance.now();
     this.first = this.last = null;
     this.tokens = this.head = 0; // head: tokens that came with the first text
@@ -155,7 +155,7 @@ class Meter {
     $("legend-rows").replaceChildren(...rows);
   }
 
-  // The answer's own; empty where the server does not tell.
+  // The answer's own; empty if the server does not report it.
   figures() {
     if (!this.drafts) return "";
     const { tokens, rounds, drafted, accepted, forwards } = this.drafts;
