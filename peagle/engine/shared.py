@@ -10,6 +10,7 @@ from peagle.backends.base import Backend, DrafterModel
 from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.library import NoCompiler
 from peagle.backends.cpu.library import load as load_library
+from peagle.backends.cpu.matrix import GROUP
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine.corrected import correction_table
@@ -27,6 +28,7 @@ from peagle.engine.kept_costs import KeptCurve, kept_curve
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
+from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.model.loader import described_target, load_target, resolve_device
 
@@ -131,7 +133,7 @@ def _read(
         if native and device == "cpu" and dtype in ("auto", "float32", "bfloat16"):
             load_library()
             described = described_target(name, dtype, kind)
-            if described is not None:
+            if described is not None and (kind != "int4" or _fits_int4(described)):
                 return described
     except NoCompiler as error:
         if kind is not None:
@@ -141,3 +143,9 @@ def _read(
     if kind is not None:
         quantize(target, kind)
     return target
+
+
+def _fits_int4(target: DescribedTarget) -> bool:
+    """Whether all products of the layers have int4 weights; else transformers' model names those
+    that stay."""
+    return all(inputs % GROUP == 0 for inputs in target.config.product_inputs)

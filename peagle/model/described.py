@@ -57,6 +57,12 @@ class Described:
     dtype: str | None  # of the checkpoint, as float32
 
     @property
+    def product_inputs(self) -> set[int]:
+        """Numbers of inputs of the layers' products."""
+        heads = self.num_attention_heads * self.head_dim
+        return {self.hidden_size, self.intermediate_size, heads}
+
+    @property
     def num_hidden_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)

@@ -1,12 +1,15 @@
 """A target with quantised weights is like any other: drafting changes nothing."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from families import PLAIN, build
 from oracle import Oracle
 from test_deterministic import logits_behind, wide_target
-from tiny import METHODS, make_drafter, random_prompts
+from tiny import METHODS, make_drafter, make_tokenizer, random_prompts, save_target
+from transformers import LlamaConfig
 
 from peagle.backends.cpu.quantized import KINDS, quantize
 from peagle.backends.tiles import ROW_TILE
@@ -63,3 +66,21 @@ def test_rows_are_the_same_one_by_one_and_together(kind: str) -> None:
     singly = logits_behind(target, ids, [1] * ROW_TILE)
     for blocks in ([ROW_TILE], [1, ROW_TILE - 1]):
         assert torch.equal(singly, logits_behind(target, ids, blocks)), blocks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inner", [64, 80])
+def test_a_target_by_name(tmp_path: Path, kind: str, inner: int) -> None:
+    """Products whose inputs are no multiple of 32 keep their weights with int4, and are named."""
+    config = LlamaConfig(
+        **PLAIN | {"vocab_size": 128, "hidden_size": 64, "intermediate_size": inner}
+    )
+    target = Target(build(config), make_tokenizer(), "tiny")
+    folder = str(save_target(target, tmp_path / "target"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", InputWarning)
+        llm = LLM(folder, lookup=False, quantize=kind)
+    kept = [str(one.message) for one in warned if isinstance(one.message, InputWarning)]
+    assert len(kept) == (kind == "int4" and inner == 80)
+    assert all("mlp.down_proj" in line for line in kept)
+    assert [len(ids) for ids in greedy(llm)] == [LENGTH] * len(PROMPTS)
