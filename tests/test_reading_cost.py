@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.engine.engine": 1962,
     "peagle.engine.llm": 5597,
-    "peagle.model.drafter": 341,
+    "peagle.model.drafter": 343,
     "peagle.train.trainer": 2124,
     "peagle.backends.torch": 693,
     "peagle.backends.cuda.backend": 1061,
     "peagle.backends.cpu.backend": 1182,
 }
-PACKAGE = 15_931
+PACKAGE = 16_614
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

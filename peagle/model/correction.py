@@ -17,6 +17,7 @@ neither reads the hidden state.)
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -53,8 +54,8 @@ class Correction(nn.Module):
         self.candidates = min(config.candidates, vocabulary)
         self.state = nn.Linear(hidden, config.rank, bias=False)
         self.before = nn.Linear(hidden, config.rank, bias=False)
-        self.token = nn.Embedding(vocabulary, config.rank)
-        nn.init.zeros_(self.token.weight)
+        zeros = torch.zeros(vocabulary, config.rank)
+        self.token = nn.Embedding(vocabulary, config.rank, _weight=zeros)
 
     def likeliest(self, logits: Tensor) -> Candidates:
         """The candidates of slots, by the head's logits (R, V)."""

@@ -66,7 +66,9 @@ class Drafter(nn.Module):
         if config.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(config.feature_width))
         if config.embedding == "full":
-            self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
+            # Drawing values on the meta device would import torch's compiler (1.5 s).
+            table = sizes.vocab_size, sizes.hidden_size
+            self.embed_tokens = nn.Embedding(*table, _weight=torch.zeros(*table))
         elif config.embedding == "mask-row":
             self.mask_embedding = nn.Parameter(torch.zeros(sizes.hidden_size))
 

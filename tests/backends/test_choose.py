@@ -51,7 +51,7 @@ def test_a_cpu(dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture
 def test_a_cpu_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(*, exact: bool) -> None:
+    def refused(**_: object) -> None:
         raise NoCompiler("no C++ compiler: install g++")
 
     monkeypatch.setattr("peagle.backends.cpu.backend.CpuBackend", refused)

@@ -1,4 +1,4 @@
-"""What users get wrong: one line on stderr that names it and the way out, and exit code 2."""
+"""Mistakes of users: one line on stderr that names the field and the fix, and exit code 2."""
 
 import json
 import shutil
@@ -105,7 +105,7 @@ def test_a_run_folder_in_the_place_of_its_head(
 
 
 def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
-    """Of many kinds: heads/test_format_errors.py and tools/test_doctor.py."""
+    """Other kinds: heads/test_format_errors.py and tools/test_doctor.py."""
     head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
     tensors = load_file(head / "model.safetensors")
     save_file(

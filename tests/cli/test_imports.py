@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from corrected_heads import corrected
 from runner import LAYERS
 from tiny import make_drafter, make_target, save_target
 
@@ -45,7 +46,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "head"
-    save_drafter(make_drafter(make_target(layers=LAYERS), "p-eagle"), folder)
+    drafter = make_drafter(make_target(layers=LAYERS), "p-eagle")
+    save_drafter(corrected(drafter), folder)
     return folder
 
 

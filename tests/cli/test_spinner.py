@@ -17,7 +17,7 @@ from peagle.server import run as server
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """What is done, and the first word of the spinner that is shown meanwhile."""
+    """A step, and the first word of the spinner that is shown meanwhile."""
     done, shown = list[tuple[str, str | None]](), list[str]()
 
     @contextmanager
