@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 1962,
-    "peagle.engine.llm": 5597,
-    "peagle.model.drafter": 343,
+    "peagle.engine.engine": 1963,
+    "peagle.engine.llm": 5598,
+    "peagle.model.drafter": 342,
     "peagle.train.trainer": 2124,
-    "peagle.backends.torch": 693,
-    "peagle.backends.cuda.backend": 1061,
-    "peagle.backends.cpu.backend": 1182,
+    "peagle.backends.torch": 694,
+    "peagle.backends.cuda.backend": 1062,
+    "peagle.backends.cpu.backend": 1183,
 }
-PACKAGE = 16_614
+PACKAGE = 16_612
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

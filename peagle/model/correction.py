@@ -17,7 +17,6 @@ neither reads the hidden state.)
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -54,8 +53,8 @@ class Correction(nn.Module):
         self.candidates = min(config.candidates, vocabulary)
         self.state = nn.Linear(hidden, config.rank, bias=False)
         self.before = nn.Linear(hidden, config.rank, bias=False)
-        zeros = torch.zeros(vocabulary, config.rank)
-        self.token = nn.Embedding(vocabulary, config.rank, _weight=zeros)
+        zeros = self.state.weight.new_zeros(vocabulary, config.rank)
+        self.token = nn.Embedding.from_pretrained(zeros, freeze=False)
 
     def likeliest(self, logits: Tensor) -> Candidates:
         """The candidates of slots, by the head's logits (R, V)."""

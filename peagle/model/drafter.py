@@ -67,8 +67,8 @@ class Drafter(nn.Module):
             self.mask_hidden = nn.Parameter(torch.zeros(config.feature_width))
         if config.embedding == "full":
             # Drawing values on the meta device would import torch's compiler (1.5 s).
-            table = sizes.vocab_size, sizes.hidden_size
-            self.embed_tokens = nn.Embedding(*table, _weight=torch.zeros(*table))
+            zeros = torch.zeros(sizes.vocab_size, sizes.hidden_size)
+            self.embed_tokens = nn.Embedding.from_pretrained(zeros, freeze=False)
         elif config.embedding == "mask-row":
             self.mask_embedding = nn.Parameter(torch.zeros(sizes.hidden_size))
 

@@ -34,8 +34,7 @@ def pass_cost(drafter: Drafter, *, bf16: bool = True) -> PassCost:
     """Measured on two short passes over random features, so that it holds for every drafter."""
     few, many = (_kept_for_backward(drafter, tokens, bf16=bf16) for tokens in PROBE)
     each = (many - few) / (PROBE[1] - PROBE[0])
-    parallel = method_of(drafter.config).parallel
-    return PassCost(few - each * (PROBE[0] - 1), each, parallel)
+    return PassCost(few - each * (PROBE[0] - 1), each, method_of(drafter.config).parallel)
 
 
 def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
