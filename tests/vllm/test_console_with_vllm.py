@@ -78,9 +78,9 @@ def test_chat_and_charts(page: Any, vllm: str) -> None:
     page.get_by_label("Max tokens").fill("48")
     page.get_by_label("Message").fill("Write a Python function that reverses a list.")
     page.keyboard.press("Enter")
-    page.locator(".message.assistant .said:not(:empty)").wait_for()
+    page.locator(".message.assistant .words:not(:empty)").wait_for()
     page.locator("#log:not([aria-busy])").wait_for()
-    assert "def " in page.locator(".message.assistant .said").inner_text()
+    assert "def " in page.locator(".message.assistant .words").inner_text()
     assert page.locator(".message .token").count() == 0
     assert page.locator("#tokens").inner_text() == "48"
     assert 1.5 < float(page.locator("#al").inner_text()) <= 4
