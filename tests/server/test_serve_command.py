@@ -26,6 +26,7 @@ from peagle.server.run import bind, check_host
 # code is such), and then ends only when it has said on /health that it has failed.
 CLIENTS = 8
 BROKEN = f"""
+from fastapi import Response
 from peagle.cli.main import main
 from peagle.engine.engine import Engine
 from peagle.server.app import Api
@@ -41,9 +42,9 @@ def broken(engine):
 async def late(server, counter):
     return bool(said) and await on_tick(server, counter)
 
-async def heard(api):
-    answer = await health(api)
-    said.extend([answer] if answer.status_code == 503 else [])
+async def heard(api, response: Response):
+    answer = await health(api, response)
+    said.extend([answer] if answer.status == "failed" else [])
     return answer
 
 Engine.step, Server.on_tick, Api.health = broken, late, heard
