@@ -54,8 +54,7 @@ def refused_command(
     if field is not None:
         error = ended.value.__context__
         assert isinstance(error, InputError)
-        named = field in line.replace("-", "_")
-        assert error.field == field or (error.field is None and named), line
+        assert error.field == field, line
     return line.strip()
 
 
