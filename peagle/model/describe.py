@@ -169,7 +169,8 @@ def describe_target(target: "Target") -> DescribedTarget | None:
     plain = all(type(part) is nn.Linear and part.weight.dtype == target.dtype for part in linears)
     plain &= len(linears) == LINEARS * target.num_layers + 1  # others are quantised, or adapters
     config = describe(target.config.to_dict()) if published and plain else None
-    tensors = model.state_dict()
+    # Quantised layers, which are not described, would restore their weights for a state dict.
+    tensors = {} if config is None else model.state_dict()
     if config is None or EMBEDDING not in tensors:  # a decoder inside a multimodal model
         return None
     return DescribedTarget(config, tensors, target.tokenizer, target.name, target.end_ids)

@@ -76,9 +76,8 @@ class LayerConfig:
 
     def rotary(self) -> Rotary:
         """The rotary embedding by `rope_parameters`; of rare kinds by transformers' code."""
-        rope = rope_of(self.rope_parameters)
-        if rope is not None:
-            return Rotary(rope.frequencies(self.head_dim))
+        if (rope := rope_of(self.rope_parameters)) is not None:
+            return rope.rotary(self.head_dim)
         from transformers import LlamaConfig  # noqa: PLC0415 (takes two seconds)
         from transformers.models.llama.modeling_llama import (  # noqa: PLC0415
             LlamaRotaryEmbedding,

@@ -31,6 +31,10 @@ class Rope(NamedTuple):
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         return (1 - kept) * slow + kept * plain
 
+    def rotary(self, head_dim: int) -> "Rotary":
+        """The module that makes cos and sin."""
+        return Rotary(self.frequencies(head_dim))
+
 
 def rope_of(table: Mapping[str, Any]) -> Rope | None:
     """RoPE by `rope_parameters`; None for a kind that is not described."""

@@ -44,8 +44,7 @@ def target() -> Any:
 def facts(config: DrafterConfig) -> dict[str, Any]:
     """Everything a configuration says, comparable."""
     names = (f for f in DrafterConfig.__slots__ if f != "transformer")
-    sizes = config.transformer.to_json()
-    return {name: getattr(config, name) for name in names} | sizes
+    return {name: getattr(config, name) for name in names} | config.transformer.to_json()
 
 
 def raw_config(folder: Path) -> dict[str, Any]:

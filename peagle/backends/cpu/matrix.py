@@ -134,8 +134,7 @@ class CpuLinear(nn.Module):
     @classmethod
     def int8(cls, linear: nn.Linear) -> "CpuLinear":
         """A linear layer of weights rounded to int8."""
-        weight = linear.weight.detach()
-        return cls(Weights.int8(*round_int8(weight, weight.dtype)), linear.bias)
+        return cls(quantized_weights(linear.weight.detach(), "int8"), linear.bias)
 
     @property
     def weight(self) -> Tensor:

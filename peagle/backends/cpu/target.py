@@ -20,8 +20,6 @@ from peagle.model.described import HEAD, NORM, Described, DescribedTarget
 if TYPE_CHECKING:
     from peagle.backends.kv_cache import KVCache
 
-    pass
-
 # A layer's norms by their names in structs.py; those of queries and keys are there or not.
 NORMS = {"input": "input_layernorm", "mlp_input": "post_attention_layernorm"}
 SANDWICH_NORMS = {
@@ -46,8 +44,7 @@ class NativeTarget:
         head = self.embedding if config.tied else tensors[HEAD]
         head_kind = None if target.quantize is None else "int8"
         self.head = CpuLinear(quantized_weights(head, head_kind), None)
-        ropes = [rope.frequencies(config.head_dim) for rope in config.ropes]
-        self.frequencies = torch.stack(ropes)  # (G, H / 2)
+        self.rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
 
     @torch.no_grad()
@@ -56,9 +53,9 @@ class NativeTarget:
         x = F.embedding(batch.ids, self.embedding)
         if self.config.embedding_scale != 1.0:
             x *= self.embedding_scale
-        angles = batch.positions[None, :, None].float() * self.frequencies[:, None]
-        angles = torch.cat([angles, angles], dim=-1)
-        found = self.decoder.run(x, (angles.cos(), angles.sin()), batch, cache, taps=taps)
+        tables = [rotary(x, batch.positions[None]) for rotary in self.rotaries]
+        cos, sin = (torch.cat(each) for each in zip(*tables, strict=True))
+        found = self.decoder.run(x, (cos, sin), batch, cache, taps=taps)
         return TargetOutput(found.normed, found.features)
 
     @torch.no_grad()
@@ -87,5 +84,5 @@ def _layer(target: DescribedTarget, number: int) -> DecoderLayer:
 
 
 def _norm(config: Described, weight: Tensor) -> Tensor:
-    """A norm's weights in float32."""
-    return weight.float() + 1 if config.sandwich else weight.float()
+    """The factors of a norm; summed in float32 where the weights are one less."""
+    return weight.float() + 1 if config.sandwich else weight
