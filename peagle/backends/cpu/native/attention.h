@@ -7,8 +7,9 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
-#include "vectors.h"
+#include "dots.h"
 
 namespace peagle {
 
@@ -69,6 +70,53 @@ void gather(const Span& span, int64_t row, int64_t at, int64_t count, const T* r
   }
 }
 
+// What attention multiplies at once: two numbers beside each other where the CPU multiplies pairs
+// of bf16, else a float.
+template <typename T, bool = HAS_PAIRS && sizeof(T) == 2>
+struct Step {
+  static constexpr int64_t NUMBERS = 1;
+  typedef float Input;
+  typedef Wide Lanes;
+  static Wide add(Wide sums, Lanes lanes, Input x) { return sums + x * lanes; }
+};
+template <typename T>
+struct Step<T, true> {
+  static constexpr int64_t NUMBERS = 2;
+  typedef uint32_t Input __attribute__((may_alias));
+  typedef WideBits Lanes;
+  static Wide add(Wide sums, Lanes lanes, Input x) { return dot_pairs(sums, lanes, Lanes{} + x); }
+};
+
+// Up to LANES rows of `width`, as vectors of one step of each; missing rows are zero. Steps up to a
+// multiple of 2 · LANES numbers are written.
+template <typename T>
+void turn(const T* rows, int64_t count, int64_t stride, int64_t width,
+          typename Step<T>::Lanes* to) {
+  constexpr int64_t EACH = 4 / sizeof(T), SIDE = WIDTH * EACH;  // numbers of a lane, of a square
+  constexpr int64_t PARTS = LANES / WIDTH;                      // squares beside each other
+  for (int64_t at = 0; at < width; at += SIDE)
+    for (int64_t part = 0; part < PARTS; ++part) {
+      WideBits square[WIDTH] = {};
+      int64_t bytes = std::min(SIDE, width - at) * sizeof(T);
+      const T* from = rows + part * WIDTH * stride + at;
+      for (int64_t j = 0; j < std::min<int64_t>(WIDTH, count - part * WIDTH); ++j)
+        if (bytes == sizeof(WideBits))
+          std::memcpy(&square[j], from + j * stride, sizeof(WideBits));
+        else
+          std::memcpy(&square[j], from + j * stride, bytes);
+      transpose(square);
+      for (int i = 0; i < WIDTH; ++i) {
+        auto* column = to + (at / Step<T>::NUMBERS + i * EACH / Step<T>::NUMBERS) * PARTS + part;
+        if constexpr (EACH == Step<T>::NUMBERS) {
+          column[0] = typename Step<T>::Lanes(square[i]);
+        } else {  // bf16 as floats
+          column[0] = Wide(square[i] << 16);
+          column[PARTS] = Wide(square[i] & 0xffff0000u);
+        }
+      }
+    }
+}
+
 struct Spec {  // 0, or no pointer, where a layer has none
   float scale, softcap;
   int64_t window;
@@ -91,27 +139,33 @@ class Task {
     together = span.tails ? (span.shared() - first) / LANES * LANES : columns;
     padded = (rows + 3) / 4 * 4;
     vectors = (kept.value_width + LANES - 1) / LANES;
+    key_steps = (kept.key_width + EACH - 1) / EACH;
     auto place = [&](int64_t row) { return row / groups * queries + head * groups + row % groups; };
 
-    input.assign(padded * kept.key_width, 0.0f);
-    for (int64_t row = 0; row < rows; ++row)
-      for (int64_t i = 0; i < kept.key_width; ++i)
-        input[row * kept.key_width + i] = load(q[place(row) * kept.key_width + i]) * spec.scale;
-    scores.resize(padded * columns / LANES);
-    output.assign(padded * vectors, Vector{});
-    turned.assign(std::max(kept.key_width + 2 * LANES, LANES * vectors), Vector{});
+    static thread_local Memory memory;
+    int64_t key_width = key_steps * EACH;
+    input = room_for(memory.input, padded * key_width);
+    scores = room_for(memory.scores, padded * columns / LANES);
+    shares = room_for(memory.shares, padded * columns);
+    scales = room_for(memory.scales, padded);
+    output = room_for(memory.output, padded * vectors);
+    turned = room_for(memory.turned, std::max(key_width + 2 * LANES, LANES * vectors));
+    gathered = room_for(memory.gathered, LANES * std::max(kept.key_width, kept.value_width));
+    std::fill(input, input + padded * key_width, Number{});
+    std::fill(output, output + padded * vectors, Vector{});
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* query = q + place(row) * kept.key_width;
+      std::transform(query, query + kept.key_width, input + row * key_width, number);
+    }
 
     for (int64_t at = 0; at < together; at += LANES) {
       turn_keys(head, at);
-      int64_t row = 0;
-      for (; row + 8 <= padded; row += 8) multiply_keys<8>(row, at);
-      for (; row < padded; row += 4) multiply_keys<4>(row, at);
+      by_rows([&](auto count, int64_t row) { multiply_keys<count>(row, at); });
     }
     own_groups([&](int64_t token, int64_t at, int64_t count) {
-      int64_t width = kept.key_width;
-      T* keys = room_for(gathered, LANES * width);
-      gather(span, token, first + at, count, kept.key(0, head), kept.heads * width, width, keys);
-      turn(keys, count, width, width, turned.data());
+      int64_t width = kept.key_width, stride = kept.heads * width;
+      gather(span, token, first + at, count, kept.key(0, head), stride, width, gathered);
+      turn(gathered, count, width, width, lanes());
       for (int64_t i = 0; i < groups; ++i) multiply_keys<1>(token * groups + i, at);
     });
     for (int64_t row = 0; row < padded; ++row) {
@@ -119,35 +173,60 @@ class Task {
       softmax(row, span.position(std::min(row / groups, span.count - 1)), sink);
     }
     for (int64_t at = 0; at < together; at += LANES) {
-      int64_t count = widen_values(head, at), row = 0;
-      for (; row + 8 <= padded; row += 8) multiply_values<8>(row, at, count);
-      for (; row < padded; row += 4) multiply_values<4>(row, at, count);
+      int64_t count = spread_values(head, at);
+      by_rows([&](auto rows, int64_t row) { multiply_values<rows>(row, at, count); });
     }
     own_groups([&](int64_t token, int64_t at, int64_t count) {
-      int64_t width = kept.value_width;
-      T* values = room_for(gathered, LANES * width);
-      gather(span, token, first + at, count, kept.value(0, head), kept.heads * width, width,
-             values);
-      widen(values, count, width);
+      int64_t width = kept.value_width, stride = kept.heads * width;
+      gather(span, token, first + at, count, kept.value(0, head), stride, width, gathered);
+      spread(gathered, count, width);
       for (int64_t i = 0; i < groups; ++i) multiply_values<1>(token * groups + i, at, count);
     });
     for (int64_t row = 0; row < rows; ++row) {
       const float* from = reinterpret_cast<const float*>(&output[row * vectors]);
       for (int64_t i = 0; i < kept.value_width; ++i)
-        store(out[place(row) * kept.value_width + i], from[i]);
+        store(out[place(row) * kept.value_width + i], from[i] * scales[row]);
     }
   }
 
  private:
-  static constexpr int64_t PARTS = LANES / WIDTH;  // vectors of this CPU in one of LANES lanes
+  typedef typename Step<T>::Input Input;
+  typedef typename Step<T>::Lanes Lanes;
+  static constexpr int64_t EACH = Step<T>::NUMBERS;  // numbers of an input
+  static constexpr int64_t PARTS = LANES / WIDTH;    // vectors of this CPU in one of LANES lanes
+  typedef std::conditional_t<EACH == 1, float, T> Number;  // as it is multiplied
   const Kept<T>& kept;
   const Spec& spec;
   const Span& span;
   // Positions `first` on are columns. Those before `together` have the same keys for all rows.
-  int64_t first, columns, together, padded, vectors;
-  std::vector<float> input;                    // (padded, key_width), scaled
-  std::vector<Vector> scores, output, turned;  // (padded, columns), (padded, value_width)
-  std::vector<T> gathered;                     // (LANES, width)
+  int64_t first, columns, together, padded, vectors, key_steps;
+  Number* input;                     // (padded, key_steps · EACH)
+  Vector *scores, *output, *turned;  // (padded, columns), (padded, value_width)
+  Number* shares;                    // (padded, columns): e^score, at most 1
+  float* scales;                     // (padded,) that shares are multiplied by
+  T* gathered;                       // (LANES, width)
+  struct Memory {                    // a thread's, kept for its next task
+    std::vector<Number> input, shares;
+    std::vector<Vector> scores, output, turned;
+    std::vector<float> scales;
+    std::vector<T> gathered;
+  };
+
+  static Number number(T x) {
+    if constexpr (EACH == 1)
+      return load(x);
+    else
+      return x;
+  }
+  Lanes* lanes() { return reinterpret_cast<Lanes*>(turned); }
+
+  // Call run(count, row) for rows by eights and fours.
+  template <typename Run>
+  void by_rows(Run run) const {
+    int64_t row = 0;
+    for (; row + 8 <= padded; row += 8) run(std::integral_constant<int, 8>(), row);
+    for (; row < padded; row += 4) run(std::integral_constant<int, 4>(), row);
+  }
 
   // Ask for the rows that come next: they are a row of all heads apart, too far for the processor
   // to see what follows.
@@ -173,19 +252,19 @@ class Task {
     int64_t width = kept.key_width;
     if (at + LANES < together) ask(kept.key(span.slot(first + at + LANES), head), width);
     const T* keys = kept.key(span.slot(first + at), head);
-    turn(keys, end(at), kept.heads * width, width, turned.data());
+    turn(keys, end(at), kept.heads * width, width, lanes());
   }
 
   // Scores of LANES keys: every lane is a key, so nothing is summed across lanes.
   template <int ROWS>
   void multiply_keys(int64_t row, int64_t at) {
-    int64_t width = kept.key_width;
-    const float* x = &input[row * width];
-    const Wide* keys = reinterpret_cast<const Wide*>(turned.data());
+    const Input* x = reinterpret_cast<const Input*>(input) + row * key_steps;
+    const Lanes* keys = lanes();
     Wide sums[ROWS][PARTS] = {};
-    for (int64_t i = 0; i < width; ++i, keys += PARTS)
+    for (int64_t i = 0; i < key_steps; ++i, keys += PARTS)
       for (int r = 0; r < ROWS; ++r)
-        for (int64_t part = 0; part < PARTS; ++part) sums[r][part] += x[r * width + i] * keys[part];
+        for (int64_t part = 0; part < PARTS; ++part)
+          sums[r][part] = Step<T>::add(sums[r][part], keys[part], x[r * key_steps + i]);
     for (int r = 0; r < ROWS; ++r)
       std::memcpy(&scores[(row + r) * columns / LANES + at / LANES], sums[r], sizeof(sums[r]));
   }
@@ -194,49 +273,61 @@ class Task {
     float* x = reinterpret_cast<float*>(&scores[row * columns / LANES]);
     int64_t begin = spec.window ? std::max<int64_t>(0, stands + 1 - spec.window) - first : 0;
     int64_t stop = stands + 1 - first;
+    float most = sink ? *sink : -std::numeric_limits<float>::infinity(), sum = 0;
+#pragma omp simd
+    for (int64_t i = begin; i < stop; ++i) x[i] *= spec.scale;
     if (spec.softcap)
       for (int64_t i = begin; i < stop; ++i) x[i] = std::tanh(x[i] / spec.softcap) * spec.softcap;
-    float most = sink ? *sink : -std::numeric_limits<float>::infinity(), sum = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t i = begin; i < stop; ++i) most = x[i] > most ? x[i] : most;
-    std::fill(x, x + begin, 0.0f);
-    std::fill(x + stop, x + columns, 0.0f);
+    Number* share = &shares[row * columns];
+    std::fill(share, share + begin, Number{});
+    std::fill(share + stop, share + columns, Number{});
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = begin; i < stop; ++i) {
-      x[i] = exponential(x[i] - most);
-      sum += x[i];
+      float power = exponential(x[i] - most);
+      store(share[i], power);
+      sum += power;
     }
     if (sink) sum += exponential(*sink - most);
-    float share = 1.0f / sum;
-#pragma omp simd
-    for (int64_t i = begin; i < stop; ++i) x[i] *= share;
+    scales[row] = 1.0f / sum;
   }
 
-  // Values as floats, each row from a whole vector on. Returns the number of keys.
-  int64_t widen_values(int64_t head, int64_t at) {
+  // Values as they are multiplied, each row from a whole vector on. Returns the number of keys.
+  int64_t spread_values(int64_t head, int64_t at) {
     int64_t width = kept.value_width;
     if (at + LANES < together) ask(kept.value(span.slot(first + at + LANES), head), width);
-    widen(kept.value(span.slot(first + at), head), end(at), kept.heads * width);
+    spread(kept.value(span.slot(first + at), head), end(at), kept.heads * width);
     return end(at);
   }
 
-  void widen(const T* value, int64_t count, int64_t stride) {
-    float* to = reinterpret_cast<float*>(turned.data());
-    for (int64_t j = 0; j < count; ++j, value += stride, to += vectors * LANES)
-      for (int64_t i = 0; i < kept.value_width; ++i) to[i] = load(value[i]);
+  void spread(const T* value, int64_t count, int64_t stride) {
+    Input* to = reinterpret_cast<Input*>(lanes());
+    int64_t width = kept.value_width;
+    for (int64_t j = 0; j < count; j += EACH, value += EACH * stride, to += vectors * LANES)
+      if constexpr (EACH == 1)
+        for (int64_t i = 0; i < width; ++i) to[i] = load(value[i]);
+      else if (j + 1 == count)
+        for (int64_t i = 0; i < width; ++i) to[i] = value[i].bits;
+      else
+        for (int64_t i = 0; i < width; ++i)
+          to[i] = value[i].bits | uint32_t(value[stride + i].bits) << 16;
   }
 
   template <int ROWS>
   void multiply_values(int64_t row, int64_t at, int64_t count) {
-    const float* shares = reinterpret_cast<const float*>(&scores[(row * columns + at) / LANES]);
+    const Number* share = &shares[row * columns + at];
     int64_t parts = vectors * PARTS;
     for (int64_t part = 0; part < parts; ++part) {
       Wide* out = reinterpret_cast<Wide*>(&output[row * vectors]) + part;
-      const Wide* in = reinterpret_cast<const Wide*>(turned.data()) + part;
+      const Lanes* in = lanes() + part;
       Wide sums[ROWS];
       for (int r = 0; r < ROWS; ++r) sums[r] = out[r * parts];
-      for (int64_t j = 0; j < count; ++j, in += parts)
-        for (int r = 0; r < ROWS; ++r) sums[r] += shares[r * columns + j] * *in;
+      for (int64_t j = 0; j < count; j += EACH, in += parts)
+        for (int r = 0; r < ROWS; ++r) {
+          const Number* theirs = share + r * columns + j;
+          sums[r] = Step<T>::add(sums[r], *in, *reinterpret_cast<const Input*>(theirs));
+        }
       for (int r = 0; r < ROWS; ++r) out[r * parts] = sums[r];
     }
   }

@@ -19,8 +19,10 @@ constexpr int64_t PARTS = LANES / WIDTH;  // vectors of the outputs of a panel
 constexpr int64_t LINE = 4 * LANES;       // bytes of these
 constexpr int64_t ROWS_OF_A_CHUNK = 48;   // rows that stay in a near cache while panels pass by
 
-#if defined(__AVX512F__) || defined(__ARM_NEON)
-constexpr int MOST_SUMS = 16;  // vectors that stay in registers, beside weights and inputs
+#if defined(__AVX512F__)
+constexpr int MOST_SUMS = 24;  // vectors that stay in registers, beside weights and inputs
+#elif defined(__ARM_NEON)
+constexpr int MOST_SUMS = 16;
 #else
 constexpr int MOST_SUMS = 12;
 #endif
@@ -78,6 +80,7 @@ template <int ROWS, int VECTORS, typename Read, typename Add>
 inline void add_products(Wide (&sums)[ROWS][VECTORS], Read read, Add add) {
   decltype(read(0)) weights[VECTORS];
   for (int i = 0; i < VECTORS; ++i) weights[i] = read(i);
+#pragma GCC unroll 32  // or sums of more than 17 rows are kept in memory
   for (int r = 0; r < ROWS; ++r)
     for (int i = 0; i < VECTORS; ++i) sums[r][i] = add(sums[r][i], weights[i], r);
 }
@@ -230,17 +233,22 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   }
 };
 
-// Keep the sums of a row and a panel. `fma` by name: everywhere with the same rounding.
+// Make outputs of a panel from the sums of `rows` rows, which lie `apart` floats apart. Not
+// inlined: it would take registers from the loop of the sums. `fma` by name: everywhere with the
+// same rounding.
 template <typename T>
-void keep(const Product<T>& product, int64_t row, int64_t panel, const float (&sums)[LANES]) {
+[[gnu::noinline]] void keep(const Product<T>& product, int64_t row, int64_t rows, int64_t panel,
+                            const float* sums, int64_t apart) {
   const Matrix& m = product.matrix;
   int64_t output = panel * LANES, count = std::min<int64_t>(LANES, m.outputs - output);
-  const T *bias = product.bias(), *scales = static_cast<const T*>(m.scales);
+  const T *bias = product.bias(), *scale = static_cast<const T*>(m.scales);
+  float scales[LANES], biases[LANES] = {};
+  std::fill(scales, scales + LANES, 1.0f);
+  for (int64_t i = 0; m.bits == 8 && i < count; ++i) scales[i] = load(scale[output + i]);
+  for (int64_t i = 0; bias && i < count; ++i) biases[i] = load(bias[output + i]);
   T* to = product.out + row * m.outputs + output;
-  for (int64_t i = 0; i < count; ++i) {
-    float scale = m.bits == 8 ? load(scales[output + i]) : 1.0f;
-    store(to[i], std::fma(sums[i], scale, bias ? load(bias[output + i]) : 0.0f));
-  }
+  for (int64_t r = 0; r < rows; ++r, sums += apart, to += m.outputs)
+    for (int64_t i = 0; i < count; ++i) store(to[i], std::fma(sums[i], scales[i], biases[i]));
 }
 
 // ROWS rows, from `row` on, by PANELS panels, from `panel` on, or by that one if it is the last.
@@ -256,12 +264,11 @@ void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
     asm volatile("");  // or GCC makes vectors of several steps, which are slower
     weights.add(x + k * rows, sums);
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (int p = 0; p < std::min<int64_t>(panels, PANELS); ++p) {
-      float found[LANES];
-      std::memcpy(found, &sums[r][p * PARTS], sizeof(found));
-      keep(product, row + r, panel + p, found);
-    }
+  float found[ROWS][PANELS][LANES];
+#pragma GCC unroll 32
+  for (int r = 0; r < ROWS; ++r) std::memcpy(found[r], sums[r], sizeof(found[r]));
+  for (int p = 0; p < std::min<int64_t>(panels, PANELS); ++p)
+    keep(product, row, ROWS, panel + p, found[0][p], PANELS * LANES);
 }
 
 template <int ROWS, typename Steps, typename T>

@@ -111,34 +111,4 @@ inline void transpose(V (&rows)[COUNT]) {
   if constexpr (COUNT > 8) swap_corners<8>(rows);
 }
 
-// What a transposed lane holds: one float, or two bf16. Columns lie `apart`.
-inline void unpack(WideBits lane, Wide* to, int64_t, float) { to[0] = Wide(lane); }
-inline void unpack(WideBits lane, Wide* to, int64_t apart, Bf16) {
-  to[0] = Wide(lane << 16);
-  to[apart] = Wide(lane & 0xffff0000u);
-}
-
-// Up to LANES rows of `width`, as vectors of one column each; missing rows are zero. Columns up to
-// a multiple of 2 · LANES are written.
-template <typename T>
-void turn(const T* rows, int64_t count, int64_t stride, int64_t width, Vector* to) {
-  constexpr int64_t EACH = 4 / sizeof(T), STEP = WIDTH * EACH;  // values of a lane, of a square
-  constexpr int64_t PARTS = LANES / WIDTH;                      // squares beside each other
-  Wide* columns = reinterpret_cast<Wide*>(to);
-  for (int64_t at = 0; at < width; at += STEP)
-    for (int64_t part = 0; part < PARTS; ++part) {
-      WideBits square[WIDTH] = {};
-      int64_t bytes = std::min(STEP, width - at) * sizeof(T);
-      const T* from = rows + part * WIDTH * stride + at;
-      for (int64_t j = 0; j < std::min<int64_t>(WIDTH, count - part * WIDTH); ++j)
-        if (bytes == sizeof(WideBits))
-          std::memcpy(&square[j], from + j * stride, sizeof(WideBits));
-        else
-          std::memcpy(&square[j], from + j * stride, bytes);
-      transpose(square);
-      for (int i = 0; i < WIDTH; ++i)
-        unpack(square[i], columns + (at + i * EACH) * PARTS + part, PARTS, T{});
-    }
-}
-
 }  // namespace peagle
