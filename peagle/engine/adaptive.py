@@ -27,8 +27,10 @@ from peagle.engine.costs import MEASURED, PROMPT_ROWS, Curve
 from peagle.engine.tree import Draft
 
 MIN_GAIN = 1.04  # minimum promised speed-up over decoding without drafts: estimates are not exact
+MIN_NODES_GAIN = 1.02  # the same of a round whose drafts are known
 MAX_LEFT = 512  # maximum number of tokens that a request is expected to have left
 MIN_SAVED = 2.0  # drafting must save this many times what missed slots cost: answers end early
+REST = 8  # rounds after which it is asked again whether drafting pays, where it did not
 EXPLORE_NODES = 3  # nodes that are verified to explore
 EXPLORE_SHARE = 0.005  # maximum share of time for exploring nodes, and as much for exploring drafts
 DRAFT_WEIGHT = 1 / 64  # weight of a new draft in the expected one
@@ -79,6 +81,8 @@ class AdaptiveBudget(Budget):
         self.overhead = 0.0  # seconds of a round outside both models
         # Nodes (K, C) that a draft is expected to have, found by the drafter only.
         self.expected = histogram(k, ((depth, GUESS ** (depth + 1)) for depth in range(k)))
+        self._resting = 0  # rounds for which drafting is known not to pay,
+        self._resting_load = 0  # at this load or a larger one
         self._undrafted = 0.0  # seconds of rounds since the drafter drafted
         self._unexplored = 0.0  # seconds of rounds since nodes were verified to explore
 
@@ -91,9 +95,15 @@ class AdaptiveBudget(Budget):
 
     def choose(self, load: int, asks: Sequence[Ask], found: Sequence[float]) -> list[int]:
         """First the depth for all; then, if some cannot pay for the slots that they have missed,
-        the depth for the others."""
-        plan = self._plan(load, load, found)
+        the depth for the others. A plan takes a few hundred microseconds, which many requests that
+        are not drafted for would not earn back."""
         slot = self.draft(PROMPT_ROWS) / PROMPT_ROWS  # seconds of a missed slot
+        if self._resting and load >= self._resting_load:
+            self._resting -= 1
+            return self._explore(asks, slot)
+        plan = self._plan(load, load, found)
+        if not plan.depth:
+            self._resting, self._resting_load = REST, load
         paying = list[int]()
         for at, ask in enumerate(asks):
             if plan.saved * min(ask.left, MAX_LEFT) > MIN_SAVED * slot * ask.missed:
@@ -120,7 +130,9 @@ class AdaptiveBudget(Budget):
                 self._undrafted = 0.0
         nodes = [(chance, at) for at, draft in enumerate(drafts) for chance in draft.chances]
         nodes.sort(key=lambda node: -node[0])
-        count = self._best(load, [(1.0, chance) for chance, _ in nodes], spent).groups
+        alone = self._best(load, [], spent)
+        best = self._best(load, [(1.0, chance) for chance, _ in nodes], spent)
+        count = best.groups if best.pace * MIN_NODES_GAIN < alone.pace else 0
         if count < len(nodes) and self._explores(load + count):
             count += EXPLORE_NODES
             self._unexplored = 0.0

@@ -14,8 +14,10 @@ from peagle.backends.kv_cache import KVCache
 from peagle.model.base_target import BaseTarget
 
 REPEATS = 5  # repetitions of each measurement at the start
+HALFWAY = 16  # row count from which points lie closer: products take more rows in steps
 PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
 MEASURED = 0.1  # weight of a new measurement
+FAR = 0.8  # power of a correction far from where it was measured
 MAX_RATIO = 1.5  # maximum of measured to expected seconds: a first forward may take ten times
 SLOW = 8.0  # ratio of a slow forward's seconds to those that the engine began with
 MAX_SLOW_SECONDS = 10.0  # slow forwards in a row take this long before a warning
@@ -53,12 +55,13 @@ class Curve:
 
     def observe(self, passes: Sequence[float], seconds: float) -> None:
         """Move the curve a little towards what some forwards took together: the points between
-        which these lie, and all others half as far. What slows the machine down slows all of it;
-        its shape changes, too, as with the length of contexts."""
+        which these lie, and all others nearly as far. What slows the machine down slows all of it.
+        Its shape changes, too, as with the length of contexts, but slowly: points that no round
+        lies at, as without drafts, would else drift away from the others."""
         factor = 1 + MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
         near = {at for rows in passes for at in self._beside(rows)}
-        # The root, not half of the step: ups and downs that cancel near do so far away, too.
-        far = factor**0.5
+        # A power, not a part of the step: ups and downs that cancel near do so far away, too.
+        far = factor**FAR
         for at in range(len(self.seconds)):
             self.seconds[at] *= factor if at in near else far
 
@@ -136,10 +139,12 @@ def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
 
 
 def row_counts(max_rows: int, *also: int) -> list[int]:
-    """The row counts of a curve: powers of two up to `max_rows`, and those of `also` above it."""
+    """The row counts of a curve: powers of two up to `max_rows`, halfway points from 16 on, and
+    those of `also` above it."""
     rows = [1]
     while rows[-1] < max_rows:
-        rows.append(min(2 * rows[-1], max_rows))
+        step = rows[-1] if rows[-1] < HALFWAY else 1 << (rows[-1].bit_length() - 2)
+        rows.append(min(rows[-1] + step, max_rows))
     return rows + [count for count in also if count > max_rows]
 
 

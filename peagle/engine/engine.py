@@ -224,6 +224,9 @@ class Engine:
         min_chance = 0.0 if new else self.budget.min_chance(load)
         drafts = list[Draft]()
         for at, match in enumerate(matches):
+            if at not in offers and not match.tokens:
+                drafts.append(Draft())
+                continue
             offer = with_lookup(offers.get(at, along([])), match, self.lookups)
             drafts.append(grow(offer, self.size, match, min_chance))
         counts = self.budget.keep(load, drafts, perf_counter() - began)

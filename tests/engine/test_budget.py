@@ -1,13 +1,21 @@
 """Depth follows what rounds cost, how sure the drafter is, and whether it is right to be."""
 
 import random
+from itertools import pairwise
 from statistics import median_low
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.adaptive import EXPLORE_NODES, EXPLORE_SHARE, MAX_LEFT, AdaptiveBudget
+from peagle.engine.adaptive import (
+    EXPLORE_NODES,
+    EXPLORE_SHARE,
+    MAX_LEFT,
+    REST,
+    AdaptiveBudget,
+    Plan,
+)
 from peagle.engine.budget import Ask, Calibration
 from peagle.engine.costs import PROMPT_ROWS, Curve, measure, row_counts
 from peagle.engine.lookup import LookupCalibration, with_lookup
@@ -260,3 +268,37 @@ def test_a_disturbed_measurement_is_mended() -> None:
     taken = iter([9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 5.0, 2.0, 3.0, 3.0] + [9.0] * 15)
     curve = measure(lambda rows: next(taken), row_counts(7, 64))
     assert (curve.rows, curve.seconds) == ([1, 2, 4, 7, 64], [1.0, 2.0, 2.0, 3.0, 3.0])
+
+
+def test_where_drafting_does_not_pay_no_plan_is_made_for_some_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = chooser(verify=STEEP)
+    plans = list[int]()
+    make = budget._plan
+
+    def counted(load: int, requests: float, found: list[float]) -> Plan:
+        plans.append(load)
+        return make(load, requests, found)
+
+    monkeypatch.setattr(AdaptiveBudget, "_plan", lambda _, *given: counted(*given))
+    for _ in range(2 * (REST + 1)):
+        budget.choose(48, [READY] * 48, [])
+    assert plans == [48, 48]
+    budget.choose(47, [READY] * 47, [])  # fewer requests: it may pay now
+    assert plans[-1] == 47
+
+
+def test_nodes_that_promise_next_to_nothing_are_not_verified() -> None:
+    """A row costs a hundredth of a second, like a token of a round without nodes."""
+    assert keep(chooser(verify={1: 0.100, 11: 0.200}), [0.11]) == [0]
+    assert keep(chooser(verify={1: 0.100, 11: 0.200}), [0.2]) == [1]
+
+
+@given(st.integers(2, 600))
+def test_points_of_a_curve_lie_close_where_batches_do(rows: int) -> None:
+    counts = row_counts(rows)
+    assert counts[0] == 1
+    assert counts[-1] == rows
+    assert all(more <= 2 * fewer for fewer, more in pairwise(counts))
+    assert all(2 * more <= 3 * fewer for fewer, more in pairwise(counts) if fewer >= 16)
