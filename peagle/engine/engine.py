@@ -46,6 +46,7 @@ class Settings:
     nodes: int | None = None  # maximum size of a request's draft tree; None: a chain of k tokens
     lookup: bool = False  # lookup drafts, too; needs nodes
     chunk: int = 512  # tokens of a round while prompts wait
+    mixed_chunk: int = 512  # tokens of prompts in a round in which requests decode
 
 
 class Engine:
@@ -72,7 +73,9 @@ class Engine:
         lookahead = max(settings.k, settings.nodes or 0)
         rows = max(settings.chunk, settings.max_batch * (lookahead + 1))
         window = target.window if proposer is None else target.max_context  # a drafter sees all
-        self.scheduler = Scheduler(pool, settings.max_batch, rows, lookahead, window)
+        self.scheduler = Scheduler(
+            pool, settings.max_batch, rows, lookahead, window, settings.mixed_chunk
+        )
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
         self.lock = threading.RLock()
         self._in_round = False

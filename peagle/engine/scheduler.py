@@ -32,16 +32,23 @@ class ScheduledRequest(NamedTuple):
 
 class Scheduler:
     """First come, first served. Every request that decodes runs in every round; the rest of the
-    round's `budget` of tokens goes to prompts, in chunks. A request is admitted when its prompt
-    fits into free blocks. When running requests need more blocks, the newest one is preempted: it
-    releases its blocks and is computed again later.
+    round's `budget` of tokens goes to prompts, in chunks: `mixed_chunk` tokens at most while
+    requests decode, which wait that long for their next tokens. A request is admitted when its
+    prompt fits into free blocks. When running requests need more blocks, the newest one is
+    preempted: it releases its blocks and is computed again later.
 
     `num_lookahead_tokens`: slots after its tokens that a request's draft may fill. `window`: newest
     positions that a row sees, in any layer; blocks before them are freed while a request runs.
     """
 
-    def __init__(
-        self, pool: BlockPool, max_batch: int, budget: int, num_lookahead_tokens: int, window: int
+    def __init__(  # noqa: PLR0913 (limits of one round)
+        self,
+        pool: BlockPool,
+        max_batch: int,
+        budget: int,
+        num_lookahead_tokens: int,
+        window: int,
+        mixed_chunk: int | None = None,  # None: all of the budget
     ) -> None:
         per_request = num_lookahead_tokens + 1
         assert budget >= max_batch * per_request, "a round holds every request that decodes"
@@ -49,6 +56,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.budget = budget
         self.num_lookahead_tokens = num_lookahead_tokens
+        self.mixed_chunk = mixed_chunk or budget
         self.window = max(window, pool.size)  # the block after freed ones is full
         self.waiting = deque[Request]()
         self.running = list[Request]()
@@ -86,6 +94,8 @@ class Scheduler:
             if request in self.running and self._extend(request, count):
                 scheduled.append(ScheduledRequest(request, count, request.draft))
                 room -= count
+        if scheduled:
+            room = min(room, self.mixed_chunk)
         for request in prompts:
             if request in self.running:
                 room -= self._chunk(request, room, scheduled)

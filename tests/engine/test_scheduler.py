@@ -119,6 +119,18 @@ def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
     assert found == [(0, 3, True, True), (1, 9, False, False)]
 
 
+def test_prompts_are_run_in_smaller_chunks_while_requests_decode() -> None:
+    scheduler = Scheduler(BlockPool(40, 4), 3, 12, K, ALL, mixed_chunk=2)
+    first, second = request(0, 30, 9), request(1, 30, 9)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert [item.num_tokens for item in scheduler.schedule()] == [12], "none decodes"
+    first.tokens.append(1)
+    first.num_computed_tokens = 30
+    found = [(item.request.index, item.num_tokens) for item in scheduler.schedule()]
+    assert found == [(0, 1), (1, 2)]
+
+
 def test_a_long_prompt_delays_no_request_that_decodes() -> None:
     """They run in every round, all of their drafts; the prompt gets the rest of each."""
     budget, count = 20, 3
