@@ -13,7 +13,10 @@ class InputError(ValueError):
     def __init__(
         self, why: str, *, field: str | None = None, value: object = None, fix: str | None = None
     ) -> None:
-        self.why, self.field, self.value, self.fix = why, field, value, fix
+        self.why = why
+        self.field = field
+        self.value = value
+        self.fix = fix
         super().__init__(self.named(field))
 
     def named(self, field: str | None) -> str:
@@ -40,6 +43,5 @@ def shortened(text: str, max_length: int = 60) -> str:
 
 def _shown(value: object) -> str:
     """A value for a message; a path whole, because its end matters more than its beginning."""
-    if isinstance(value, Path):
-        return str(value)
-    return shortened(repr(value) if isinstance(value, str) else str(value))
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if isinstance(value, Path) else shortened(text)

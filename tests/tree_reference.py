@@ -27,7 +27,7 @@ def place_states(drafter: Drafter, target: Target, tokens: list[int], k: int) ->
     """Normed hidden states (k, D) of the places after `tokens`."""
     ids = torch.tensor(tokens[1:] + [drafter.config.mask_token_id] * (k - 1))
     real = drafter.project(features_of(target, drafter, tokens[:-1]))
-    features = torch.cat([real, drafter.placeholders(torch.arange(1, k))])
+    features = torch.cat([real, drafter.placeholders(k - 1)])
     out = drafter(ids, features, torch.arange(len(ids)), CausalAttend())
     return out.normed[len(tokens) - 2 :]
 

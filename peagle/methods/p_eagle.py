@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
@@ -39,22 +40,21 @@ class PEagle:
         drafter = model.drafter
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
-        # The placeholders' features are projected in the same product.
-        masks = drafter.mask_features
-        reals, fillers = drafter.project(torch.cat([features, masks])).split(
-            [len(features), len(masks)]
-        )
+        # The placeholder's feature is projected in the same product.
+        projected = drafter.project(torch.cat([features, drafter.mask_hidden[None]]))
+        *reals, placeholder = projected.split([*(len(new.ids) for new in slots), 1])
         parts = list[Tensor]()
         spans = list[Span]()
-        owners, predicting = list[int](), list[int]()  # requests and rows of draft tokens
+        owners = list[int]()  # the request of each draft token
+        predicting = list[int]()  # and the row that predicts it
         rows = 0
-        for new, real in zip(slots, reals.split([len(new.ids) for new in slots]), strict=True):
-            more = max(0, new.depth - 1)
-            parts += [real, fillers[[min(i, len(fillers) - 1) for i in range(more)]]]
-            spans.append(Span(new.blocks, new.start, [*new.ids, *[mask_id] * more]))
-            rows += len(new.ids) + more
+        for request, (new, real) in enumerate(zip(slots, reals, strict=True)):
+            placeholders = max(0, new.depth - 1)
+            parts += [real, placeholder.expand(placeholders, -1)]
+            spans.append(Span(new.blocks, new.start, [*new.ids, *[mask_id] * placeholders]))
+            rows += len(new.ids) + placeholders
             predicting += range(rows - new.depth, rows)
-            owners += [len(spans) - 1] * new.depth
+            owners += [request] * new.depth
         normed = model.forward(Batch.of(spans), torch.cat(parts), cache).normed
         if owners:
             yield DraftStates(owners, normed[predicting])
@@ -67,12 +67,12 @@ class PEagle:
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
         count = len(given.elements.anchor)
-        anchor, depth = padded = _padded(given.elements)
+        padded = _padded(given.elements)
+        anchor, depth = padded
         real = anchor[depth == 0]
         projected = drafter.project(pad_rows(given.features[real]))[: len(real)]
-        placeholders = drafter.placeholders(depth[len(real) :])
-        mask_ids = torch.full_like(anchor[len(real) :], mask_id)
-        ids = torch.cat([given.ids[real + 1], mask_ids])
+        placeholders = drafter.placeholders(len(anchor) - len(real))
+        ids = F.pad(given.ids[real + 1], (0, len(placeholders)), value=mask_id)
         features = torch.cat([projected, placeholders])
         positions = given.positions[anchor] + depth
         out: DrafterOutput = drafter(ids, features, positions, given.attend(padded))

@@ -48,20 +48,20 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         layers = self.feature_layers
-        if not layers or any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
+        if not layers or list(layers) != sorted(set(layers)):
             fix = "name them in ascending order (a target of fewer than 7 layers has no defaults)"
             why = "must be strictly ascending"
             raise InputError(why, field="feature_layers", value=list(layers), fix=fix)
         if self.norm_before_fc and self.fc_norm:
             raise InputError("excludes `fc_norm`", field="norm_before_fc", fix="set one of them")
-        why = ""
         if self.embedding == "mask-row" and self.mask_token_id is None:
-            why = "needs a mask token"
-        hidden, of_target = self.transformer.hidden_size, self.target_hidden_size
-        if self.embedding != "full" and hidden != of_target:
-            why = f"the target's has hidden size {of_target}, the head {hidden}"
-        if why:
-            raise InputError(why, field="embedding", value=self.embedding, fix="choose 'full'")
+            raise self._bad_embedding("needs a mask token")
+        sizes = f"hidden size {self.target_hidden_size}, the head {self.transformer.hidden_size}"
+        if self.embedding != "full" and self.target_hidden_size != self.transformer.hidden_size:
+            raise self._bad_embedding(f"the target's has {sizes}")
+
+    def _bad_embedding(self, why: str) -> InputError:
+        return InputError(why, field="embedding", value=self.embedding, fix="choose 'full'")
 
     @property
     def feature_width(self) -> int:

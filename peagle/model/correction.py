@@ -17,6 +17,7 @@ neither reads the hidden state.)
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -59,7 +60,7 @@ class Correction(nn.Module):
     def likeliest(self, logits: Tensor) -> Candidates:
         """The candidates of slots, by the head's logits (R, V)."""
         best, ids = logits.topk(self.candidates)
-        return Candidates(ids, best.float() if best.dtype.itemsize < 4 else best)
+        return Candidates(ids, best.to(torch.promote_types(best.dtype, torch.float32)))
 
     def forward(self, normed: Tensor, candidates: Candidates, projected: Tensor) -> Tensor:
         """Corrected logits (R, P, C) of the candidates of slots (R, D) after each of P tokens, but

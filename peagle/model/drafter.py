@@ -18,7 +18,6 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import DrafterConfig
@@ -38,28 +37,25 @@ class Drafter(nn.Module):
 
     d2t: Tensor
     shared_embedding: Tensor | None
-    fc_norm: nn.ModuleList | None
     correction: Correction | None
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
-        self.recompute = False  # a layer's activations again in backward, instead of keeping them
         sizes = config.transformer
         norm = partial(nn.RMSNorm, eps=sizes.rms_norm_eps)
         self.input_norm = norm(config.feature_width) if config.norm_before_fc else None
-        self.fc_norm = self.correction = None
-        if config.fc_norm:
-            norms = [norm(config.target_hidden_size) for _ in config.feature_layers]
-            self.fc_norm = nn.ModuleList(norms)
+        norms = [norm(config.target_hidden_size) for _ in config.feature_layers]
+        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.fc = nn.Linear(config.feature_width, sizes.hidden_size, bias=False)
         others = [Layer(sizes) for _ in range(sizes.num_hidden_layers - 1)]
         self.layers = nn.ModuleList([FirstLayer(sizes, config.norm_before_residual), *others])
         self.norm = norm(sizes.hidden_size)
-        head = sizes.hidden_size, config.draft_vocab_size
-        self.lm_head = nn.Linear(*head, bias=False)
+        hidden = sizes.hidden_size
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.correction = None
         if config.correction is not None:
-            self.correction = Correction(config.correction, *head)
+            self.correction = Correction(config.correction, hidden, config.draft_vocab_size)
         self.rotary = sizes.rotary()
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
@@ -97,18 +93,9 @@ class Drafter(nn.Module):
             features = torch.cat(list(map(call, self.fc_norm, chunks)), dim=-1)
         return self.fc(features)
 
-    @property
-    def mask_features(self) -> Tensor:
-        """Features of MTP slots, not yet projected: one row (1, F·E) that all depths share. A
-        subclass may have a row for each depth ≥ 1; deeper slots take the last."""
-        return self.mask_hidden[None]
-
-    def placeholders(self, depths: Tensor) -> Tensor:
-        """Features of MTP slots of depths (R,) ≥ 1: projected `mask_features`, (R, D)."""
-        projected = self.project(self.mask_features)
-        if len(projected) == 1:
-            return projected.expand(len(depths), -1)
-        return projected[depths.clamp(max=len(projected)) - 1]
+    def placeholders(self, count: int) -> Tensor:
+        """Features (count, D) of MTP slots: the projected `mask_hidden`, whatever the depth."""
+        return self.project(self.mask_hidden[None]).expand(count, -1)
 
     def forward(
         self,
@@ -118,15 +105,14 @@ class Drafter(nn.Module):
         attend: Attend,
     ) -> DrafterOutput:
         assert ids.shape == positions.shape == features.shape[:1], "not one of each for a slot"
-        tables = self.rotary(features, positions[None])
-        rotate = Rotation.of(*(table.to(features.dtype) for table in tables))
+        rotate = Rotation.of(*self.rotary(features, positions[None]))
         first, *others = self.layers
-        run = partial(checkpoint, use_reentrant=False) if self.recompute else call
-        x = run(cast(FirstLayer, first).fuse, self.embed(ids), features, rotate, attend)
+        x = cast(FirstLayer, first).fuse(self.embed(ids), features, rotate, attend)
         for index, layer in enumerate(others, start=1):
-            x = run(layer, x, rotate, attend, index)
+            x = layer(x, rotate, attend, index)
         normed = self.norm(x)
-        return DrafterOutput(normed, normed if self.config.norm_output else x)
+        recurrent = normed if self.config.norm_output else x
+        return DrafterOutput(normed, recurrent)
 
     def logits(self, normed: Tensor) -> Tensor:
         """(T, D) → (T, V) over the draft vocabulary."""
@@ -137,8 +123,8 @@ class Drafter(nn.Module):
     def kv_shapes(self) -> list[HeadShape]:
         """Shapes of each layer's keys and values."""
         sizes = self.config.transformer
-        size = sizes.head_dim
-        return [HeadShape(sizes.num_key_value_heads, size, size)] * len(self.layers)
+        shape = HeadShape(sizes.num_key_value_heads, sizes.head_dim, sizes.head_dim)
+        return [shape] * len(self.layers)
 
     @property
     def target_ids(self) -> Tensor:

@@ -39,7 +39,8 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         queries = config.num_attention_heads * self.head_dim
         keys = config.num_key_value_heads * self.head_dim
-        bias, qwen3 = config.attention_bias, config.model_type == "qwen3"
+        bias = config.attention_bias
+        qwen3 = config.model_type == "qwen3"
         self.q_proj = nn.Linear(inputs, queries, bias=bias)
         self.k_proj = nn.Linear(inputs, keys, bias=bias)
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
@@ -61,10 +62,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: "LayerConfig") -> None:
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
+        bias = config.mlp_bias
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
         self.act = config.activation
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ Shapes: N tokens, E elements, D drafter hidden.
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 from peagle.methods.base import Elements, TrainingPass
 from peagle.methods.registry import method_of
@@ -50,11 +51,20 @@ def _compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)
 
 
+def recompute_layers(drafter: Drafter) -> None:
+    """Compute activations of layers again in backward, instead of keeping them."""
+    _wrap_layers(drafter, lambda run: partial(checkpoint, run, use_reentrant=False))
+
+
 def compile_layers(drafter: Drafter) -> None:
     """Fuse the operations between the matrix products of a head whose layers run once a pass.
     Lengths are dynamic: layer 0 is compiled once, and the others, being alike, once together."""
+    _wrap_layers(drafter, partial(torch.compile, dynamic=True))
+
+
+def _wrap_layers(drafter: Drafter, wrap: Callable[..., Any]) -> None:
     first, *others = drafter.layers
     first = cast(FirstLayer, first)
-    first.fuse = torch.compile(first.fuse, dynamic=True)  # type: ignore[method-assign]
+    first.fuse = wrap(first.fuse)  # type: ignore[method-assign]
     for layer in others:  # `forward`, not the module: hooks of FSDP and DDP stay outside
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = wrap(layer.forward)

@@ -19,7 +19,7 @@ from peagle.model.target import Target, TargetOutput
 from peagle.train.average import Average
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
-from peagle.train.drafter_pass import compile_layers
+from peagle.train.drafter_pass import compile_layers, recompute_layers
 from peagle.train.optimizer import make_optimizer, rate
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sampler import Sampler, TrainingSequence
@@ -69,7 +69,6 @@ class Trainer:
         self.world = self.accelerator.num_processes
         check(config, target, drafter, self.world)
         self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
-        drafter.recompute = config.recompute
         self.sampler = Sampler(config, self.batches, drafter.to(device))
         self.trainee = self._wrap(device)
         self.optimizer = make_optimizer(drafter, config)
@@ -86,6 +85,8 @@ class Trainer:
         compiled = device.type == "cuda" if config.compile is None else config.compile
         if compiled and method_of(self.drafter.config).parallel:
             compile_layers(self.drafter)
+        if config.recompute:
+            recompute_layers(self.drafter)
         trainee = Trainee(self.drafter, self.target, config.decay)
         if not config.shard:
             return self.accelerator.prepare_model(trainee)

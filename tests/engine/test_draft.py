@@ -27,7 +27,7 @@ def parallel(drafter: Drafter, target: Target, tokens: list[int], k: int) -> lis
     m = len(tokens) - 1
     ids = torch.tensor(tokens[1:] + [drafter.config.mask_token_id] * (k - 1))
     real = drafter.project(features_of(target, drafter, tokens[:-1]))
-    features = torch.cat([real, drafter.placeholders(torch.arange(1, k))])
+    features = torch.cat([real, drafter.placeholders(k - 1)])
     out = drafter(ids, features, torch.arange(m + k - 1), CausalAttend())
     return draft_tokens(drafter, out.normed[m - 1 :])
 

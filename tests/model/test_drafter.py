@@ -93,7 +93,7 @@ def test_placeholders_give_k_predictions_in_one_forward(variant: str, kind: str)
     ids = torch.cat([ids, torch.full((K - 1,), MASK_ID)])
     positions = torch.arange(SLOTS + K - 1)
     with torch.no_grad():
-        inputs = torch.cat([drafter.project(features), drafter.placeholders(torch.arange(1, K))])
+        inputs = torch.cat([drafter.project(features), drafter.placeholders(K - 1)])
         found = drafter(ids, inputs, positions, CausalAttend()).normed
     hand = ByHand(drafter)
     raw = torch.cat([features, hand.w["mask_hidden"].expand(K - 1, -1)])

@@ -61,7 +61,7 @@ def drafting_logits(drafter: Drafter, target: Target, anchor: int) -> list[Tenso
     real = drafter.project(features_of(target, drafter, ids[: anchor + 1].tolist()))
     if drafter.config.method == "p-eagle":
         masks = torch.full((DEPTHS - 1,), drafter.config.mask_token_id)
-        slots = torch.cat([real, drafter.placeholders(torch.arange(1, DEPTHS))])
+        slots = torch.cat([real, drafter.placeholders(DEPTHS - 1)])
         tokens = torch.cat([ids[1 : anchor + 2], masks])
         out = drafter(tokens, slots, torch.arange(len(tokens)), CausalAttend())
         return list(drafter.logits(out.normed[anchor:]))
