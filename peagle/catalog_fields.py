@@ -75,7 +75,8 @@ def read_mapping(content: Any, field: str | None) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any, field: str) -> Any:
-    origin, parts = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    parts = get_args(hint)
     if origin in (Union, UnionType):
         options = [each for each in parts if each is not NoneType]
         chosen = options[0] if isinstance(value, dict) else options[-1]  # a dataclass comes first

@@ -61,7 +61,9 @@ class Batch:
 
         Raises ValueError for a tree whose rows and tails differ in number.
         """
-        tokens, positions, slots = list[int](), list[int](), list[int]()
+        tokens = list[int]()
+        positions = list[int]()
+        slots = list[int]()
         for span in spans:
             count = len(span.ids)
             if span.tails and len(span.tails) != count:
@@ -120,7 +122,8 @@ def _tails(spans: Sequence[Span], slots: list[int]) -> Tensor | None:
     """(T, L) slots of each row's tail."""
     if not any(span.tails for span in spans):
         return None
-    rows, first = list[list[int]](), 0
+    rows = list[list[int]]()
+    first = 0
     for span in spans:
         for tail in span.tails or [()] * len(span.ids):
             rows.append([slots[first + row] for row in tail])

@@ -24,7 +24,8 @@ class KVCache:
     def __init__(
         self, blocks: int, shapes: Sequence[HeadShape], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.padding, self.device = blocks, device
+        self.padding = blocks
+        self.device = device
         self._kept = list[Tensor]()  # of all layers of one shape: (layers, blocks + 1, BLOCK, …)
         pairs = dict[int, tuple[Tensor, Tensor]]()
         for shape in dict.fromkeys(shapes):

@@ -30,7 +30,8 @@ class OwnCodeTarget:
 
     def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
-        ids, positions = batch.ids.to(cache.device), batch.positions.to(cache.device)
+        ids = batch.ids.to(cache.device)
+        positions = batch.positions.to(cache.device)
         return self.target.forward(ids, positions, self.attend(batch, cache), taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -42,11 +43,13 @@ class OwnCodeDrafter:
     """A `DrafterModel` that runs the drafter's own code."""
 
     def __init__(self, drafter: Drafter, attend: MakeAttend) -> None:
-        self.drafter, self.attend = drafter, attend
+        self.drafter = drafter
+        self.attend = attend
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:
         """As `DrafterModel.forward`."""
-        ids, positions = batch.ids.to(cache.device), batch.positions.to(cache.device)
+        ids = batch.ids.to(cache.device)
+        positions = batch.positions.to(cache.device)
         out: DrafterOutput = self.drafter(ids, features, positions, self.attend(batch, cache))
         return out

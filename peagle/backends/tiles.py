@@ -33,7 +33,8 @@ class TiledTarget:
 
     def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
-        hidden, features = list[Tensor](), list[Tensor]()
+        hidden = list[Tensor]()
+        features = list[Tensor]()
         for tile in tiles_of(batch, ROW_TILE, cache.padding):
             out = self.model.forward(tile, cache, taps)
             hidden.append(out.hidden.clone())  # the next tile may overwrite it
@@ -59,7 +60,8 @@ def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
     """Some rows, of the requests that own them."""
     requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
     last = query_lens.cumsum(0) - 1
-    positions, tails = batch.positions[rows], None
+    positions = batch.positions[rows]
+    tails = None
     reached = positions + 1
     if batch.tails is not None:
         tails = batch.tails[rows]

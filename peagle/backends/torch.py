@@ -35,14 +35,16 @@ class TorchAttend:
 
     def __init__(self, batch: Batch, cache: KVCache, *, exact: bool = False) -> None:
         device = cache.device
-        self.cache, self.exact = cache, exact
+        self.cache = cache
+        self.exact = exact
         self.slot_mapping = batch.slot_mapping.to(device)
         self.views = [View(rows, slots.to(device)) for rows, slots in views(batch)]
         self.masks = dict[tuple[int, int | None], Tensor | None]()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         keys, values = self.cache.write(layer, self.slot_mapping, k, v)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        keys = keys.flatten(0, 1)
+        values = values.flatten(0, 1)
         out = q.new_empty(*q.shape[:2], values.shape[-1])
         run = tiled_attention if self.exact else attention
         for number, (rows, slots) in enumerate(self.views):

@@ -26,7 +26,8 @@ class Change(NamedTuple):
     @property
     def verdict(self) -> str:
         """Slower or faster where the 95 % intervals do not overlap, else alike."""
-        was, now = self.before["output_tps_95"], self.after["output_tps_95"]
+        was = self.before["output_tps_95"]
+        now = self.after["output_tps_95"]
         if was is None or now is None or (was[0] <= now[1] and now[0] <= was[1]):
             return "alike"
         return "slower" if self.ratio < 1 else "faster"
@@ -34,7 +35,8 @@ class Change(NamedTuple):
 
 def compare_files(before: Path, after: Path) -> list[Change]:
     """Rows that both have. Raises InputError when hardware or settings differ."""
-    old, new = _read(before, "before"), _read(after, "after")
+    old = _read(before, "before")
+    new = _read(after, "after")
     for name in sorted((old.keys() | new.keys()) - {"rows", "repeats"}):
         if old.get(name) != new.get(name):
             values = f"{name} {old.get(name)!r} in {before}, {new.get(name)!r} in {after}"

@@ -82,7 +82,8 @@ def native(plan: BenchPlan) -> EngineUnderTest:
         drafters[method] = llm.load_head(head.folder, force=plan.model.force)
 
     def opened(cell: Cell, seed: int) -> Native:
-        drafter, batch = drafters[cell.drafting.method], cell.concurrency or RANDOM_BATCH
+        drafter = drafters[cell.drafting.method]
+        batch = cell.concurrency or RANDOM_BATCH
         used = llm.use(drafter, **cell.drafting.options, max_batch=batch)
         params = SamplingParams(temperature=cell.temperature, seed=seed, **plan.sampling)
         return Native(used, params)
@@ -115,7 +116,8 @@ def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:
 
     installed = look(python or Path(sys.executable))
     heads = plan.heads()
-    stack, running = ExitStack(), dict[Drafting, str]()
+    stack = ExitStack()
+    running = dict[Drafting, str]()
 
     def opened(cell: Cell, seed: int) -> ChatClient:
         drafting = cell.drafting

@@ -266,7 +266,8 @@ def print_table(table: Table) -> None:
 def progress_bar(what: str, kept: str = "") -> Iterator[Progress]:
     """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C
     ends it with a line that counts the finished `what`, and adds `kept`."""
-    count, note = MofNCompleteColumn(), TextColumn("{task.description}")
+    count = MofNCompleteColumn()
+    note = TextColumn("{task.description}")
     columns = (TextColumn(what), BarColumn(), count, note, TimeRemainingColumn())
     bar = Progress(*columns, console=screen, disable=not screen.is_terminal)
     bar.speed_estimate_period = 20 * LOG_SECONDS

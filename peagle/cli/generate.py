@@ -169,7 +169,8 @@ def summary(run: Run) -> dict[str, object]:
 
 def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
     """One line about the drafting of an answer and its speed."""
-    result, stats = summary(run), run.completions()[0].stats
+    result = summary(run)
+    stats = run.completions()[0].stats
     parts = ["no drafting"]
     method = llm.drafting.method
     if method != "none":
@@ -196,7 +197,8 @@ class Node(NamedTuple):
 def show_trees(llm: LLM, run: Run) -> list[Chunk]:
     """Decode the one request of `run`, and write the draft tree of every round to stderr. Returns
     what was emitted."""
-    chunks, number = list[Chunk](), 0
+    chunks = list[Chunk]()
+    number = 0
     [request] = run.requests
 
     def text(tokens: list[int]) -> str:
@@ -205,7 +207,8 @@ def show_trees(llm: LLM, run: Run) -> list[Chunk]:
     typer.echo(ALONE if llm.drafting.method == "none" else LEGEND, err=True)
     with closing(run):
         while request.finish_reason is None:
-            known, draft = len(request.tokens), request.draft
+            known = len(request.tokens)
+            draft = request.draft
             chunks += run.step()
             emitted = request.tokens[known:]
             if not emitted or llm.drafting.method == "none":
@@ -235,7 +238,8 @@ def nodes(draft: Draft, emitted: Sequence[int]) -> Iterator[Node]:
     """The nodes of a draft, each before its children; the emitted tokens lead along those that were
     accepted."""
     children = draft.children()
-    accepted, row = set[int](), 0
+    accepted = set[int]()
+    row = 0
     for token in emitted:
         if (row := children.get((row, token), 0)) == 0:
             break
@@ -246,6 +250,7 @@ def nodes(draft: Draft, emitted: Sequence[int]) -> Iterator[Node]:
     left = [(0, row) for row in reversed(below[0])]
     while left:
         depth, row = left.pop()
-        token, chance = draft.tokens[row - 1], draft.chances[row - 1]
+        token = draft.tokens[row - 1]
+        chance = draft.chances[row - 1]
         yield Node(depth, token, chance, draft.source(row), row in accepted)
         left += [(depth + 1, child) for child in reversed(below[row])]

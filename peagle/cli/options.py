@@ -181,7 +181,8 @@ def _members(kind: type, chosen: Fields) -> list[Parameter]:
     """Options for the fields of a dataclass; whether a required one is there is seen later."""
     hints = get_type_hints(kind, include_extras=True)
     texts = documented(kind)
-    options, panel = [], None
+    options = []
+    panel = None
     for field in fields(kind):
         text, panel = texts.get(field.name, (None, panel))  # None: annotated already
         if field.name not in chosen.names:
@@ -201,7 +202,8 @@ def _members(kind: type, chosen: Fields) -> list[Parameter]:
 def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
     """Help and panel of each field in a dataclass's docstring, or option in a command's."""
     found = dict[str, tuple[str, str | None]]()
-    name, panel = "", None
+    name = ""
+    panel = None
     for line in cleandoc(kind.__doc__ or "").splitlines():
         start, colon, text = line.partition(":")
         if start in kind.__annotations__:
@@ -210,7 +212,8 @@ def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
         elif name and line.startswith(" "):
             found[name] = f"{found[name][0]} {line.strip()}", panel
         else:
-            name, panel = "", start if colon and not text else panel
+            name = ""
+            panel = start if colon and not text else panel
     return found
 
 

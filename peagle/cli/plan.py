@@ -64,7 +64,8 @@ def plan(
     from peagle.tools.plan import GIB, measured_rate, outline
     from peagle.tools.plan import plan as make_plan
 
-    gpus, price = training.gpus, training.price
+    gpus = training.gpus
+    price = training.price
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     room = training.memory or (80.0 if gpus else machine)
     rate = None if training.run is None else measured_rate(training.run)

@@ -78,9 +78,11 @@ class Serving:
         """A request that a POSIX shell runs as it is; the key comes from its variable."""
         body: dict[str, object] = {"model": self.model}
         if self.chat:
-            path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
+            path = "chat/completions"
+            body["messages"] = [{"role": "user", "content": "Hello!"}]
         else:
-            path, body["prompt"] = "completions", "Once upon a time"
+            path = "completions"
+            body["prompt"] = "Once upon a time"
         headers = ["-H 'Content-Type: application/json'"]
         if self.key:
             headers.append(f'-H "Authorization: Bearer ${self.key}"')
@@ -182,7 +184,8 @@ def serve(
     log_to_stderr()
     names = tuple(name.lower() for name in allowed_hosts or ())
     config = ServerConfig(model, api_key, max_queue, max_seconds, names)
-    number, chat = listening.getsockname()[1], bool(llm.tokenizer.chat_template)
+    number = listening.getsockname()[1]
+    chat = bool(llm.tokenizer.chat_template)
     people = Serving(model, host, number, key="PEAGLE_API_KEY" if api_key else None, chat=chat)
     if not run(llm, config, listening, people.show):
         raise typer.Exit(1)

@@ -174,7 +174,8 @@ def _split(
     train, measured = hold_out(examples)
     documents = [examples[number] for number in measured]
     if captured is None:
-        states, walk = None, Walk(target, documents)
+        states = None
+        walk = Walk(target, documents)
     else:
         states = captured.only(train).output
         walk = Walk(target, documents, captured.only(measured).output)

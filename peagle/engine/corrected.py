@@ -52,8 +52,11 @@ class CorrectedScores:
         chance: Chance,
     ) -> None:
         assert drafter.correction is not None
-        self.correction, self.table, self.drafted = drafter.correction, table, drafted
-        self.siblings, self.chance = siblings, chance
+        self.correction = drafter.correction
+        self.table = table
+        self.drafted = drafted
+        self.siblings = siblings
+        self.chance = chance
         self.depths = drafted.depths
         parallel = drafter.logits(drafted.normed).float().softmax(-1)
         probs, ids = parallel.topk(self.correction.candidates)
@@ -65,7 +68,8 @@ class CorrectedScores:
             if rows:
                 before[rows.start] = token
                 before[rows.start + 1 : rows.stop] = tokens[rows.start : rows.stop - 1]
-        self.tokens, self.before = tokens.tolist(), before.tolist()
+        self.tokens = tokens.tolist()
+        self.before = before.tolist()
         self.probs = self._score(slice(None), before)
         self.ranked = dict[tuple[int, int], Ranked]()  # by row and the token before
 

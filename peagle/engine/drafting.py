@@ -83,7 +83,9 @@ class Drafting:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Drafting":
         """The inverse of `row`. Rows of older reports name no trees and no lookup."""
-        method, k, lookup = row.get("method", ""), row["k"], bool(row.get("lookup"))
+        method = row.get("method", "")
+        k = row["k"]
+        lookup = bool(row.get("lookup"))
         if nodes := row.get("max_nodes"):
             return cls(method, "tree", nodes, lookup)
         if k == ADAPTIVE:

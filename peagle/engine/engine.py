@@ -105,7 +105,8 @@ class Engine:
     def fetch(self, request: Request) -> list[Chunk]:
         """The chunks that a request has emitted since the last call."""
         with self.lock:
-            emitted, request.emitted = request.emitted, []
+            emitted = request.emitted
+            request.emitted = []
             return emitted
 
     @property
@@ -196,7 +197,8 @@ class Engine:
     def _accept(self, request: Request, logits: Tensor, best: Choice) -> list[tuple[int, int]]:
         """Accept a request's draft, by its logits (R, V) and their argmax; returns the moves of
         cache slots, from and to."""
-        start, draft = request.num_computed_tokens, request.draft
+        start = request.num_computed_tokens
+        draft = request.draft
         try:
             path = accept(request, logits, best, self._ends)
         except Exception as failure:  # its sampler, grammar or text failed: the others go on

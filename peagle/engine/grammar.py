@@ -22,7 +22,9 @@ class Matcher:
     def __init__(
         self, state: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]
     ) -> None:
-        self._state, self.vocabulary, self._ends = state, vocabulary, ends
+        self._state = state
+        self.vocabulary = vocabulary
+        self._ends = ends
         self._spelled = spelled
 
     def allowed(self) -> Tensor:
@@ -59,11 +61,13 @@ class Matcher:
         """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes.
         Rows after an illegal or final token allow all tokens; they are never read."""
         rows = torch.ones(len(draft) + 1, self.vocabulary, dtype=torch.bool)
-        rows[0], matchers = self.allowed(), {0: self}
+        rows[0] = self.allowed()
+        matchers = {0: self}
         for row, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True), 1):
             at = matchers.get(parent)
             if at and rows[parent, token] and (next := at.after(token)):
-                rows[row], matchers[row] = next.allowed(), next
+                rows[row] = next.allowed()
+                matchers[row] = next
         return rows
 
     def after(self, token: int) -> "Matcher | None":

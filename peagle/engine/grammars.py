@@ -97,7 +97,8 @@ class Grammars:
     @cached_property
     def _setup(self) -> tuple[str, int, list[int]]:
         """The arguments of llguidance's tokenizer: the fast tokenizer's JSON, V, ids of ends."""
-        tokenizer, ends = self._target.tokenizer, sorted(end_tokens(self._target))
+        tokenizer = self._target.tokenizer
+        ends = sorted(end_tokens(self._target))
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
             lacks = "a fast tokenizer" if ends else "a token that ends an answer"
             name = model_name(self._target.name)
@@ -153,7 +154,8 @@ def check_size(form: str, text: str) -> None:
 
 def measure(schema: Any) -> tuple[int, int]:
     """(levels of objects and lists, entries of "$defs" and "definitions") of a JSON schema."""
-    deepest, rules = 0, 0
+    deepest = 0
+    rules = 0
     left = [(schema, 1)]
     while left:
         value, depth = left.pop()

@@ -51,7 +51,8 @@ def kv_tokens(target: BaseTarget, drafter: Drafter | None, useful: int, wanted: 
     Raises InputError when they do not fit.
     """
     share = SHARE[target.device.type]
-    each, free = token_bytes(target, drafter), free_memory(target.device)
+    each = token_bytes(target, drafter)
+    free = free_memory(target.device)
     room = int(share * free / each)
     if wanted is not None and wanted > room:
         allowed = f"{share:.0%} of the free memory is {share * free / 2**30:.1f} GiB"

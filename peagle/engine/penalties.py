@@ -15,7 +15,8 @@ class Penalties:
 
     def __init__(self, params: SamplingParams, prompt: list[int], vocabulary: int) -> None:
         self._repetition = params.repetition_penalty
-        self._presence, self._frequency = params.presence_penalty, params.frequency_penalty
+        self._presence = params.presence_penalty
+        self._frequency = params.frequency_penalty
         self._prompt = torch.zeros(vocabulary, dtype=torch.bool)
         self._prompt[prompt] = True
         self._counts = torch.zeros(vocabulary)  # in the output

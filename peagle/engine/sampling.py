@@ -49,7 +49,8 @@ class Sampler:
         bias = params.logit_bias or {}
         check_tokens(bias, vocabulary, "logit_bias")
         check_tokens(params.stop_token_ids, vocabulary, "stop_token_ids")
-        self.params, self.matcher = params, matcher
+        self.params = params
+        self.matcher = matcher
         self._generator = generator
         self._vocabulary = vocabulary
         self._numbers = torch.empty(0, dtype=torch.float64)  # drawn so far, by output position

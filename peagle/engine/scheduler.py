@@ -112,7 +112,8 @@ class Scheduler:
     @property
     def load(self) -> int:
         """Requests that run, and those that will as soon as a round has room for their prompts."""
-        count, free = len(self.running), self.pool.free
+        count = len(self.running)
+        free = self.pool.free
         for request in self.waiting:
             free -= self.max_blocks(len(request.tokens))
             if count == self.max_batch or free < 0:

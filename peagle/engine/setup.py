@@ -69,7 +69,8 @@ class Setup:
 
     @cached_property
     def _engine(self) -> Engine:
-        target, nodes = self.shared.target, self.drafting.max_nodes
+        target = self.shared.target
+        nodes = self.drafting.max_nodes
         longest = target.max_context + max(self.k, nodes or 0) + BLOCK
         room = kv_tokens(target, self.drafter, self.max_batch * longest, self.kv_tokens)
         settings = Settings(

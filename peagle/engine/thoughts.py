@@ -40,8 +40,10 @@ class AfterThoughts(Matcher):
         ended: Callable[[list[int]], bool],  # by these tokens, the newest ones
         opening: int | None,  # token that thoughts may begin with; None once they have begun
     ) -> None:
-        self._answer, self.vocabulary = answer, answer.vocabulary
-        self._ended, self._opening = ended, opening
+        self._answer = answer
+        self.vocabulary = answer.vocabulary
+        self._ended = ended
+        self._opening = opening
         self._tail = list[int]()
         self._over = False
 
@@ -73,6 +75,7 @@ class AfterThoughts(Matcher):
         if self._over or self._opening not in (None, token):
             self._over = True
             return False
-        self._opening, self._tail = None, [*self._tail, token][-TAIL:]
+        self._opening = None
+        self._tail = [*self._tail, token][-TAIL:]
         self._over = self._ended(self._tail)
         return True

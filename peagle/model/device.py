@@ -6,7 +6,9 @@ import psutil
 import torch
 
 # glibc's mallopt: what to set, to what.
-MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2
+MMAP_THRESHOLD = -3
+TRIM_THRESHOLD = -1
+TOP_PAD = -2
 KEPT = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: (1 << 31) - 1, TOP_PAD: 64 << 20}
 
 

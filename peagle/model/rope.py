@@ -69,7 +69,8 @@ class Rotary(nn.Module):
         """cos and sin (1, T, H) at positions (1, T), in the dtype of x."""
         angles = positions[..., None].float() * self.inv_freq
         angles = torch.cat([angles, angles], dim=-1)
-        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
+        cos = angles.cos() * self.scaling
+        sin = angles.sin() * self.scaling
         return cos.to(x.dtype), sin.to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":

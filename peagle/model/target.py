@@ -74,8 +74,10 @@ class Target(BaseTarget):
         _refuse_foreign_mixers(model, self.config, name)
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
         model.set_attn_implementation(ATTENTION)
-        self.name, self.tokenizer = name, tokenizer
-        self.device, self.dtype = model.device, model.dtype
+        self.name = name
+        self.tokenizer = tokenizer
+        self.device = model.device
+        self.dtype = model.dtype
         self.model = model.requires_grad_(False).eval()
         self.decoder = model.get_decoder()
         _fix_rope(self.decoder)
@@ -134,7 +136,8 @@ class Target(BaseTarget):
     def _probe(self) -> list[tuple[HeadShape, AttentionSpec]]:
         """Every layer's shape of keys and values and its attention, by one token through the model
         and its head. Raises InputError when a layer did not ask us to attend."""
-        causal, found = CausalAttend(), dict[int, tuple[HeadShape, AttentionSpec]]()
+        causal = CausalAttend()
+        found = dict[int, tuple[HeadShape, AttentionSpec]]()
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
             found[layer] = HeadShape(k.shape[1], k.shape[2], v.shape[2]), spec

@@ -78,7 +78,8 @@ def find_thoughts(tokenizer: PreTrainedTokenizerBase) -> Thoughts | None:
 def _find(tokenizer: PreTrainedTokenizerBase, _templates: str) -> Thoughts | None:
     asked = apply_template(tokenizer, ASKED, answer=False)
     prompt = apply_template(tokenizer, ASKED, answer=True).removeprefix(asked)
-    template, marks = answer_template(tokenizer), None
+    template = answer_template(tokenizer)
+    marks = None
     if template is None:
         written = apply_template(tokenizer, [*ASKED, ANSWER], answer=False).removeprefix(asked)
         marks = _marks(str(tokenizer.chat_template), prompt, written)

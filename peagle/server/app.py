@@ -190,7 +190,8 @@ def create_app(api: Api) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    text, chat = responses.Completion, responses.ChatCompletion
+    text = responses.Completion
+    chat = responses.ChatCompletion
     app.post("/v1/completions", responses=responses.generated(text))(api.completions)
     app.post("/v1/chat/completions", responses=responses.generated(chat))(api.chat)
     either = responses.generated(text | chat)

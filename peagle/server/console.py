@@ -68,7 +68,8 @@ class Console:
 
     def about(self) -> dict[str, Any]:
         """The drafting of the served model, and its context in tokens."""
-        drafting, context = self._llm.drafting, self._llm.target.max_context
+        drafting = self._llm.drafting
+        context = self._llm.target.max_context
         return {"method": drafting.method, "drafts": str(drafting), "context": context}
 
     def catalog(self) -> list[dict[str, Any]]:

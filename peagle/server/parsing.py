@@ -68,7 +68,8 @@ class ThoughtParser:
         if self._begun and not self._over:
             thoughts = self._think(ended)
         if self._over:
-            rest, self._held = self._held, ""
+            rest = self._held
+            self._held = ""
         return thoughts, rest
 
     def _begin(self, ended: bool) -> None:
@@ -77,7 +78,8 @@ class ThoughtParser:
         if mark is None:
             self._over = True
         elif ended or mark.end() < len(self._held):
-            self._begun, self._held = True, self._held[mark.end() :]
+            self._begun = True
+            self._held = self._held[mark.end() :]
 
     def _think(self, ended: bool) -> str:
         """Take the thoughts, and the mark that ends them."""
@@ -120,7 +122,8 @@ class ResponseParser:
             return ""
         call = regex.search(regex.escape(OPEN), self._held, partial=True)
         at = len(self._held) if call is None else call.start()
-        certain, self._held = self._held[:at], self._held[at:]
+        certain = self._held[:at]
+        self._held = self._held[at:]
         return certain
 
     def finish(self, prompt: list[int], answer: list[int]) -> ParsedAnswer:

@@ -61,7 +61,8 @@ def call_grammar(
     names = [f"call{i}" for i in range(len(tools))]
     lines = [f"start: call{more}", f"call: {opening} ({' | '.join(names)}) {closing}"]
     for rule, tool in zip(names, tools, strict=True):
-        name, schema = tool_name(tool, "tools"), tool["function"].get("parameters") or {}
+        name = tool_name(tool, "tools")
+        schema = tool["function"].get("parameters") or {}
         if not isinstance(schema, dict):
             why = f"the parameters of {name} are {repr(schema)[:60]}"
             raise InputError(why, field="tools", fix="give a JSON schema")

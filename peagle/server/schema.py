@@ -251,7 +251,8 @@ class Generation(Body):
 
     def constraint(self) -> dict[str, Any]:
         """Fields of SamplingParams that constrain the answer's form."""
-        form, other = self.response_format.constraint(), self.structured_outputs.constraint()
+        form = self.response_format.constraint()
+        other = self.structured_outputs.constraint()
         if form and other:
             why = "excludes `structured_outputs`"
             raise InputError(why, field="response_format", fix="leave one of them out")

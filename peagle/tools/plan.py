@@ -123,7 +123,8 @@ def measured_rate(run: Path) -> float:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     if len(lines) < 2:
         raise InputError(f"{len(lines)} steps are too few to time", field="run", value=run)
-    first, last = lines[(len(lines) - 1) // 2], lines[-1]
+    first = lines[(len(lines) - 1) // 2]
+    last = lines[-1]
     answered = last["answer_tokens"] - first["answer_tokens"]
     return answered / max(last["seconds"] - first["seconds"], 1e-9)
 

@@ -37,7 +37,10 @@ class Batches:
     """The endless stream of sequences, each one document or several packed into `pack` tokens."""
 
     def __init__(self, data: list[Example], *, batch: int, pack: int | None, seed: int) -> None:
-        self.data, self.batch, self.pack, self.seed = data, batch, pack, seed
+        self.data = data
+        self.batch = batch
+        self.pack = pack
+        self.seed = seed
         self._epoch = lru_cache(maxsize=2)(self._plan)
         self._starts = [0]  # first sequence of every epoch seen so far
 

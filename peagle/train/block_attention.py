@@ -74,7 +74,8 @@ class Ranges(NamedTuple):
 def _ranges(elements: Elements, documents: Tensor) -> Ranges:
     anchor, depth = elements
     order = anchor.argsort(stable=True)
-    ordered, context = anchor[order], anchor[depth == 0]
+    ordered = anchor[order]
+    context = anchor[depth == 0]
     first = ordered[::ROWS].contiguous()
     last = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
     return Ranges(
@@ -113,7 +114,8 @@ class _Attention(torch.autograd.Function):
                 weights = _weights(_rows_of(q, rows), k[:, keys], mask, scale)
                 out[:, :, rows] = _by_group(weights.to(v.dtype) @ v[:, keys], rows)
         ctx.save_for_backward(q, k, v)
-        ctx.blocks, ctx.scale = blocks, scale
+        ctx.blocks = blocks
+        ctx.scale = scale
         return out
 
     @staticmethod

@@ -49,7 +49,8 @@ class FlexAttend:
     """Attend under a BlockMask with compiled FlexAttention (CUDA)."""
 
     def __init__(self, mask: BlockMask, kernel: Callable[..., Tensor] = flex_attention) -> None:
-        self.mask, self.kernel = mask, kernel
+        self.mask = mask
+        self.kernel = kernel
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         # Autocast leaves what a norm made in float32, and the kernel wants one dtype.

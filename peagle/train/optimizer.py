@@ -10,7 +10,8 @@ from peagle.train.config import TrainConfig
 def make_optimizer(drafter: Drafter, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW over the trained weights. Each group has the peak of its learning rate as `peak`: a
     correction starts from nothing, and learns faster than a head that starts warm."""
-    head, correction = list[Parameter](), list[Parameter]()
+    head = list[Parameter]()
+    correction = list[Parameter]()
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             group = correction if name.startswith("correction.") else head

@@ -130,7 +130,8 @@ def check_settings(began: dict[str, object], now: dict[str, object], data: list[
 def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Average) -> None:
     """Put a checkpoint's tensors into drafter, optimizer and average. Raises InputError, with
     nothing changed, when the drafter's tensors have other names or shapes."""
-    tensors, state = saved.tensors, drafter.state_dict()
+    tensors = saved.tensors
+    state = drafter.state_dict()
     now = {f"weights/{name}": tensor for name, tensor in state.items()}
     now |= {f"{AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
     _check_shapes(saved, now)
@@ -146,7 +147,8 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
 
 
 def _check_shapes(saved: Saved, now: dict[str, Tensor]) -> None:
-    shapes_there, shapes_now = _shapes(saved.tensors), _shapes(now)
+    shapes_there = _shapes(saved.tensors)
+    shapes_now = _shapes(now)
     for name in sorted(shapes_there.keys() | shapes_now.keys()):
         before = shapes_there.get(name, "absent")
         after = shapes_now.get(name, "absent")

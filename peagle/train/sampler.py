@@ -28,7 +28,8 @@ class Sampler:
 
     def __init__(self, config: TrainConfig, batches: Batches, drafter: Drafter) -> None:
         assert drafter.config.depths is not None
-        self.config, self.batches = config, batches
+        self.config = config
+        self.batches = batches
         self.depths = drafter.config.depths
         self.device = drafter.norm.weight.device
         self.vocabulary = drafter.target_ids.cpu()
@@ -36,7 +37,8 @@ class Sampler:
 
     def sample(self, number: int) -> TrainingSequence:
         """Sequence `number`, counted from the start of training, on the device."""
-        config, sequence = self.config, self.batches.sequence(number)
+        config = self.config
+        sequence = self.batches.sequence(number)
         answer_tokens = int(sequence.supervised.sum())
         # A token outside the draft vocabulary ends every draft, so elements after it never count.
         known = torch.isin(sequence.ids, self.vocabulary)

@@ -73,7 +73,8 @@ def save_checkpoint(
         return
     made.mkdir(parents=True)
     try:
-        state, plain = made / STATE, made / PROGRESS
+        state = made / STATE
+        plain = made / PROGRESS
         save_file(tensors, state)
         plain.write_text(json.dumps(asdict(progress)))
         (made / SUMS).write_text(f"{checksum(plain)}\n{checksum(state)}\n")

@@ -39,7 +39,9 @@ class Trainee(nn.Module):
         self, drafter: Drafter, target: Target, decay: float = 1.0, *, bf16: bool = True
     ) -> None:
         super().__init__()
-        self.drafter, self.target, self.bf16 = drafter, target, bf16
+        self.drafter = drafter
+        self.target = target
+        self.bf16 = bf16
         self.decay = decay
         # Made when the weights are where they stay: a target that is sharded moves.
         self.target_logits: Callable[[Tensor], Tensor] | None = None
@@ -70,7 +72,8 @@ class Trainee(nn.Module):
         positions = segment.elements.anchor + segment.elements.depth + 1
         rows = segment.trained.nonzero()[:, 0]
         rows = rows[positions[rows].argsort(stable=True)]
-        positions, depth = positions[rows], segment.elements.depth[rows]
+        positions = positions[rows]
+        depth = segment.elements.depth[rows]
         # A chain ends at its first wrong token, so later ones count less often.
         weights = self.decay ** depth.float()
 

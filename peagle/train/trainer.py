@@ -62,8 +62,12 @@ class Trainer:
         states: States | None = None,  # of `data`, captured; None: the target runs over it
         device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
     ) -> None:
-        self.config, self.target, self.drafter = config, target, drafter.train()
-        self.data, self.measure, self.states = data, measure, states
+        self.config = config
+        self.target = target
+        self.drafter = drafter.train()
+        self.data = data
+        self.measure = measure
+        self.states = states
         device = device or target.device
         self.accelerator = make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
@@ -156,7 +160,8 @@ class Trainer:
 
     def _forward_backward(self, work: list[TrainingSequence], chains: float) -> StepResult:
         """Accumulate the gradient of the loss, a mean over the step's chains."""
-        depths, loss = self.sampler.depths, 0.0
+        depths = self.sampler.depths
+        loss = 0.0
         hits = torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
         left = sum(len(item.segments) for item in work)
         for item in work:
@@ -230,7 +235,8 @@ class Trainer:
         with_provenance(self.drafter, acceptance={"held out": {"k": len(shares), **found}})
         progress.stale += 1
         if stats.acceptance_length > progress.best_acceptance:
-            progress.best_acceptance, progress.stale = stats.acceptance_length, 0
+            progress.best_acceptance = stats.acceptance_length
+            progress.stale = 0
             self.save_head("best")
         return found
 

@@ -94,7 +94,8 @@ class Walk:
         The drafter runs given the true tokens before each element. A chain is drafted given its own
         tokens: as long as they are right, these are the true ones.
         """
-        example, device = self.documents[number], self.target.device
+        example = self.documents[number]
+        device = self.target.device
         length = len(example.ids)
         ids = torch.tensor(example.ids + [0] * k, device=device)  # drafts may pass the end
         one = torch.zeros_like(ids)

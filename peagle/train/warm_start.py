@@ -106,7 +106,8 @@ def _copy_embedding(drafter: Drafter, target: Target, ids: Tensor) -> None:
 
 @torch.no_grad()
 def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
-    hidden, table = drafter.config.transformer.hidden_size, target.embedding
+    hidden = drafter.config.transformer.hidden_size
+    table = target.embedding
     if drafter.config.target_hidden_size == hidden:
         drafter.fc.weight.zero_()
         drafter.fc.weight[:, -hidden:] = torch.eye(hidden)

@@ -28,7 +28,8 @@ def native_batch(batch: Batch) -> structs.Batch:
     parts = [part.contiguous() for part in parts]
     pointers = [part.data_ptr() for part in parts]
     made = structs.Batch(len(batch), *batch.block_tables.shape, *pointers)
-    made.longest, made.alive = longest, parts
+    made.longest = longest
+    made.alive = parts
     return made
 
 
@@ -36,7 +37,8 @@ class CpuAttend:
     """An `Attend` for one batch over a cache. No row depends on the rows beside it."""
 
     def __init__(self, batch: Batch, cache: "KVCache") -> None:
-        self.slot_mapping, self.cache = batch.slot_mapping, cache
+        self.slot_mapping = batch.slot_mapping
+        self.cache = cache
         self.batch = native_batch(batch)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -48,7 +50,8 @@ class CpuAttend:
         if sinks is not None:
             given.sinks = sinks.data_ptr()
         kept = structs.Kept(keys.data_ptr(), values.data_ptr(), *keys.shape[2:], values.shape[-1])
-        batch, layer_spec = ctypes.byref(self.batch), ctypes.byref(given)
+        batch = ctypes.byref(self.batch)
+        layer_spec = ctypes.byref(given)
         threads = torch.get_num_threads()
         attend = load().function("attend", q.dtype)
         inputs = (q.data_ptr(), ctypes.byref(kept))

@@ -35,7 +35,8 @@ class CpuBackend:
     def __init__(self, *, exact: bool = False, describe: Describe = lambda _: None) -> None:
         """`describe`: the description of a loaded target, by which native code runs it."""
         load()
-        self.exact, self.describe = exact, describe
+        self.exact = exact
+        self.describe = describe
 
     def target(self, target: BaseTarget, *, own: bool = False) -> "TargetModel":
         """A target that runs here. Its products are native ones over a copy of its weights; `own`:

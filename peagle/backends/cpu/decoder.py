@@ -63,7 +63,8 @@ class Decoder:
             for name, weight in norms.items():
                 setattr(made, f"{name}_norm", weight.data_ptr())
             made.normed_residual = layer.normed_residual
-            made.window, made.rope = layer.window, layer.rope
+            made.window = layer.window
+            made.rope = layer.rope
             self._alive += [layer.products, norms]
         self._model = structs.Model(
             layers=ctypes.addressof(self._layers),

@@ -100,7 +100,8 @@ def _tiles_of_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """(panels, steps, bytes): panels of 16 outputs, steps of 32 inputs. Of each output scale and
     zero, then four vectors of four rows of pairs of inputs; each of their 16 bits has one number of
     each row."""
-    panels, steps = len(q) // PANEL, q.shape[1] // GROUP
+    panels = len(q) // PANEL
+    steps = q.shape[1] // GROUP
     tiles = q.to(torch.int16).view(panels, PANEL, steps, 4, 4, 2).permute(4, 0, 2, 3, 1, 5)
     fours = sum(row << 4 * at for at, row in enumerate(tiles))  # (panels, steps, 4, 16, 2)
     pairs = torch.stack([scale, zero], dim=-1).view(panels, PANEL, steps, 2).transpose(1, 2)
@@ -116,7 +117,8 @@ class CpuLinear(nn.Module):
 
     def __init__(self, weights: Weights, bias: Tensor | None) -> None:
         super().__init__()
-        self.in_features, self.out_features = weights.inputs, weights.outputs
+        self.in_features = weights.inputs
+        self.out_features = weights.outputs
         self.weights = weights
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.matrix = weights.matrix(self.bias)
@@ -141,7 +143,8 @@ class CpuLinear(nn.Module):
         """(O, I) the plain weights; made anew at every call, but for those of tiles."""
         form = self.weights
         if form.bits <= 8:
-            matrix, ones = form.matrix(None), torch.eye(form.inputs, dtype=form.dtype)
+            matrix = form.matrix(None)
+            ones = torch.eye(form.inputs, dtype=form.dtype)
             return torch.cat([multiply(part, matrix) for part in ones.split(512)]).T
         if form.tiled:
             return form.data

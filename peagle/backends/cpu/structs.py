@@ -2,7 +2,9 @@
 
 import ctypes
 
-POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+POINTER = ctypes.c_void_p
+COUNT = ctypes.c_int64
+FLOAT = ctypes.c_float
 # A layer's products by their paths in models, and its norms, in the order of native/layer.h.
 PRODUCTS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
 PRODUCTS += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]

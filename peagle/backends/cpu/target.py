@@ -35,8 +35,10 @@ class NativeTarget:
     """A described target whose layers run in one native call."""
 
     def __init__(self, target: DescribedTarget) -> None:
-        config, tensors = target.config, target.tensors
-        self.config, self.embedding = config, target.embedding
+        config = target.config
+        tensors = target.tensors
+        self.config = config
+        self.embedding = target.embedding
         layers = [_layer(target, number) for number in range(target.num_layers)]
         norm = _norm(config, tensors[NORM])
         sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, config.activation)
@@ -69,7 +71,8 @@ class NativeTarget:
 
 def _layer(target: DescribedTarget, number: int) -> DecoderLayer:
     """A layer for the library."""
-    config, weights = target.config, target.layer_weights(number)
+    config = target.config
+    weights = target.layer_weights(number)
     products = {}
     for path in PRODUCTS:
         matrix = quantized_weights(weights[f"{path}.weight"], target.quantize)

@@ -37,7 +37,8 @@ class DeviceBatch:
     @classmethod
     def of(cls, batch: Batch, padding: int, device: torch.device) -> "DeviceBatch":
         """A batch on `device`, with no room to spare."""
-        rows, requests = len(batch), len(batch.query_lens)
+        rows = len(batch)
+        requests = len(batch.query_lens)
         packed = pack(batch, rows, requests, padding)
         numbers = torch.empty_like(packed, device=device)
         made = cls(numbers, rows, requests, trees=batch.tails is not None)
