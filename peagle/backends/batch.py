@@ -35,7 +35,7 @@ class Span(NamedTuple):
     blocks: Sequence[int]  # the request's block table, from its first token on
     start: int  # position of the first row
     ids: Sequence[int]  # a token id for each row
-    tails: Sequence[Sequence[int]] = ()  # of a tree: of each row its ancestors' rows, itself last
+    tails: Sequence[Sequence[int]] = ()  # in a tree: rows of each row's ancestors, itself last
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Batch:
 
     @classmethod
     def of(cls, spans: Sequence[Span], ids: Tensor | None = None) -> "Batch":
-        """The batch of some spans; `ids` (T,) instead of theirs, where these are on a device.
+        """Pack spans. `ids` (T,) replaces the spans' own ids when those are on a GPU.
 
         Raises ValueError for a tree whose rows and tails differ in number.
         """
@@ -72,14 +72,17 @@ class Batch:
             slots += slots_of(span.blocks, span.start, count)
             in_order = range(span.start, span.start + count)
             positions += [span.start + len(tail) for tail in span.tails] or in_order
+        if ids is None:
+            ids = torch.tensor(tokens)
+        tables = [span.blocks[: blocks_of(span.start + len(span.ids))] for span in spans]
         return cls(
-            torch.tensor(tokens) if ids is None else ids,
-            torch.tensor(positions),
-            torch.tensor(slots),
-            _padded([span.blocks[: blocks_of(span.start + len(span.ids))] for span in spans], 0),
-            torch.tensor([len(span.ids) for span in spans]),
-            torch.tensor([_reached(span) for span in spans]),
-            _tails(spans, slots),
+            ids,
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots),
+            block_tables=_padded(tables, 0),
+            query_lens=torch.tensor([len(span.ids) for span in spans]),
+            seq_lens=torch.tensor([_seq_len(span) for span in spans]),
+            tails=_tails(spans, slots),
         )
 
     def __len__(self) -> int:
@@ -92,14 +95,18 @@ class Batch:
         if missing <= 0:
             return self
         more = Batch.of([Span([padding] * blocks_of(missing), 0, [0] * missing)])
+        tables = [*self.block_tables.tolist(), *more.block_tables.tolist()]
+        tails = self.tails
+        if tails is not None:
+            tails = F.pad(tails, (0, 0, 0, missing), value=-1)
         return Batch(
             torch.cat([self.ids, more.ids.to(self.ids.device)]),
             torch.cat([self.positions, more.positions]),
             torch.cat([self.slot_mapping, more.slot_mapping]),
-            _padded([*self.block_tables.tolist(), *more.block_tables.tolist()], 0),
+            _padded(tables, 0),
             torch.cat([self.query_lens, more.query_lens]),
             torch.cat([self.seq_lens, more.seq_lens]),
-            None if self.tails is None else F.pad(self.tails, (0, 0, 0, missing), value=-1),
+            tails,
         )
 
 
@@ -113,7 +120,7 @@ def slots_of(blocks: Sequence[int], start: int, count: int) -> list[int]:
     return [blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count)]
 
 
-def _reached(span: Span) -> int:
+def _seq_len(span: Span) -> int:
     """Positions that a span's rows reach through its block table: of a tree, those of its root."""
     return span.start + (1 if span.tails else len(span.ids))
 

@@ -30,10 +30,11 @@ class KVCache:
         pairs = dict[int, tuple[Tensor, Tensor]]()
         for shape in dict.fromkeys(shapes):
             alike = [layer for layer, other in enumerate(shapes) if other == shape]
-            for size in shape[1:]:
-                sizes = (len(alike), blocks + 1, BLOCK, shape[0], size)
-                self._kept.append(zeros(sizes, dtype, device))
-            pairs |= zip(alike, zip(*self._kept[-2:], strict=True), strict=True)
+            rows = (len(alike), blocks + 1, BLOCK, shape.heads)
+            keys = zeros((*rows, shape.key_size), dtype, device)
+            values = zeros((*rows, shape.value_size), dtype, device)
+            self._kept += [keys, values]
+            pairs |= zip(alike, zip(keys, values, strict=True), strict=True)
         self.layers = [pairs[layer] for layer in range(len(shapes))]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,8 +81,8 @@ class FeatureCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it. Not
-    numpy's: it asks for pages of 2 MB, and a first prompt would wait for one in every layer."""
+    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it.
+    numpy would ask for pages of 2 MB: a first prompt would wait for one in every layer."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     count = prod(shape)

@@ -74,9 +74,8 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
                 label = f"{row['speed_up']:.2f}×\n{setting}"
                 axes.annotate(label, (x, high), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(loads)), [f"c = {load}" if load else "random" for load in loads])
-    axes.set(
-        ylabel="output tokens a second", title="Throughput, fastest setting; × the target alone"
-    )
+    axes.set_ylabel("output tokens a second")
+    axes.set_title("Throughput, fastest setting; × the target alone")
     axes.margins(y=0.15)
     patches = [Patch(color=facts.colour, label=facts.title) for facts in shown.values()]
     axes.legend(handles=patches, loc="best")

@@ -74,11 +74,10 @@ def capture(
     tapped = plan.origin.feature_layers
     run = through_vllm(vllm, loaded, tapped, output) if vllm else in_process(loaded, tapped)
     there = sum(len(plan.shards[number]) for number in plan.done)
-    left = f", {there} documents are there: {size_text(plan.bytes_left)} to write"
-    screen.print(
-        f"{len(examples)} documents, {plan.tokens} tokens: {size_text(plan.bytes)} on disk"
-        + left * bool(there)
-    )
+    size = f"{plan.tokens} tokens: {size_text(plan.bytes)} on disk"
+    if there:
+        size += f", {there} documents are there: {size_text(plan.bytes_left)} to write"
+    screen.print(f"{len(examples)} documents, {size}")
     with progress_bar("documents", KEPT) as bar:
         task = bar.add_task("", total=len(examples), completed=there)
         try:
@@ -98,12 +97,9 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
 
     if engine == "transformers":
         if parallel > 1:
-            raise InputError(
-                "only vLLM splits a target",
-                field="tensor_parallel_size",
-                value=parallel,
-                fix="set `engine` to vllm",
-            )
+            why = "only vLLM splits a target"
+            fix = "set `engine` to vllm"
+            raise InputError(why, field="tensor_parallel_size", value=parallel, fix=fix)
         return None
     if device not in ("auto", "cpu"):
         raise not_vllms("device")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -158,17 +158,11 @@ def open_llm(
     check_at_least(1, k=options.k)
     head = find_head(target, options.head, method)  # before the target takes its time to load
     device = announced_device(options.device)
-    check_quantize_device(options.quantize, device)
     logging.disable_progress_bar()
     with screen.status(f"loading {model_name(target)}"):
-        llm = LLM(
-            target,
-            max_batch=max_batch,
-            kv_tokens=kv_tokens,
-            dtype=options.dtype,
-            device=device,
-            quantize=options.quantize,
-        )
+        load: dict[str, Any] = {"dtype": options.dtype, "device": device}
+        load |= {"quantize": options.quantize, "max_batch": max_batch, "kv_tokens": kv_tokens}
+        llm = LLM(target, **load)
         use_template(llm.tokenizer, options.chat_template)
         drafter = None if head is None else llm.load_head(head.folder, force=options.force)
     lookup = True if method == "lookup" else None
@@ -200,18 +194,9 @@ def announced_device(name: str) -> str:
     """Resolve `--device`; print on stderr when auto selects a GPU."""
     device = resolve_device(name)
     if name == "auto" and device != "cpu":
-        screen.print(
-            f"device: {device}; the native engine is hardly tried on GPUs "
-            "(--device cpu selects the CPU)"
-        )
+        advice = "the native engine is hardly tried on GPUs (--device cpu selects the CPU)"
+        screen.print(f"device: {device}; {advice}")
     return device
-
-
-def check_quantize_device(quantize: str | None, device: str) -> None:
-    """Raises InputError for quantized weights on a GPU."""
-    if quantize is not None and resolve_device(device) != "cpu":
-        fix = "set `device` to cpu"
-        raise InputError("runs on the CPU only", field="quantize", value=quantize, fix=fix)
 
 
 def not_vllms(name: str) -> InputError:

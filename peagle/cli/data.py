@@ -79,12 +79,9 @@ def synth(
     prompt_tokens: Maximum number of tokens of a user's turn.
     """
     check_at_least(1, batch=batch, max_tokens=config.max_tokens, prompt_tokens=prompt_tokens)
-    config = replace(
-        config,
-        mix=_mix(mix),
-        user=replace(user, temperature=temperature, max_tokens=prompt_tokens),
-        template_args=_pairs(chat_template_arg or [], "chat_template_arg"),
-    )
+    user = replace(user, temperature=temperature, max_tokens=prompt_tokens)
+    args = _pairs(chat_template_arg or [], "chat_template_arg")
+    config = replace(config, mix=_mix(mix), user=user, template_args=args)
     llm = open_llm(target, model, max_batch=batch)
     with counting("records", config.count, WRITTEN) as count:
         report = synthesize(llm, output, config, count)

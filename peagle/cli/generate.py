@@ -73,9 +73,8 @@ def generate(
     if show_tree and as_json:
         raise InputError("trees are text for people", field="show_tree", fix="leave out --json")
     if sampling.logprobs is not None and not as_json:
-        raise InputError(
-            "they are part of the JSON", field="logprobs", value=sampling.logprobs, fix="add --json"
-        )
+        why = "they are part of the JSON"
+        raise InputError(why, field="logprobs", value=sampling.logprobs, fix="add --json")
     if json_schema is not None:
         sampling = replace(sampling, json_schema=read_schema(json_schema))
     if not prompt.strip():
@@ -93,9 +92,7 @@ def generate(
         typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
         check_answered(run)
         return
-    show(show_trees(llm, run) if show_tree else run)
-    check_answered(run)
-    console.print(f"[dim]{last_line(llm, run, model)}[/]")
+    _show_answer(llm, run, model, show_trees(llm, run) if show_tree else run)
 
 
 @chat_app.command()
@@ -112,10 +109,15 @@ def chat(
     while message := _read():
         history.append({"role": "user", "content": message})
         run = llm.stream([prompt_ids(llm.tokenizer, history)], sampling)
-        show(run)
-        check_answered(run)
-        console.print(f"[dim]{last_line(llm, run, model)}[/]")
+        _show_answer(llm, run, model, run)
         history.append({"role": "assistant", "content": run.completions()[0].text})
+
+
+def _show_answer(llm: LLM, run: Run, model: ModelOptions, chunks: Iterable[Chunk]) -> None:
+    """Print the answer as it comes, then its last line."""
+    show(chunks)
+    check_answered(run)
+    console.print(f"[dim]{last_line(llm, run, model)}[/]")
 
 
 def _read() -> str:

@@ -94,9 +94,8 @@ def export(
     target: Target model of the head. Default: the one it was trained for.
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise InputError(
-            "is not an empty folder", field="output", value=output, fix="name a new one"
-        )
+        fix = "name a new one"
+        raise InputError("is not an empty folder", field="output", value=output, fix=fix)
     name = target or read_keys(head_folder(head)).trained.target
     if not name:
         why = "its config does not name the target it was trained for"

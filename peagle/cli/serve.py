@@ -16,7 +16,6 @@ from peagle.cli.common import (
     ModelOptions,
     TargetArgument,
     VllmPythonOption,
-    check_quantize_device,
     make_engine,
     open_llm,
     resolve_engine,
@@ -166,17 +165,13 @@ def serve(
             )
         )
     if vllm_flags:
-        raise InputError(
-            "flags after -- are vLLM's",
-            field="vllm_flags",
-            value=vllm_flags[0],
-            fix="set `engine` to vllm",
-        )
+        why = "flags after -- are vLLM's"
+        fix = "set `engine` to vllm"
+        raise InputError(why, field="vllm_flags", value=vllm_flags[0], fix=fix)
     check_host(host, api_key, allow_no_key)
     check_at_least(0, max_queue=max_queue)
     if not max_seconds > 0:
         raise InputError("must be above 0", field="max_seconds", value=max_seconds)
-    check_quantize_device(options.quantize, options.device)
     listening = bind(host, port)
     options = replace(options, device=resolve_device(options.device))
     llm = open_llm(target, options, max_batch=max_batch, kv_tokens=kv_tokens)

@@ -315,12 +315,7 @@ def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
     now = target_hashes(target)
     known = drafter.config.provenance
     same = all(getattr(known, name) == value for name, value in now.items())
-    with_provenance(
-        drafter,
-        target=target.name,
-        **now,
-        feature_layers=list(drafter.config.feature_layers),
-        data=known.data if same else {},  # tokens of another target do not count
-        acceptance={},
-    )
+    data = known.data if same else {}  # tokens of another target do not count
+    with_provenance(drafter, target=target.name, **now, data=data, acceptance={})
+    with_provenance(drafter, feature_layers=list(drafter.config.feature_layers))
     return drafter.float()

@@ -118,7 +118,7 @@ class Engine:
         """One round. Requests that end get a `finish_reason`; `fetch` returns what was emitted."""
         with self.lock, self._round():
             began = perf_counter()
-            scheduled = self.schedule()
+            scheduled = self.scheduler.schedule()
             if not scheduled:
                 return
             verifying = perf_counter()
@@ -129,10 +129,9 @@ class Engine:
             releasing = perf_counter()
             self.release(scheduled)
             if all(item.decoding for item in scheduled):
-                rows = len(out.hidden)
                 overhead = verifying - began + perf_counter() - releasing
                 seconds = drafting - verifying, releasing - drafting, overhead
-                self.budget.learn(Round(rows, drafter_rows, *seconds))
+                self.budget.learn(Round(len(out.hidden), drafter_rows, *seconds))
 
     @contextmanager
     def _round(self) -> Iterator[None]:
@@ -145,10 +144,6 @@ class Engine:
             self._in_round = False
             while self._cancelled:
                 self.cancel(*self._cancelled.pop())
-
-    def schedule(self) -> list[ScheduledRequest]:
-        """Choose the round's requests and their tokens."""
-        return self.scheduler.schedule()
 
     @torch.no_grad()
     def verify(self, scheduled: list[ScheduledRequest]) -> TargetOutput:
@@ -264,8 +259,8 @@ class Engine:
             request = going[at]
             slots = self.scheduler.undrafted(request, room)
             ids = request.tokens[slots.start + 1 : slots.stop + 1]
-            complete = slots.stop == len(request.tokens) - 1
-            new[at] = NewSlots(request.blocks, slots.start, ids, depth if complete else 0)
+            to_draft = depth if slots.stop == len(request.tokens) - 1 else 0
+            new[at] = NewSlots(request.blocks, slots.start, ids, to_draft)
             self.scheduler.drafted(request, slots.stop)
             room -= len(slots)
         return new

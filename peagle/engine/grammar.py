@@ -41,7 +41,8 @@ class Matcher:
         if bits.sum() == 1 and not (self._state.is_stopped() or self.count_allowed([token])):
             # llguidance finds added tokens in the text that must come, and then refuses them: they
             # stand for no bytes. The text is spelled with other tokens.
-            bits[[token, self._spelled.get(token, token)]] = 0, 1
+            bits[token] = 0
+            bits[self._spelled.get(token, token)] = 1
         return torch.from_numpy(bits).bool()
 
     def draftable(self) -> Tensor:
@@ -64,10 +65,13 @@ class Matcher:
         rows[0] = self.allowed()
         matchers = {0: self}
         for row, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True), 1):
-            at = matchers.get(parent)
-            if at and rows[parent, token] and (next := at.after(token)):
-                rows[row] = next.allowed()
-                matchers[row] = next
+            before = matchers.get(parent)
+            if before is None or not rows[parent, token]:
+                continue
+            matcher = before.after(token)
+            if matcher is not None:
+                rows[row] = matcher.allowed()
+                matchers[row] = matcher
         return rows
 
     def after(self, token: int) -> "Matcher | None":

@@ -74,9 +74,9 @@ def with_lookup(offer: Offer, match: Match, chance: LookupCalibration) -> Offer:
         token = match.tokens[depth]
         same = [each for each in offered if each.token == token]
         others = [each for each in offered if each.token != token]
-        found = Candidate(token, same[0].prob if same else 0.0, chance(match.size, depth))
-        if same and same[0].chance > found.chance:
-            found = same[0]
+        found = Candidate(token, 0.0, chance(match.size, depth))
+        if same:
+            found = max(same[0], found._replace(prob=same[0].prob), key=lambda each: each.chance)
         left = sum(each.chance for each in others)
         share = min(1.0, (1 - found.chance) / left) if left else 1.0
         scaled = [each._replace(chance=each.chance * share) for each in others]

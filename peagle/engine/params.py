@@ -132,8 +132,10 @@ class SamplingParams:
 
     def copies(self) -> list["SamplingParams"]:
         """The parameters of each of the n answers: seeds seed, seed + 1, …"""
-        seeds = [None if self.seed is None else self.seed + i for i in range(self.n)]
-        return [self] if self.n == 1 else [replace(self, n=1, seed=seed) for seed in seeds]
+        copies = [replace(self, n=1) for _ in range(self.n)]
+        if self.seed is None:
+            return copies
+        return [replace(copy, seed=self.seed + i) for i, copy in enumerate(copies)]
 
 
 def _json_text(schema: dict[str, Any] | str) -> str:

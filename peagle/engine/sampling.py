@@ -19,7 +19,6 @@ from torch import Tensor
 
 from peagle.engine.grammar import Matcher
 from peagle.engine.params import RequestFailure, SamplingParams, TokenLogprob
-from peagle.engine.penalties import Penalties
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
 
@@ -72,10 +71,10 @@ class Sampler:
         rows = self._rows(logits, draft)
         if self.params.greedy:
             return greedy(rows)
-        below = target_probabilities(rows, self.params).double().cumsum(-1)
-        total = below[:, -1]
+        cumulative = target_probabilities(rows, self.params).double().cumsum(-1)
+        total = cumulative[:, -1]
         numbers = self._uniform([len(tail) for tail in draft.tails()]).to(rows.device)
-        drawn = torch.searchsorted(below, (numbers * total)[:, None], right=True)[:, 0]
+        drawn = torch.searchsorted(cumulative, (numbers * total)[:, None], right=True)[:, 0]
         return Choice(drawn.tolist(), total.isfinite().tolist())
 
     def commit(self, tokens: list[int]) -> None:
@@ -120,6 +119,46 @@ class Sampler:
             TokenLogprob(token, value, list(zip(*best, strict=True)))
             for token, value, best in zip(tokens, chosen, likeliest, strict=True)
         ]
+
+
+class Penalties:
+    """Penalties for repeating, as vLLM's: token counts of one sequence, and what they subtract.
+    Each row of a draft counts the draft tokens on its path."""
+
+    def __init__(self, params: SamplingParams, prompt: list[int], vocabulary: int) -> None:
+        self._params = params
+        self._prompt = torch.zeros(vocabulary, dtype=torch.bool)
+        self._prompt[prompt] = True
+        self._counts = torch.zeros(vocabulary)  # in the output
+
+    @staticmethod
+    def of(params: SamplingParams, prompt: list[int], vocabulary: int) -> "Penalties | None":
+        """None when nothing is penalised."""
+        neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return None if neutral == (1, 0, 0) else Penalties(params, prompt, vocabulary)
+
+    def count(self, tokens: list[int]) -> None:
+        """Tokens were emitted."""
+        at = torch.tensor(tokens, dtype=torch.int64, device=self._counts.device)
+        self._counts.index_put_((at,), self._counts.new_ones(()), accumulate=True)
+
+    def apply(self, logits: Tensor, draft: Draft) -> Tensor:  # (R, V) float32, R − 1 nodes
+        """Each row is penalised for prompt, output and path: repetition, frequency, presence."""
+        self._prompt = self._prompt.to(logits.device)
+        self._counts = self._counts.to(logits.device)
+        counts = self._counts.repeat(len(logits), 1)
+        paths = enumerate(draft.tails())
+        drafted = [(row, draft.tokens[at - 1]) for row, tail in paths for at in tail]
+        if drafted:
+            row, token = torch.tensor(drafted, device=logits.device).unbind(1)
+            counts.index_put_((row, token), counts.new_ones(()), accumulate=True)
+        emitted = counts > 0
+        params = self._params
+        if params.repetition_penalty != 1:
+            strength = params.repetition_penalty
+            factor = torch.where(logits > 0, 1 / strength, strength)
+            logits = torch.where(emitted | self._prompt, logits * factor, logits)
+        return logits - params.frequency_penalty * counts - params.presence_penalty * emitted
 
 
 def check_tokens(ids: Iterable[int], vocabulary: int, field: str) -> None:

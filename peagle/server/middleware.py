@@ -171,11 +171,8 @@ class Limits:
         try:
             await self._app(scope, self._limited(scope, receive), sent)
         finally:
-            fields = {
-                "method": scope["method"],
-                "path": shortened(scope["path"], LOGGED),
-                **note,
-            }
+            path = shortened(scope["path"], LOGGED)
+            fields = {"method": scope["method"], "path": path, **note}
             fields["seconds"] = round(time.monotonic() - began, 4)
             quiet = scope["path"] in (*OPEN, "/metrics") and note["status"] == 200
             log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})

@@ -27,10 +27,10 @@ from transformers import (
 )
 
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.penalties import Penalties
 from peagle.engine.sampling import (
     NUCLEUS,
     Choice,
+    Penalties,
     Sampler,
     accepted_rows,
     greedy,
