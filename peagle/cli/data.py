@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import yaml
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
@@ -26,6 +25,7 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields, check_at_least, with_flags
+from peagle.cli.settings import read_pairs
 from peagle.data.dataset import documents_of, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.regenerate import Engine, Report, through_vllm
@@ -80,7 +80,7 @@ def synth(
     """
     check_at_least(1, batch=batch, max_tokens=config.max_tokens, prompt_tokens=prompt_tokens)
     user = replace(user, temperature=temperature, max_tokens=prompt_tokens)
-    args = _pairs(chat_template_arg or [], "chat_template_arg")
+    args = read_pairs(chat_template_arg or [], "chat_template_arg")
     config = replace(config, mix=_mix(mix), user=user, template_args=args)
     llm = open_llm(target, model, max_batch=batch)
     with counting("records", config.count, WRITTEN) as count:
@@ -125,7 +125,7 @@ def regenerate(
     """
     existing_file(prompts, "prompts")
     check_at_least(1, workers=workers, limit=limit, batch=batch)
-    args = _pairs(chat_template_arg or [], "chat_template_arg")
+    args = read_pairs(chat_template_arg or [], "chat_template_arg")
     source: LLM | Engine | Servers
     if url:
         _check_no_engine(engine, options)
@@ -248,23 +248,9 @@ def _check_template(tokenizer: PreTrainedTokenizerBase, args: dict[str, Any]) ->
     check_template_args(tokenizer, args)
 
 
-def _pairs(texts: list[str], field: str) -> dict[str, Any]:
-    """["a=1"] → {"a": 1}, values as in YAML."""
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.strip().partition("=")
-        if not equals or not name or name in pairs:
-            raise InputError("expected name=value, each name once", field=field, value=text)
-        try:
-            pairs[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise InputError("the value is not YAML", field=field, value=text) from error
-    return pairs
-
-
 def _mix(text: str) -> dict[str, float]:
     """ "chat=2,code=1" → shares."""
-    mix = _pairs(text.split(","), "mix")
+    mix = read_pairs(text.split(","), "mix")
     for kind, share in mix.items():
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise InputError("expected a number", field="mix", value=f"{kind}={share}")

@@ -55,16 +55,21 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
 
 
 def _from_words(context: typer.Context, words: list[str] | None) -> None:
-    pairs = {}
-    for text in words or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError("expected name=value", field="overrides", value=text)
+    _use(context, read_pairs(words or [], "overrides"))
+
+
+def read_pairs(texts: Iterable[str], field: str) -> dict[str, Any]:
+    """["a=1"] → {"a": 1}, values as in YAML. Raises InputError of `field` for another text."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.strip().partition("=")
+        if not equals or not name or name in pairs:
+            raise InputError("expected name=value, each name once", field=field, value=text)
         try:
             pairs[name] = yaml.safe_load(value)
         except NOT_YAML as error:
-            raise InputError(first_line(error), field=name, value=value) from error
-    _use(context, pairs)
+            raise InputError("the value is not YAML", field=field, value=text) from error
+    return pairs
 
 
 RecipeOption = Annotated[

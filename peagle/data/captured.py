@@ -145,6 +145,5 @@ class Captures:
         outputs = [shard.output(number) for shard, number in found]
         hidden = torch.cat([output.hidden for output in outputs])
         features = torch.cat([output.features for output in outputs])
-        return TargetOutput(
-            hidden.to(target.device, target.dtype), features.to(target.device, target.dtype)
-        )
+        place = (target.device, target.dtype)
+        return TargetOutput(hidden.to(*place), features.to(*place))

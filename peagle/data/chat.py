@@ -1,8 +1,8 @@
-"""Token ids of a conversation, and the mask of the assistant's tokens."""
+"""Conversations as token ids with the mask of the assistant's tokens, and answers as messages."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from peagle.data.example import Example
 from peagle.errors import InputError
 from peagle.model.template import NO_ARGS, apply_template
-from peagle.model.thoughts import THINKING, find_thoughts
+from peagle.model.thoughts import THINKING, answer_template, find_thoughts
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 SYSTEM_ROLES = ("system", "developer")
@@ -171,6 +171,22 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[tuple[int
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     inside = [any(lo <= start < hi for lo, hi in spans) for start, _ in encoded["offset_mapping"]]
     return Example(encoded["input_ids"], inside)
+
+
+def to_message(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: Sequence[int], text: str
+) -> Message:
+    """Return the assistant's message: thoughts, text and tool calls apart if the model marks
+    them. A model without marks, or an answer that breaks its format, gives `text` as it is."""
+    plain = {"role": "assistant", "content": text}
+    if (template := answer_template(tokenizer)) is None:
+        return plain
+    try:
+        parsed = tokenizer.parse_response(list(answer), template, prefix=prompt)
+    except (ValueError, KeyError):
+        return plain
+    parts = {name: value for name, value in parsed.items() if value}
+    return {**plain, "content": "", **parts}
 
 
 def system_turn(text: str | None) -> list[Message]:

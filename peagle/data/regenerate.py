@@ -6,11 +6,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, prompt_ids
+from peagle.data.chat import Message, prompt_ids, to_message
 from peagle.data.conversation import Conversation, PendingRecord, Write, drop_oldest
 from peagle.data.endpoint import Servers, ask_servers
 from peagle.data.jsonl import append, open_to_append, read_back
-from peagle.data.response_parser import to_message
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError

@@ -66,11 +66,9 @@ class Scheduler:
         if self.max_blocks(tokens) > self.pool.count:
             needed = tokens + self.num_lookahead_tokens
             room = self.pool.count * self.pool.size
-            raise InputError(
-                f"needs {needed} tokens of KV cache with its answer, all of it is {room}",
-                field=f"prompt[{index}]",
-                fix="lower `max_tokens` or raise `kv_tokens`",
-            )
+            why = f"needs {needed} tokens of KV cache with its answer, all of it is {room}"
+            fix = "lower `max_tokens` or raise `kv_tokens`"
+            raise InputError(why, field=f"prompt[{index}]", fix=fix)
 
     def max_blocks(self, tokens: int) -> int:
         """The most blocks that a request of `tokens` tokens holds: of a long one, those that a

@@ -1,6 +1,7 @@
-"""The parts of an LLM, and the engine made of them."""
+"""The parts of an LLM, the memory that its caches may take, and the engine made of them."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,15 +12,20 @@ from peagle.engine.costs import Curve
 from peagle.engine.draft import Proposer
 from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine, Settings
-from peagle.engine.memory import default_max_batch, kv_tokens
 from peagle.engine.shared import SharedTarget
 from peagle.errors import InputError, InputWarning
 from peagle.methods.keys import default_k
+from peagle.model.attention import HeadShape
+from peagle.model.base_target import BaseTarget
+from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
 
 # Prompt tokens of a round in which requests decode. On a CPU more of them take longer, but not less
 # time for each.
 MIXED_CHUNKS = {"cpu": 128, "cuda": 512}
+SHARE = {"cpu": 0.5, "cuda": 0.85}  # share of free memory; a CPU has other things to do
+MAX_BATCH = {"cpu": 8, "cuda": 64}  # by default
+MIN_TOKENS = 512  # KV cache for each request of a default batch, where the context is longer
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +101,55 @@ class Setup:
             return AdaptiveBudget(lambda *_: [], 0, verify, Curve({1: 0.0}))
         draft = self.shared.draft_curve(proposer.model, self.drafter, max_rows)
         return AdaptiveBudget(proposer.method.passes, self.k, verify, draft)
+
+
+def token_bytes(target: BaseTarget, drafter: Drafter | None) -> int:
+    """Bytes that the caches keep of a token: the target's keys and values, the drafter's, and the
+    features it drafts from."""
+    kept = _numbers(target.kv_shapes) * target.dtype.itemsize
+    if drafter is None:
+        return kept
+    features = drafter.config.feature_width * target.dtype.itemsize
+    return kept + features + _numbers(drafter.kv_shapes) * drafter.norm.weight.element_size()
+
+
+def _numbers(shapes: Sequence[HeadShape]) -> int:
+    """Numbers in keys and values of one token, in all layers."""
+    return sum(shape.heads * (shape.key_size + shape.value_size) for shape in shapes)
+
+
+def default_max_batch(
+    target: BaseTarget, drafter: Drafter | None, wanted: int | None = None
+) -> int:
+    """Requests decoded together, where no number is given: at most 8 on a CPU, 64 on a GPU.
+
+    A CPU is busy with a few rows, so more requests only slow each other down. A GPU reads the
+    weights once for all rows, so many requests cost little more than one. There are fewer, but at
+    least one, where the KV cache (`wanted` tokens, or what fits into free memory) would leave each
+    less than 512 tokens: requests that run out of cache are started again.
+    """
+    device = target.device
+    room = int(SHARE[device.type] * free_memory(device) / token_bytes(target, drafter))
+    each = min(MIN_TOKENS, target.max_context)
+    fitting = (wanted or room) // each
+    return max(1, min(MAX_BATCH[device.type], fitting))
+
+
+def kv_tokens(target: BaseTarget, drafter: Drafter | None, useful: int, wanted: int | None) -> int:
+    """Tokens of KV cache: as `wanted`, else `useful` or as many as fit.
+
+    Raises InputError when they do not fit.
+    """
+    share = SHARE[target.device.type]
+    each = token_bytes(target, drafter)
+    free = free_memory(target.device)
+    room = int(share * free / each)
+    if wanted is not None and wanted > room:
+        allowed = f"{share:.0%} of the free memory is {share * free / 2**30:.1f} GiB"
+        why = f"needs {wanted * each / 2**30:.1f} GiB, {allowed}"
+        raise InputError(why, field="kv_tokens", value=wanted, fix=f"give at most {room}")
+    if room < 256:
+        why = f"{free / 2**30:.1f} GiB of memory is free next to the model"
+        why += f", a token of KV cache takes {each / 2**20:.2f} MiB"
+        raise InputError(why, fix="use a smaller dtype or target, or free memory")
+    return wanted or min(room, useful)

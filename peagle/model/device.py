@@ -5,11 +5,8 @@ import ctypes
 import psutil
 import torch
 
-# glibc's mallopt: what to set, to what.
-MMAP_THRESHOLD = -3
-TRIM_THRESHOLD = -1
-TOP_PAD = -2
-KEPT = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: (1 << 31) - 1, TOP_PAD: 64 << 20}
+# Parameters of glibc's mallopt (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD) and their values.
+KEPT = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20}
 
 
 def free_memory(device: torch.device) -> int:

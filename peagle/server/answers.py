@@ -24,7 +24,7 @@ from peagle.model.thoughts import THINKING, answer_template
 from peagle.server import responses
 from peagle.server.engine_thread import Event, Job, Update
 from peagle.server.errors import ApiError
-from peagle.server.logprobs import AnswerLogprobs, of_chat, of_text
+from peagle.server.logprobs import AnswerLogprobs, Token, of_chat, of_text
 from peagle.server.parsing import ParsedAnswer, ResponseParser, ThoughtParser
 from peagle.server.responses import ChatChoice, ChatPart, Delta, Message, TextChoice, Usage
 from peagle.server.schema import Generation, StreamOptions
@@ -33,14 +33,24 @@ from peagle.server.worker import Worker
 Logprobs = list[TokenLogprob] | None
 
 
-class TextBuilder:
+class _Builder:
+    """Log-probabilities of choices, by their index."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
+
+    def tokens(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> list[Token]:
+        """Tokens whose text is certain now; none where log-probabilities are not requested."""
+        if logprobs is None:
+            return []
+        return self._logprobs[request.index].push(logprobs, text, ended)
+
+
+class TextBuilder(_Builder):
     """Builds the choices of /v1/completions."""
 
     response = chunk = responses.Completion
     prefix = "cmpl"  # of ids
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
 
     def opening(self, _index: int) -> None:
         """Nothing."""
@@ -48,18 +58,15 @@ class TextBuilder:
     def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> TextChoice:
         """A streamed choice; its text may be empty at the end."""
         reason: Any = request.finish_reason if ended else None
-        choice = TextChoice(index=request.index, text=text, finish_reason=reason)
-        if logprobs is not None:
-            tokens = self._logprobs[request.index].push(logprobs, text, ended)
-            choice.logprobs = of_text(tokens) if tokens else None
-        return choice
+        shown = of_text(self.tokens(request, text, logprobs, ended))
+        return TextChoice(index=request.index, text=text, finish_reason=reason, logprobs=shown)
 
     def whole(self, request: Request, text: str, logprobs: Logprobs) -> TextChoice:
         """The only part."""
         return self.part(request, text, logprobs, ended=True)
 
 
-class ChatBuilder:
+class ChatBuilder(_Builder):
     """Builds the choices of /v1/chat/completions with up to `max_calls` tool calls; None: any
     number, 0: no tools were offered. Text that a response template parses comes at the end."""
 
@@ -68,8 +75,8 @@ class ChatBuilder:
     prefix = "chatcmpl"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_calls: int | None) -> None:
+        super().__init__(tokenizer)
         self._tokenizer = tokenizer
-        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
         self._max_calls = max_calls
         fields = (answer_template(tokenizer) or {}).get("fields", {})
         self._parses = max_calls != 0 or any(name in fields for name in THINKING)
@@ -94,11 +101,8 @@ class ChatBuilder:
         reason: Any = request.finish_reason if ended else None
         if calls:
             reason = "tool_calls"
-        choice = ChatPart(index=request.index, delta=delta, finish_reason=reason)
-        if logprobs is not None:
-            tokens = self._logprobs[request.index].push(logprobs, text, ended)
-            choice.logprobs = of_chat(tokens) if tokens else None
-        return choice
+        shown = of_chat(self.tokens(request, text, logprobs, ended))
+        return ChatPart(index=request.index, delta=delta, finish_reason=reason, logprobs=shown)
 
     def whole(self, request: Request, text: str, logprobs: Logprobs) -> ChatChoice:
         """The only part, as a message; its tool calls have no index."""

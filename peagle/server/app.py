@@ -20,6 +20,7 @@ from peagle import __version__
 from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
+from peagle.engine.sampling import check_tokens
 from peagle.errors import InputError
 from peagle.server import middleware, responses, schema
 from peagle.server.answers import Builder, ChatBuilder, TextBuilder, answer
@@ -147,10 +148,7 @@ class Api:
     def detokenize(self, body: schema.DetokenizeBody) -> responses.Text:
         """The text of ids, special tokens included."""
         self._check_model(body.model)
-        max_id = len(self.llm.target.embedding) - 1
-        if max(body.tokens, default=0) > max_id:
-            why = f"the target's token ids are 0 to {max_id}"
-            raise InputError(why, field="tokens", value=max(body.tokens), fix="leave others out")
+        check_tokens(body.tokens, len(self.llm.target.embedding), "tokens")
         return responses.Text(prompt=self.llm.tokenizer.decode(body.tokens))
 
     async def health(self, response: Response) -> responses.Health:

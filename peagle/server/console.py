@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Generator
 from contextlib import closing
 from functools import cache, partial
-from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -121,7 +121,7 @@ class Console:
             # Another engine: its cache is empty.
             request = yield from _run(llm, ids, params, number)
             answers.append(request.output)
-        same = _common_length(answers)
+        same = len(commonprefix(answers))
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
 
     def _use(self, alone: LLM, lane: Lane) -> LLM:
@@ -167,9 +167,3 @@ def _run(
     }
     yield {"lane": lane, "result": result}
     return request
-
-
-def _common_length(answers: list[list[int]]) -> int:
-    """Length of the longest common prefix of the answers."""
-    columns = zip(*answers, strict=False)
-    return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, columns))

@@ -107,21 +107,23 @@ def by_id(token: int) -> str:
     return f"token_id:{token}"
 
 
-def of_chat(tokens: list[Token]) -> ChatLogprobs:
-    """A list with one entry per token."""
-    content = [
-        ContentLogprob(**_entry(token), top_logprobs=[TopLogprob(**_entry(t)) for t in token.top])
-        for token in tokens
-    ]
-    return ChatLogprobs(content=content)
+def of_chat(tokens: list[Token]) -> ChatLogprobs | None:
+    """A list with one entry per token; None without tokens."""
+    content = list[ContentLogprob]()
+    for token in tokens:
+        top = [TopLogprob(**_entry(one)) for one in token.top]
+        content.append(ContentLogprob(**_entry(token), top_logprobs=top))
+    return ChatLogprobs(content=content) if content else None
 
 
 def _entry(token: Token) -> dict[str, Any]:
     return {"token": token.name, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-def of_text(tokens: list[Token]) -> TextLogprobs:
-    """Parallel lists."""
+def of_text(tokens: list[Token]) -> TextLogprobs | None:
+    """Parallel lists; None without tokens."""
+    if not tokens:
+        return None
     return TextLogprobs(
         tokens=[token.name for token in tokens],
         token_logprobs=[token.logprob for token in tokens],

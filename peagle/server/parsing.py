@@ -1,6 +1,6 @@
 """Parsers of an answer: its thoughts, text and tool calls, whole or as it comes.
 
-A response template parses the whole answer (`peagle.data.response_parser`). Without one, thoughts
+A response template parses the whole answer (`peagle.data.chat`). Without one, thoughts
 are found by their marks, and calls as Hermes and Qwen write them:
 <tool_call>{"name": …}</tool_call>.
 """
@@ -16,7 +16,7 @@ from uuid import uuid4
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.response_parser import to_message
+from peagle.data.chat import to_message
 from peagle.model.thoughts import answer_template, find_thoughts
 from peagle.server.prompts import CLOSE, OPEN
 from peagle.server.responses import Function, ToolCall

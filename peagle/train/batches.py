@@ -54,11 +54,9 @@ class Batches:
         numbers = self._epoch(epoch)[number - self._starts[epoch]]
         documents = [self.data[i] for i in numbers]
         lengths = torch.tensor([len(d.ids) for d in documents])
-        return Sequence(
-            torch.tensor([token for d in documents for token in d.ids]),
-            torch.tensor([flag for d in documents for flag in d.supervised]),
-            torch.tensor(numbers).repeat_interleave(lengths),
-        )
+        ids = torch.tensor([token for d in documents for token in d.ids])
+        supervised = torch.tensor([flag for d in documents for flag in d.supervised])
+        return Sequence(ids, supervised, torch.tensor(numbers).repeat_interleave(lengths))
 
     def steps(self, epochs: int) -> int:
         """Optimizer steps of the first `epochs` epochs."""

@@ -40,9 +40,8 @@ def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
         return sees(elements, owner, q, k)
 
     device = elements.anchor.device
-    return create_block_mask(
-        mask_mod, None, None, count, count, device, _compile=device.type == "cuda"
-    )
+    on_gpu = device.type == "cuda"
+    return create_block_mask(mask_mod, None, None, count, count, device, _compile=on_gpu)
 
 
 class FlexAttend:

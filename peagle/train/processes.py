@@ -17,9 +17,8 @@ def make_accelerator(device: torch.device, output: Path, tracker: str | None) ->
     try:
         made = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(output))
     except ValueError as error:
-        raise InputError(
-            "is not supported by accelerate", field="tracker", value=tracker
-        ) from error
+        why = "is not supported by accelerate"
+        raise InputError(why, field="tracker", value=tracker) from error
     if tracker is not None:
         if not made.log_with:  # accelerate leaves out what is not installed
             fix = f"pip install {tracker}"

@@ -20,7 +20,7 @@ from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError, first_line
 from peagle.files import replace_file
 from peagle.model.drafter import Drafter
-from peagle.train.average import Average
+from peagle.train.optimizer import Average
 from peagle.train.sharding import shard_like
 from peagle.train.state import (
     AVERAGE,

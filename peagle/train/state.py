@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from peagle.model.drafter import Drafter
-from peagle.train.average import Average
+from peagle.train.optimizer import Average
 from peagle.train.sharding import gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

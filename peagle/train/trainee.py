@@ -4,7 +4,7 @@ Shapes: N tokens, E elements, R rows, D drafter hidden, V draft vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -43,8 +43,12 @@ class Trainee(nn.Module):
         self.target = target
         self.bf16 = bf16
         self.decay = decay
-        # Made when the weights are where they stay: a target that is sharded moves.
-        self.target_logits: Callable[[Tensor], Tensor] | None = None
+
+    @cached_property
+    def target_logits(self) -> Callable[[Tensor], Tensor]:
+        """The target's logits over the draft vocabulary. First read when the weights are where they
+        stay: a target that is sharded moves."""
+        return logits_of(self.target, self.drafter.target_ids)
 
     def forward(
         self, sequence: Sequence, target_output: TargetOutput, segment: Segment
@@ -66,9 +70,6 @@ class Trainee(nn.Module):
         computed once a position, and exist only for a chunk.
         """
         drafter = self.drafter
-        if self.target_logits is None:
-            self.target_logits = logits_of(self.target, drafter.target_ids)
-        target_logits = self.target_logits
         positions = segment.elements.anchor + segment.elements.depth + 1
         rows = segment.trained.nonzero()[:, 0]
         rows = rows[positions[rows].argsort(stable=True)]
@@ -81,7 +82,7 @@ class Trainee(nn.Module):
             size = LOSS_ROWS if rows.is_cpu else LOSS_LOGITS // len(drafter.target_ids)
             for some in torch.arange(len(rows), device=rows.device).split(size):
                 unique, index = positions[some].unique_consecutive(return_inverse=True)
-                logits = target_logits(pad_rows(hidden[unique]))[index]
+                logits = self.target_logits(pad_rows(hidden[unique]))[index]
                 yield LossChunk(rows[some], sequence.ids[positions[some]], logits, weights[some])
 
         # Layers have made `normed`; when they are sharded, their parts are elsewhere by now.
@@ -91,9 +92,8 @@ class Trainee(nn.Module):
         total, best = ChunkedDivergence.apply(score, chunks(), normed, *parameters)
         hit = drafter.target_ids[best] == sequence.ids[positions + 1]
         depths = int(segment.elements.depth.max()) + 1
-        return StepResult(
-            total, depth[hit].bincount(minlength=depths), depth.bincount(minlength=depths)
-        )
+        correct = depth[hit].bincount(minlength=depths)
+        return StepResult(total, correct, depth.bincount(minlength=depths))
 
     def score(self, normed: Tensor, previous_ids: Tensor, *, alone: bool) -> list[Tensor]:
         """Draft logits (R, V) of hidden states (R, D). A head that is trained together with its

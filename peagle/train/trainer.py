@@ -16,11 +16,10 @@ from peagle.methods.registry import method_of
 from peagle.model.device import keep_freed_memory
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
-from peagle.train.average import Average
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
 from peagle.train.drafter_pass import compile_layers, recompute_layers
-from peagle.train.optimizer import make_optimizer, rate
+from peagle.train.optimizer import Average, make_optimizer, rate
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sampler import Sampler, TrainingSequence
 from peagle.train.sharding import idle_pass, pad_passes, shard, whole_copy
@@ -100,9 +99,8 @@ class Trainer:
     def _settings(self) -> dict[str, object]:
         """Settings that a run is continued with."""
         fixed = {name: getattr(self.config, name) for name in RESUME_FIXED}
-        correction = "frozen" if self.frozen else None
-        data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
-        return {**fixed, "correction": correction, **data}
+        fixed["correction"] = "frozen" if self.frozen else None
+        return fixed | {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
@@ -216,9 +214,8 @@ class Trainer:
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
         }
-        if self.measure is not None and (
-            progress.step % self.config.eval_every == 0 or self.finished
-        ):
+        due = progress.step % self.config.eval_every == 0 or self.finished
+        if self.measure is not None and due:
             metrics |= self._measured(self.measure)
         if self.accelerator.is_main_process:
             append_line(self.config.output / METRICS, metrics)
@@ -230,8 +227,8 @@ class Trainer:
         progress = self.progress
         stats = measure(self.averaged(self.target.dtype))
         shares = [round(share, 4) for share in stats.accepted_per_position]
-        found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
-        found |= {"accepted_per_position": shares}
+        length = round(stats.acceptance_length, 4)
+        found: dict[str, Any] = {"acceptance_length": length, "accepted_per_position": shares}
         with_provenance(self.drafter, acceptance={"held out": {"k": len(shares), **found}})
         progress.stale += 1
         if stats.acceptance_length > progress.best_acceptance:

@@ -9,7 +9,8 @@ import pytest
 from refusals import refused
 from runner import invoke, metrics, printed, write_lines
 
-from peagle.cli.data import _mix, _pairs
+from peagle.cli.data import _mix
+from peagle.cli.settings import read_pairs
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
 USER = ("--temperature", 1.2, "--prompt-tokens", 48, "--max-tokens", 8)
@@ -197,7 +198,7 @@ def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
 
 def test_values_are_read_as_yaml() -> None:
     texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
-    assert _pairs(texts, "mix") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
+    assert read_pairs(texts, "mix") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
     assert _mix("chat=2, code=0.5") == {"chat": 2, "code": 0.5}
     with refused("mix"):
-        _pairs(["=1"], "mix")
+        read_pairs(["=1"], "mix")

@@ -6,10 +6,9 @@ import pytest
 from tiny import make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from peagle.data.chat import Message, encode_documents, prompt_ids, to_messages
+from peagle.data.chat import Message, encode_documents, prompt_ids, to_message, to_messages
 from peagle.data.dataset import read_conversations, read_examples
 from peagle.data.regenerate import Answers, Engine, regenerate
-from peagle.data.response_parser import to_message
 from peagle.engine.completion import Completion
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats

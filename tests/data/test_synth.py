@@ -12,9 +12,9 @@ from tiny import make_target, make_tokenizer
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_examples
-from peagle.data.starters import STARTERS
 from peagle.data.synth import (
     MAX_REFUSED,
+    STARTERS,
     SynthConfig,
     synthesize,
     user_turn,

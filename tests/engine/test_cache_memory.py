@@ -12,12 +12,12 @@ from peagle.backends.batch import Batch
 from peagle.backends.choose import choose_backend
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
-from peagle.engine import memory
+from peagle.engine import setup
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.costs import PROMPT_ROWS, draft_curve, verify_curve
 from peagle.engine.llm import LLM
-from peagle.engine.memory import SHARE, default_max_batch, token_bytes
 from peagle.engine.params import SamplingParams
+from peagle.engine.setup import SHARE, default_max_batch, token_bytes
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
 
@@ -56,7 +56,7 @@ def test_the_default_batch_is_by_device_and_memory(
 ) -> None:
     target = make_target(context=256)
     bytes_free = int(tokens * token_bytes(target, None) / SHARE[device]) + 1
-    monkeypatch.setattr(memory, "free_memory", lambda device: bytes_free)
+    monkeypatch.setattr(setup, "free_memory", lambda device: bytes_free)
     target.device = torch.device(device)
     assert default_max_batch(target, None, wanted) == batch
 

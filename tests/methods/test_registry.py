@@ -3,7 +3,7 @@
 from refusals import refused
 
 from peagle import catalog
-from peagle.bench.plots import read_methods
+from peagle.bench.report import read_methods
 from peagle.methods.registry import DEFAULT, METHODS
 
 from tiny_heads import head_config  # isort: skip

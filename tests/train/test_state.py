@@ -15,7 +15,7 @@ from tiny import make_drafter
 
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.average import Average
+from peagle.train.optimizer import Average
 from peagle.train.resume import forget_after, newest_checkpoint, restore
 from peagle.train.state import (
     Progress,
