@@ -23,7 +23,6 @@ from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.regenerate import answer_turn, native
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.text import end_tokens
 from peagle.errors import InputError
 from peagle.model.template import apply_template
 
@@ -177,7 +176,7 @@ class _Synthesis:
         self.config = config
         self.style = Style(None, config.template_args)
         self.system = system_turn(config.system)
-        self.turn = user_turn(llm.tokenizer, self.system, self.style, end_tokens(llm.target))
+        self.turn = user_turn(llm.tokenizer, self.system, self.style, llm.target.end_tokens)
         self.kept = Kept()
         self.kinds = Counter[str]()
         self.refused = Counter[str]()

@@ -28,7 +28,6 @@ from peagle.engine.params import GrammarTooComplex
 from peagle.engine.request import Chunk, FinishReason, Request
 from peagle.engine.sampling import Choice, greedy
 from peagle.engine.scheduler import ScheduledRequest, Scheduler
-from peagle.engine.text import end_tokens
 from peagle.engine.tree import Draft, Match, Offer, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.base_target import BaseTarget, TargetOutput
@@ -81,7 +80,7 @@ class Engine:
         self._in_round = False
         self._cancelled = list[tuple[Request, FinishReason]]()  # during a round
         self.last_depth = 0  # largest depth that the budget chose in the last round
-        self._ends = end_tokens(target)
+        self._ends = target.end_tokens
 
     def add(self, *requests: Request) -> None:
         """Queue requests that `LLM.make_requests` made."""

@@ -1,7 +1,7 @@
 """Compiling JSON schemas, regexes and grammars for a target.
 
-llguidance does the parsing. What ends an answer (any id of `end_tokens`) is allowed exactly where
-the grammar may end, and is all that is allowed where it must.
+llguidance does the parsing. `end_tokens` of the target are allowed exactly where the grammar may
+end, and are all that is allowed where it must.
 """
 
 import copy
@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from peagle.engine.grammar import Matcher, error_line
 from peagle.engine.grammar_checker import GrammarChecker
 from peagle.engine.params import SamplingParams
-from peagle.engine.text import end_tokens
 from peagle.engine.thoughts import after_thoughts
 from peagle.errors import InputError
 from peagle.model.base_target import BaseTarget
@@ -98,7 +97,7 @@ class Grammars:
     def _setup(self) -> tuple[str, int, list[int]]:
         """The arguments of llguidance's tokenizer: the fast tokenizer's JSON, V, ids of ends."""
         tokenizer = self._target.tokenizer
-        ends = sorted(end_tokens(self._target))
+        ends = sorted(self._target.end_tokens)
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
             lacks = "a fast tokenizer" if ends else "a token that ends an answer"
             name = model_name(self._target.name)

@@ -1,8 +1,6 @@
-"""Tokens to text as they come, and where a request ends."""
+"""Tokens to text as they come."""
 
 from transformers import PreTrainedTokenizerBase
-
-from peagle.model.base_target import BaseTarget, listed
 
 WINDOW = 16  # maximum number of newest tokens that are decoded together, unless they are bytes
 KEPT = 8  # tokens that are kept of a full window: no character has more bytes
@@ -66,9 +64,3 @@ def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
-
-
-def end_tokens(target: BaseTarget) -> set[int]:
-    """Ids that end an answer: the generation config's, and the tokenizer's eos."""
-    eos = getattr(target.tokenizer, "eos_token_id", None)
-    return {*target.end_ids, *listed(eos)}

@@ -60,6 +60,12 @@ class BaseTarget:
                 longest.append(table["original_max_position_embeddings"])
         return min(longest)
 
+    @property
+    def end_tokens(self) -> set[int]:
+        """Ids that end an answer: the generation config's, and the tokenizer's eos."""
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        return {*self.end_ids, *listed(eos)}
+
     def check_layers(self, layers: Sequence[int]) -> None:
         """Raises InputError for feature layers that the target does not have."""
         last = self.num_layers

@@ -7,7 +7,7 @@ same order (`pad_passes`). Outside of passes a weight is a DTensor: `gather` ret
 `shard_like` is its inverse.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target
 from peagle.train.partition import Segment
 from peagle.train.trainee import Trainee
 
+if TYPE_CHECKING:  # a target is an argument, as a backend is
+    from peagle.model.target import Target
 
-def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
+
+def shard(trainee: Trainee, target: "Target", device: torch.device) -> None:
     """Spread drafter and target over all processes, each holding its parts on its `device`."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     _shard_target(target, mesh, device)
@@ -37,7 +39,7 @@ def shard(trainee: Trainee, target: Target, device: torch.device) -> None:
     fully_shard(trainee, mesh=mesh)
 
 
-def _shard_target(target: Target, mesh: DeviceMesh, device: torch.device) -> None:
+def _shard_target(target: "Target", mesh: DeviceMesh, device: torch.device) -> None:
     """`target.forward` gathers layer by layer: all processes call it together. Embedding and head
     stay whole, so that each process may call `target.logits` at any time."""
     for layer in target.layers:

@@ -5,18 +5,22 @@ Shapes: N tokens, R rows, E hidden size, F·E features, V draft vocabulary.
 
 from collections.abc import Callable
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peagle.model.attention import AttentionSpec, CausalAttend
+from peagle.model.base_target import TargetOutput
 from peagle.model.padding import pad_rows
-from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Sequence
 
+if TYPE_CHECKING:  # a target is an argument, as a backend is
+    from peagle.model.target import Target
 
-def run_target(target: Target, sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:
+
+def run_target(target: "Target", sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:
     """Hidden states (N, E) for labels and, of the layers `taps`, features (N, F·E) for the drafter,
     without gradient."""
     attend = DocumentsAttend(sequence)
@@ -60,7 +64,7 @@ class DocumentsAttend:
         return pad_rows(out.transpose(1, 2).flatten(0, 1)[self.cells])
 
 
-def logits_of(target: Target, ids: Tensor) -> Callable[[Tensor], Tensor]:
+def logits_of(target: "Target", ids: Tensor) -> Callable[[Tensor], Tensor]:
     """A function (R, E) → (R, V): the target's logits of the tokens `ids` (V,) only, by its
     own head with a copy of their rows of the output layer."""
     output = target.model.get_output_embeddings()

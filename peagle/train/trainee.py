@@ -5,20 +5,23 @@ Shapes: N tokens, E elements, R rows, D drafter hidden, V draft vocabulary.
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from peagle.methods.registry import method_of
+from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
 from peagle.model.padding import pad_rows
-from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Sequence
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.loss import ChunkedDivergence, LossChunk
 from peagle.train.partition import Segment
 from peagle.train.target_pass import logits_of
+
+if TYPE_CHECKING:  # a target is an argument, as a backend is
+    from peagle.model.target import Target
 
 LOSS_ROWS = 512  # rows of logits alive at once, on a CPU
 LOSS_LOGITS = 1 << 26  # logits alive at once on a GPU, which wants large products
@@ -36,7 +39,7 @@ class Trainee(nn.Module):
     """Drafter and loss in one forward: the module that data parallelism wraps."""
 
     def __init__(
-        self, drafter: Drafter, target: Target, decay: float = 1.0, *, bf16: bool = True
+        self, drafter: Drafter, target: "Target", decay: float = 1.0, *, bf16: bool = True
     ) -> None:
         super().__init__()
         self.drafter = drafter

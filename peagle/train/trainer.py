@@ -13,9 +13,9 @@ from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError
 from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
+from peagle.model.base_target import TargetOutput
 from peagle.model.device import keep_freed_memory
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target, TargetOutput
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
 from peagle.train.drafter_pass import compile_layers, recompute_layers
@@ -34,12 +34,13 @@ from peagle.train.state import (
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import StepResult, Trainee
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a target is an argument, as a backend is
     from peagle.engine.request import Stats
+    from peagle.model.target import Target
 
 
 # Returns the target's output for documents, by their numbers, one after another.
-States = Callable[[list[int], Target], TargetOutput]
+States = Callable[[list[int], "Target"], TargetOutput]
 # Measures a drafter in the target's dtype; all processes call it together (train/walk.py).
 Measure = Callable[[Drafter], "Stats"]
 
@@ -54,7 +55,7 @@ class Trainer:
     def __init__(  # noqa: PLR0913, PLR0917 (what training needs)
         self,
         config: TrainConfig,
-        target: Target,
+        target: "Target",
         drafter: Drafter,
         data: list[Example],
         measure: Measure | None = None,  # None: no acceptance length while it trains
@@ -277,7 +278,7 @@ class Trainer:
         self._stop = True
 
 
-def check(config: TrainConfig, target: Target, drafter: Drafter, processes: int) -> None:
+def check(config: TrainConfig, target: "Target", drafter: Drafter, processes: int) -> None:
     """Raises InputError for settings that do not fit head, target or number of processes."""
     target.check_layers(drafter.config.feature_layers)
     if config.batch % processes:

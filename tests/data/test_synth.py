@@ -150,7 +150,12 @@ def scripted(*said: str, template: str | None = None, context: int = 4096) -> An
         done = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
         return [Completion(text, each, "stop", Stats(), []) for text, each in done]
 
-    target = SimpleNamespace(max_context=context, end_ids=[], tokenizer=tokenizer, name="scripted")
+    target = SimpleNamespace(
+        max_context=context,
+        end_tokens={tokenizer.eos_token_id},
+        tokenizer=tokenizer,
+        name="scripted",
+    )
     return SimpleNamespace(
         tokenizer=tokenizer,
         target=target,

@@ -9,7 +9,7 @@ from tiny import make_target, make_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from peagle.engine.text import TextStream, end_tokens
+from peagle.engine.text import TextStream
 from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()
@@ -163,6 +163,6 @@ def test_end_tokens(named: int | list[int] | None, expected: set[int]) -> None:
     made.model.generation_config = GenerationConfig(eos_token_id=named)
     target = Target(made.model, made.tokenizer, made.name)
     assert target.tokenizer is not None
-    assert end_tokens(target) == expected | {2}, "the tokenizer's eos too"
+    assert target.end_tokens == expected | {2}, "the tokenizer's eos too"
     target.tokenizer.eos_token = None
-    assert end_tokens(target) == expected
+    assert target.end_tokens == expected
