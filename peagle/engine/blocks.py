@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-ROOT = 0  # content id before a first block
+ROOT = 0  # prefix id before a first block
 
-Key = tuple[int, tuple[int, ...]]  # content id of the block before, the block's tokens and the next
+Key = tuple[int, tuple[int, ...]]  # prefix id of the block before, the block's tokens and the next
 
 
 class Prefix(NamedTuple):
     """Cached blocks that a prompt begins with."""
 
     blocks: list[int]
-    content: int  # content id of the last block
+    prefix_id: int  # of all their tokens
 
 
 class BlockPool:
@@ -30,12 +30,12 @@ class BlockPool:
     def __init__(self, count: int, size: int) -> None:
         self.count = count
         self.size = size
-        self._users = [0] * count
+        self._ref_counts = [0] * count
         self._free = OrderedDict.fromkeys(range(count))  # least recently used first
         self._cached = dict[Key, int]()  # blocks that can be found
         self._keys = dict[int, Key]()  # key of each of these blocks
-        self._contents = dict[int, int]()  # content ids of these blocks, never used again
-        self._last_content = ROOT
+        self._prefix_ids = dict[int, int]()  # prefix ids of these blocks, never used again
+        self._last_prefix_id = ROOT
         self._drafted = set[int]()  # blocks whose slots the drafter has run
 
     @property
@@ -54,7 +54,7 @@ class BlockPool:
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
             self._forget(block)
-            self._users[block] = 1
+            self._ref_counts[block] = 1
             taken.append(block)
         return taken
 
@@ -62,9 +62,9 @@ class BlockPool:
         """Remove one user of each block. The last blocks of a request are allocated first: without
         the ones before them they could not be found."""
         for block in reversed(blocks):
-            self._users[block] -= 1
-            assert self._users[block] >= 0, f"block {block} is free already"
-            if not self._users[block]:
+            self._ref_counts[block] -= 1
+            assert self._ref_counts[block] >= 0, f"block {block} is free already"
+            if not self._ref_counts[block]:
                 self._free[block] = None
                 if block not in self._keys:
                     self._free.move_to_end(block, last=False)  # it holds nothing worth keeping
@@ -73,30 +73,30 @@ class BlockPool:
         """The longest run of cached blocks that `tokens` begin with; each gets one more user. At
         least one token is left over."""
         found = list[int]()
-        content = ROOT
+        prefix_id = ROOT
         for end in range(self.size, len(tokens), self.size):
-            block = self._cached.get((content, tuple(tokens[end - self.size : end + 1])))
+            block = self._cached.get((prefix_id, tuple(tokens[end - self.size : end + 1])))
             if block is None:
                 break
-            content = self._contents[block]
-            self._users[block] += 1
+            prefix_id = self._prefix_ids[block]
+            self._ref_counts[block] += 1
             self._free.pop(block, None)
             found.append(block)
-        return Prefix(found, content)
+        return Prefix(found, prefix_id)
 
     def remember(self, block: int, before: int, tokens: Iterable[int]) -> int:
-        """Let a full block be found by its `size` tokens and the next one, after content `before`.
-        Returns its content id, or that of an equal block that is cached already."""
+        """Let a full block be found by its `size` tokens and the next one, after prefix `before`.
+        Returns its prefix id, or that of an equal block that is cached already."""
         key = before, tuple(tokens)
         assert len(key[1]) == self.size + 1
         cached = self._cached.get(key)
         if cached is not None:
-            return self._contents[cached]
-        self._last_content += 1
+            return self._prefix_ids[cached]
+        self._last_prefix_id += 1
         self._cached[key] = block
         self._keys[block] = key
-        self._contents[block] = self._last_content
-        return self._last_content
+        self._prefix_ids[block] = self._last_prefix_id
+        return self._last_prefix_id
 
     def mark_drafted(self, blocks: Iterable[int]) -> None:
         """Note that the drafter has run all slots of some blocks."""
@@ -110,4 +110,4 @@ class BlockPool:
         self._drafted.discard(block)
         if key := self._keys.pop(block, None):
             del self._cached[key]
-            del self._contents[block]
+            del self._prefix_ids[block]

@@ -287,7 +287,7 @@ class Engine:
         """Let full blocks be found by their content; free those of requests that have ended."""
         for request, _, _ in scheduled:
             if request.finish_reason == "error":
-                unknown = request.blocks[request.known :]
+                unknown = request.blocks[request.num_cached_blocks :]
                 self.cache.wipe(unknown)
                 if self.proposer is not None:
                     self.proposer.cache.wipe(unknown)

@@ -90,10 +90,10 @@ class Request:
     draft: Draft = field(default_factory=Draft)  # to verify in the next round
     seen: Index = field(default_factory=Index)  # n-grams of its tokens, for lookup
     blocks: list[int] = field(default_factory=list)  # blocks of KV cache; the scheduler's, as are:
-    known: int = 0  # the number of these blocks that can be found by their content
-    content: int = 0  # content id of the last known block
-    freed: int = 0  # the number of first blocks that were freed: no layer's window reaches them
-    reused: int = 0  # prompt tokens that were cached when the request was admitted
+    num_cached_blocks: int = 0  # first blocks that can be found by their content
+    prefix_id: int = 0  # of the tokens in these blocks
+    num_freed_blocks: int = 0  # first blocks that no layer's window reaches any more
+    num_cached_tokens: int = 0  # prompt tokens that were cached when it was admitted
     preempted: int = 0  # how often
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, if requested

@@ -123,11 +123,11 @@ class Scheduler:
         """Let the blocks that the target has filled be found by their content, and free those
         before the window."""
         size = self.pool.size
-        for end in range((request.known + 1) * size, request.num_computed_tokens + 1, size):
-            block = request.blocks[request.known]
+        while (end := (request.num_cached_blocks + 1) * size) <= request.num_computed_tokens:
+            block = request.blocks[request.num_cached_blocks]
             tokens = request.tokens[end - size : end + 1]
-            request.content = self.pool.remember(block, request.content, tokens)
-            request.known += 1
+            request.prefix_id = self.pool.remember(block, request.prefix_id, tokens)
+            request.num_cached_blocks += 1
         self._free_unseen(request)
 
     def undrafted(self, request: Request, limit: int) -> range:
@@ -167,17 +167,18 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Let a request run, with the cached blocks that it begins with, if the rest fits."""
-        found, content = self.pool.find(request.tokens)
+        found, prefix_id = self.pool.find(request.tokens)
         request.blocks = found
-        request.known = len(found)
-        request.content = content
+        request.num_cached_blocks = len(found)
+        request.prefix_id = prefix_id
         request.num_computed_tokens = len(found) * self.pool.size
         request.num_drafter_slots = self.pool.drafted(found) * self.pool.size
         self._free_unseen(request)
-        if self.max_blocks(len(request.tokens)) - len(found) + request.freed > self.pool.free:
+        held = len(found) - request.num_freed_blocks
+        if self.max_blocks(len(request.tokens)) - held > self.pool.free:
             self._release(request)
             return False
-        request.reused = request.num_computed_tokens
+        request.num_cached_tokens = request.num_computed_tokens
         return True
 
     def _extend(self, request: Request, count: int) -> bool:
@@ -199,9 +200,9 @@ class Scheduler:
         """Free the blocks before all that the newest computed token sees. The next block takes
         their places: backends may read keys that a mask hides, but not another request's."""
         freed = max(0, request.num_computed_tokens - self.window) // self.pool.size
-        self.pool.release(request.blocks[request.freed : freed])
+        self.pool.release(request.blocks[request.num_freed_blocks : freed])
         request.blocks[:freed] = request.blocks[freed : freed + 1] * freed
-        request.freed = freed
+        request.num_freed_blocks = freed
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -210,11 +211,11 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks[request.freed :])
+        self.pool.release(request.blocks[request.num_freed_blocks :])
         request.blocks = []
-        request.freed = 0
-        request.known = 0
-        request.content = ROOT
+        request.num_freed_blocks = 0
+        request.num_cached_blocks = 0
+        request.prefix_id = ROOT
         request.num_computed_tokens = 0
         request.num_drafter_slots = 0
         request.draft = Draft()

@@ -107,9 +107,9 @@ class Metrics:
         now = time.monotonic()
         admitted = request.num_computed_tokens or request.output or request.finish_reason == "error"
         if track.cached is None and admitted:
-            track.cached = request.reused
+            track.cached = request.num_cached_tokens
             self._counters["vllm:prefix_cache_queries"].inc(request.prompt_length)
-            self._counters["vllm:prefix_cache_hits"].inc(request.reused)
+            self._counters["vllm:prefix_cache_hits"].inc(request.num_cached_tokens)
         new = len(request.tokens) - request.prompt_length - track.tokens
         if new:
             self._tokens(track, new, now)

@@ -26,7 +26,7 @@ def request(index: int, prompt: int, output: int) -> Request:
 def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> None:
     """Run an item as the engine does: accept a part of the draft, then draft K tokens."""
     request = item.request
-    held = len(request.blocks) - request.freed
+    held = len(request.blocks) - request.num_freed_blocks
     assert held <= scheduler.max_blocks(ALL)
     assert 0 < item.num_tokens <= len(request.pending)
     needed = request.num_computed_tokens + item.num_tokens + scheduler.num_lookahead_tokens
@@ -90,10 +90,10 @@ def test_everyone_is_served(
         assert served == sorted(served, reverse=True), "who gave up blocks is the next to get some"
         for item in scheduled:
             run(scheduler, item, chance)
-        held = [block for r in scheduler.running for block in r.blocks[r.freed :]]
+        held = [block for r in scheduler.running for block in r.blocks[r.num_freed_blocks :]]
         assert pool.free == pool.count - len(set(held))
         assert all(
-            r.freed == max(0, r.num_computed_tokens - max(window, 8)) // 8
+            r.num_freed_blocks == max(0, r.num_computed_tokens - max(window, 8)) // 8
             for r in scheduler.running
         )
         rounds += 1
@@ -186,7 +186,7 @@ def test_a_prompt_that_others_had_is_found() -> None:
     scheduler.remove(first)
     scheduler.add(again)
     [item] = scheduler.schedule()
-    assert (again.reused, item.num_tokens) == (12, 2)
+    assert (again.num_cached_tokens, item.num_tokens) == (12, 2)
     assert again.num_drafter_slots == 8, "the drafter has not run all of the third block"
 
 
@@ -200,17 +200,18 @@ def test_blocks_before_the_window_are_freed() -> None:
         most = max(most, 20 - scheduler.pool.free)
         first.num_computed_tokens += item.num_tokens
         scheduler.advance(first)
-        freed.append(first.freed)
+        freed.append(first.num_freed_blocks)
     assert freed == [0, 2, 4, 6] and set(first.blocks[:6]) == {first.blocks[6]}
     assert most == 5 == -(-(6 - 2 + 8 + K) // 4) + 1 < scheduler.max_blocks(30) + 1
     scheduler.remove(first)
     assert scheduler.pool.free == 20
     scheduler.add(again)
     [item] = scheduler.schedule()
-    assert (again.reused, again.freed, item.num_tokens) == (28, 5, 2), "its blocks were free"
+    assert (again.num_cached_tokens, item.num_tokens) == (28, 2), "its blocks were free"
+    assert again.num_freed_blocks == 5
     again.finish_reason = "abort"
     scheduler.remove(again)
-    assert scheduler.pool.free == 20 and not again.freed
+    assert scheduler.pool.free == 20 and not again.num_freed_blocks
 
 
 def test_a_long_request_fits_where_its_window_does() -> None:

@@ -82,7 +82,8 @@ def test_under_load(
             assert request.output == wanted, (request.index, request.params)
     assert free_blocks(engine)
     assert cancelled > 0 and sum(r.preempted for r in everyone) > 0
-    assert sum(r.reused for r in everyone) > 10 * len(SHARED), "prompts were found in the cache"
+    found = sum(r.num_cached_tokens for r in everyone)
+    assert found > 10 * len(SHARED), "prompts were found in the cache"
     if k is not None:  # else drafting may not pay on the machine of the test
         assert sum(sum(r.stats.accepted) for r in everyone) > 50, "drafts were accepted"
 
@@ -96,7 +97,7 @@ def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
     first, again = (llm.stream([prompt], SamplingParams(max_tokens=24)) for _ in range(2))
     for run in (first, again):
         list(run)
-    assert (first.requests[0].reused, again.requests[0].reused) == (0, 32)
+    assert (first.requests[0].num_cached_tokens, again.requests[0].num_cached_tokens) == (0, 32)
     one, two = first.completions()[0], again.completions()[0]
     assert (one.token_ids, one.stats) == (two.token_ids, two.stats)
     assert sum(one.stats.accepted) > 3
@@ -110,7 +111,7 @@ def test_prompts_are_found_where_nothing_is_drafted(
     for reused in (0, 32):
         run = llm.stream([[*SHARED, 9]], SamplingParams(max_tokens=5))
         list(run)
-        assert run.requests[0].reused == reused and run.requests[0].stats.rounds == 0
+        assert run.requests[0].num_cached_tokens == reused and run.requests[0].stats.rounds == 0
 
 
 @pytest.fixture

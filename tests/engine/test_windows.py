@@ -137,12 +137,12 @@ def test_a_prompt_is_found_that_was_run_before(target: Target) -> None:
     for reused in (0, 80):
         [request] = requests_of(llm, 1, answer=20)
         finish(engine, [request])
-        assert request.reused == reused and is_own(request)
+        assert request.num_cached_tokens == reused and is_own(request)
     others = requests_of(llm, 8)[1:]
     finish(engine, others)
     [request] = requests_of(llm, 1, answer=20)
     finish(engine, [request])
-    assert request.reused == 0 and is_own(request), "others have taken its first blocks"
+    assert request.num_cached_tokens == 0 and is_own(request), "others have taken its first blocks"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -168,7 +168,7 @@ def test_under_load(target: Target, seed: int) -> None:
     assert all(map(is_own, everyone))
     assert {request.finish_reason for request in everyone} >= {"length", "abort"}
     assert sum(request.preempted for request in everyone) > 0
-    assert sum(request.reused for request in everyone) > 3 * len(shared)
+    assert sum(request.num_cached_tokens for request in everyone) > 3 * len(shared)
 
 
 def test_a_heads_layers_see_everything(target: Target) -> None:
