@@ -38,10 +38,10 @@ sys.path.append(str(RESULTS.parents[1] / "tests"))
 from tiny import CHATML, make_tokenizer  # noqa: E402
 
 from peagle.cli.main import app  # noqa: E402
-from peagle.engine.completion import Completion  # noqa: E402
 from peagle.engine.llm import LLM  # noqa: E402
 from peagle.engine.params import SamplingParams  # noqa: E402
 from peagle.engine.request import Stats  # noqa: E402
+from peagle.engine.run import Completion  # noqa: E402
 from peagle.heads.find import Head  # noqa: E402
 from peagle.heads.load import load_drafter  # noqa: E402
 from peagle.vllm.head import speculative  # noqa: E402

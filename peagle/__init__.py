@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from peagle.engine.completion import Completion
     from peagle.engine.llm import LLM
     from peagle.engine.params import SamplingParams
+    from peagle.engine.run import Completion
     from peagle.heads.load import load_drafter
     from peagle.model.drafter import Drafter
 
@@ -19,7 +19,7 @@ __all__ = ["LLM", "Completion", "Drafter", "SamplingParams", "__version__", "loa
 
 _HOMES = {
     "LLM": "peagle.engine.llm",
-    "Completion": "peagle.engine.completion",
+    "Completion": "peagle.engine.run",
     "SamplingParams": "peagle.engine.params",
     "Drafter": "peagle.model.drafter",
     "load_drafter": "peagle.heads.load",

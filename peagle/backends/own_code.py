@@ -4,6 +4,7 @@ Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V v
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -39,12 +40,12 @@ class OwnCodeTarget:
         return self.target.logits(hidden)
 
 
+@dataclass(eq=False)
 class OwnCodeDrafter:
     """A `DrafterModel` that runs the drafter's own code."""
 
-    def __init__(self, drafter: Drafter, attend: MakeAttend) -> None:
-        self.drafter = drafter
-        self.attend = attend
+    drafter: Drafter
+    attend: MakeAttend
 
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:

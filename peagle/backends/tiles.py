@@ -61,11 +61,10 @@ def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
     requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
     last = query_lens.cumsum(0) - 1
     positions = batch.positions[rows]
-    tails = None
-    reached = positions + 1
-    if batch.tails is not None:
-        tails = batch.tails[rows]
-        reached = reached - (tails >= 0).sum(-1)
+    seq_lens = positions + 1
+    tails = None if batch.tails is None else batch.tails[rows]
+    if tails is not None:
+        seq_lens = seq_lens - (tails >= 0).sum(-1)
     return replace(
         batch,
         ids=batch.ids[rows],
@@ -73,7 +72,7 @@ def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
         slot_mapping=batch.slot_mapping[rows],
         block_tables=batch.block_tables[requests],
         query_lens=query_lens,
-        seq_lens=reached[last],
+        seq_lens=seq_lens[last],
         tails=tails,
     )
 

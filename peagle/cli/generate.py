@@ -1,7 +1,6 @@
 """`peagle generate` and `peagle chat`: answers that are streamed to the terminal."""
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -246,13 +245,8 @@ def nodes(draft: Draft, emitted: Sequence[int]) -> Iterator[Node]:
         if (row := children.get((row, token), 0)) == 0:
             break
         accepted.add(row)
-    below = defaultdict[int, list[int]](list)
-    for row, parent in enumerate(draft.parents, start=1):
-        below[parent].append(row)
-    left = [(0, row) for row in reversed(below[0])]
-    while left:
-        depth, row = left.pop()
+    for tail in sorted(draft.tails()[1:]):  # a path comes before all that begin with it
+        row = tail[-1]
         token = draft.tokens[row - 1]
         chance = draft.chances[row - 1]
-        yield Node(depth, token, chance, draft.source(row), row in accepted)
-        left += [(depth + 1, child) for child in reversed(below[row])]
+        yield Node(len(tail) - 1, token, chance, draft.source(row), row in accepted)

@@ -29,10 +29,7 @@ COMMANDS = {
     "data": ("data:app", "Make training data, and inspect it."),
     "plan": ("plan:app", "Estimate memory, disk and hours that training a head takes."),
     "export": ("head:export_app", "Write a head for vLLM or in the speculators format."),
-    "doctor": (
-        "head:doctor_app",
-        "Check that a head fits its target; name what differs.",
-    ),
+    "doctor": ("head:doctor_app", "Check that a head fits its target; name what differs."),
     "catalog": ("catalog:app", "List the models known by name, and their heads."),
     "deploy": ("deploy:app", "Serve a model here, on Kubernetes or on SageMaker."),
 }

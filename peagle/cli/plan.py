@@ -65,7 +65,6 @@ def plan(
     from peagle.tools.plan import plan as make_plan
 
     gpus = training.gpus
-    price = training.price
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     room = training.memory or (80.0 if gpus else machine)
     rate = None if training.run is None else measured_rate(training.run)
@@ -74,7 +73,9 @@ def plan(
         segments=training.segments, room=room * GIB, device="cuda" if gpus else "cpu",
         answered=training.answered, processes=max(gpus, 1), rate=rate,
     )  # fmt: skip
-    cost = None if made.hours is None or price is None else made.hours * price * max(gpus, 1)
+    cost = None
+    if made.hours is not None and training.price is not None:
+        cost = made.hours * training.price * max(gpus, 1)
     if as_json:
         report = {
             "memory_bytes": made.memory, "total_bytes": made.total, "device_bytes": int(room * GIB),
@@ -95,5 +96,5 @@ def plan(
     if made.hours is None:
         console.print("hours: name a short run like it with --run (peagle train --steps 20)")
     else:
-        money = "" if cost is None else f", {cost:.2f} at {price} an hour and device"
+        money = "" if cost is None else f", {cost:.2f} at {training.price} an hour and device"
         console.print(f"hours: {made.hours:.1f}{money}")

@@ -248,11 +248,9 @@ async def _request(
         raise RequestError(f"no answer ({first_line(error)})", status=status) from error
     text = " ".join(response.text.split())[:300]
     wait = response.headers.get("retry-after", "")
-    raise RequestError(
-        f"HTTP {response.status_code} {response.reason_phrase}: {text}",
-        status=response.status_code,
-        wait=min(float(wait), MAX_PAUSE) if wait.isdigit() else 0.0,
-    )
+    pause = min(float(wait), MAX_PAUSE) if wait.isdigit() else 0.0
+    why = f"HTTP {response.status_code} {response.reason_phrase}: {text}"
+    raise RequestError(why, status=response.status_code, wait=pause)
 
 
 def _client(api_key: str | None) -> httpx.AsyncClient:

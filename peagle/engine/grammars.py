@@ -1,25 +1,27 @@
-"""Compiling JSON schemas, regexes and grammars for a target.
+"""Compiling JSON schemas, regexes and grammars for a target; thoughts before an answer follow none.
 
 llguidance does the parsing. `end_tokens` of the target are allowed exactly where the grammar may
 end, and are all that is allowed where it must.
 """
 
-import copy
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from copy import copy
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
+import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from peagle.engine.grammar import Matcher, error_line
 from peagle.engine.grammar_checker import GrammarChecker
 from peagle.engine.params import SamplingParams
-from peagle.engine.thoughts import after_thoughts
 from peagle.errors import InputError
 from peagle.model.base_target import BaseTarget
+from peagle.model.thoughts import find_thoughts
 from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
@@ -32,6 +34,7 @@ LIMITS: dict[str, Any] = {"verbose_errors": False, "initial_lexer_fuel": 300_000
 # Between the tokens of JSON: a line break, and its indentation. Without bounds a small model may
 # go on with white space for ever.
 SPACE = r"\n?[ \t]{0,32}"
+TAIL = 32  # newest tokens, which the end of thoughts is looked for in
 UNMATCHABLE = {"NoExtensionBias": "no token sequence of this vocabulary matches it"}
 
 
@@ -102,7 +105,7 @@ class Grammars:
             lacks = "a fast tokenizer" if ends else "a token that ends an answer"
             name = model_name(self._target.name)
             raise InputError(f"{name} cannot follow grammars: it lacks {lacks}")
-        backend = copy.copy(tokenizer.backend_tokenizer)
+        backend = copy(tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
         return backend.to_str(), max(len(self._target.embedding), len(tokenizer)), ends
@@ -168,3 +171,70 @@ def measure(schema: Any) -> tuple[int, int]:
             value = list(value.values())
         left += [(part, depth + 1) for part in value]
     return deepest, rules
+
+
+def after_thoughts(
+    answer: Matcher, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
+) -> Matcher:
+    """The matcher of an answer, which begins after the thoughts that may follow a prompt."""
+    thoughts = find_thoughts(tokenizer)
+    stage = "after" if thoughts is None else thoughts.stage(tokenizer, prompt)
+    if thoughts is None or stage == "after":
+        return answer
+    opening = None
+    if stage == "before":
+        opening, *more = tokenizer(thoughts.opening, add_special_tokens=False)["input_ids"]
+        if more and answer.allowed()[opening]:
+            return answer  # the opening may begin either of them
+    decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return AfterThoughts(answer, lambda ids: bool(thoughts.closing.search(decode(ids))), opening)
+
+
+class AfterThoughts(Matcher):
+    """Allows every token while the target thinks, then what the answer's grammar allows."""
+
+    def __init__(
+        self,
+        answer: Matcher,
+        ended: Callable[[list[int]], bool],  # by these tokens, the newest ones
+        opening: int | None,  # token that thoughts may begin with; None once they have begun
+    ) -> None:
+        self._answer = answer
+        self.vocabulary = answer.vocabulary
+        self._ended = ended
+        self._opening = opening
+        self._tail = list[int]()
+        self._over = False
+
+    def allowed(self) -> Tensor:
+        if not self._over and self._opening is None:
+            return torch.ones(self.vocabulary, dtype=torch.bool)
+        allowed = self._answer.allowed()
+        if not self._over:
+            allowed[self._opening] = True
+        return allowed
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        return self._answer.count_allowed(tokens) if self._over else len(tokens)
+
+    def after(self, token: int) -> Matcher | None:
+        further = copy(self)
+        if not further._thinks(token):
+            return self._answer.after(token)
+        return None if token in self._answer._ends else further
+
+    def advance(self, tokens: list[int]) -> None:
+        for number, token in enumerate(tokens):
+            if not self._thinks(token):
+                self._answer.advance(tokens[number:])
+                return
+
+    def _thinks(self, token: int) -> bool:
+        """Go on by a token of the thoughts; False for one that is the answer's."""
+        if self._over or self._opening not in (None, token):
+            self._over = True
+            return False
+        self._opening = None
+        self._tail = [*self._tail, token][-TAIL:]
+        self._over = self._ended(self._tail)
+        return True

@@ -9,12 +9,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
-from peagle.engine.completion import Completion
 from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
-from peagle.engine.run import Run
+from peagle.engine.run import Completion, Run
 from peagle.engine.sampling import Sampler, check_tokens
 from peagle.engine.setup import Setup
 from peagle.engine.shared import SharedTarget, open_target

@@ -1,13 +1,40 @@
-"""One call of `LLM.generate` or `LLM.stream`."""
+"""One call of `LLM.generate` or `LLM.stream`, and its answers."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
-from peagle.engine.completion import Completion
 from peagle.engine.engine import Engine
-from peagle.engine.params import RequestFailure
-from peagle.engine.request import Chunk, Request
+from peagle.engine.params import RequestFailure, TokenLogprob
+from peagle.engine.request import Chunk, FinishReason, Request, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer to one prompt."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stats: Stats
+    drafted: list[bool]  # True: the token was an accepted draft token
+    logprobs: list[TokenLogprob] | None = None  # of token_ids, where requested
+    failure: str | None = None  # the reason, where finish_reason is "error"
+
+    @classmethod
+    def of(cls, request: Request) -> "Completion":
+        """The answer of a request that has ended."""
+        assert request.finish_reason is not None, "iterate to the end first"
+        return cls(
+            request.text.text,
+            request.output,
+            request.finish_reason,
+            request.stats,
+            request.drafted_output,
+            None if request.params.logprobs is None else request.logprobs,
+            request.failure,
+        )
 
 
 class Run:

@@ -188,11 +188,11 @@ def create_app(api: Api) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    text = responses.Completion
-    chat = responses.ChatCompletion
-    app.post("/v1/completions", responses=responses.generated(text))(api.completions)
-    app.post("/v1/chat/completions", responses=responses.generated(chat))(api.chat)
-    either = responses.generated(text | chat)
+    text = responses.generated(responses.Completion)
+    chat = responses.generated(responses.ChatCompletion)
+    either = responses.generated(responses.Completion | responses.ChatCompletion)
+    app.post("/v1/completions", responses=text)(api.completions)
+    app.post("/v1/chat/completions", responses=chat)(api.chat)
     app.post("/invocations", responses=either, openapi_extra=EITHER_BODY)(api.invocations)
     app.post("/tokenize")(api.tokenize)
     app.post("/detokenize")(api.detokenize)

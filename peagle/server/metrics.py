@@ -89,10 +89,9 @@ class Metrics:
             self._counters[name] = made.labels(model)
         self._histograms = {}
         for name, buckets in HISTOGRAMS.items():
-            histogram = Histogram(
-                f"vllm:{name}_seconds", "Seconds.", ["model_name"],
-                buckets=buckets, registry=registry,
-            )  # fmt: skip
+            title = f"vllm:{name}_seconds"
+            labels = ["model_name"]
+            histogram = Histogram(title, "Seconds.", labels, buckets=buckets, registry=registry)
             self._histograms[name] = histogram.labels(model)
         ended = counter("vllm:request_success", "Requests ended.", "finished_reason")
         self._ended = {reason: ended.labels(model, reason) for reason in REASONS}

@@ -7,7 +7,6 @@ arXiv 2312.02696, section 3.1).
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from peagle.model.drafter import Drafter
 from peagle.train.config import TrainConfig
@@ -19,12 +18,9 @@ GAMMA = 16.0  # the average's width is about 1 / GAMMA of the updates so far
 def make_optimizer(drafter: Drafter, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW over the trained weights. Each group has the peak of its learning rate as `peak`: a
     correction starts from nothing, and learns faster than a head that starts warm."""
-    head = list[Parameter]()
-    correction = list[Parameter]()
-    for name, parameter in drafter.named_parameters():
-        if parameter.requires_grad:
-            group = correction if name.startswith("correction.") else head
-            group.append(parameter)
+    trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
+    head = [p for name, p in trained if not name.startswith("correction.")]
+    correction = [p for name, p in trained if name.startswith("correction.")]
     peaks = ((head, config.lr), (correction, config.correction_lr))
     groups = [{"params": part, "peak": peak} for part, peak in peaks if part]
     # Fused AdamW is one pass over the weights; on two cores it halves the optimizer's share.

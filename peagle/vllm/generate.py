@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from peagle.engine.completion import Completion
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.run import Completion
 from peagle.errors import InputError, first_line
 from peagle.model.loader import locate
 

@@ -14,9 +14,9 @@ from peagle.data.conversation import Conversation
 from peagle.data.dataset import read_conversations
 from peagle.data.regenerate import Engine, native, through_vllm
 from peagle.data.regenerate import regenerate as answer
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.run import Completion
 from peagle.vllm.generate import Answers
 
 GREEDY = SamplingParams(max_tokens=6)

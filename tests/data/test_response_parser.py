@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from peagle.data.chat import Message, encode_documents, prompt_ids, to_message, to_messages
 from peagle.data.dataset import read_conversations, read_examples
 from peagle.data.regenerate import Answers, Engine, regenerate
-from peagle.engine.completion import Completion
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.run import Completion
 
 MARKS = ["start", "end", "message", "channel", "constrain", "return", "call"]
 # As GPT-OSS's: thoughts are shown for the last answer only, which ends otherwise than the others.

@@ -19,10 +19,10 @@ from peagle.data.synth import (
     synthesize,
     user_turn,
 )
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.run import Completion
 
 TOKENIZER = make_tokenizer()
 USER = SamplingParams(temperature=1.2, max_tokens=48)

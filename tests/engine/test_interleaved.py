@@ -15,11 +15,10 @@ import torch
 from tiny import make_drafter, make_target, own_answers, random_prompts
 
 from heads import trained_head
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
-from peagle.engine.run import Run
+from peagle.engine.run import Completion, Run
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 

@@ -11,11 +11,11 @@ from refusals import refused
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.backends.batch import Batch
-from peagle.engine.completion import Completion
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.run import Completion
 from peagle.errors import InputWarning
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter

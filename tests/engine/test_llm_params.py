@@ -9,9 +9,9 @@ from chisquare import naive_logits
 from refusals import refused
 from tiny import METHODS, make_target, random_prompts
 
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
+from peagle.engine.run import Completion
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target

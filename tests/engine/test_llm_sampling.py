@@ -9,9 +9,9 @@ import torch
 from chisquare import BROKEN, naive_logits, naive_probabilities, p_value
 from tiny import make_drafter, make_target
 
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.run import Completion
 from peagle.engine.tree import Draft
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target

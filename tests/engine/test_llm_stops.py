@@ -4,9 +4,9 @@ import pytest
 from oracle import Oracle, end_at
 from tiny import METHODS, make_drafter, make_target, make_tokenizer, random_prompts
 
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.run import Completion
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 

@@ -7,9 +7,9 @@ import pytest
 from serving import MODEL, Running, start
 from tiny import make_target
 
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.run import Completion
 
 PROMPT = "the cat sat on"
 

@@ -10,8 +10,8 @@ from peagle.bench.summary import same
 from peagle.bench.workload import human_eval_prompts
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
-from peagle.engine.completion import Completion
 from peagle.engine.drafting import Drafting
+from peagle.engine.run import Completion
 from peagle.heads.find import find_head
 from peagle.heads.format import read_tensors
 from peagle.heads.load import load_drafter, try_both

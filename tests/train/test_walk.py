@@ -7,9 +7,9 @@ import torch
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
 from peagle.data.example import Example
-from peagle.engine.completion import Completion
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.run import Completion
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig

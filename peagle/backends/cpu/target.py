@@ -35,15 +35,13 @@ class NativeTarget:
     """A described target whose layers run in one native call."""
 
     def __init__(self, target: DescribedTarget) -> None:
-        config = target.config
-        tensors = target.tensors
-        self.config = config
+        config = self.config = target.config
         self.embedding = target.embedding
         layers = [_layer(target, number) for number in range(target.num_layers)]
-        norm = _norm(config, tensors[NORM])
+        norm = _norm(config, target.tensors[NORM])
         sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, config.activation)
         self.decoder = Decoder(layers, norm, DecoderShape(*sizes))
-        head = self.embedding if config.tied else tensors[HEAD]
+        head = self.embedding if config.tied else target.tensors[HEAD]
         head_kind = None if target.quantize is None else "int8"
         self.head = CpuLinear(quantized_weights(head, head_kind), None)
         self.rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
@@ -82,8 +80,8 @@ def _layer(target: DescribedTarget, number: int) -> DecoderLayer:
     if config.qk_norm:
         paths = paths | QK_NORMS
     norms = {name: _norm(config, weights[f"{path}.weight"]) for name, path in paths.items()}
-    facts = config.layers[number]
-    return DecoderLayer(products, norms, window=facts.window, rope=facts.rope)
+    layer = config.layers[number]
+    return DecoderLayer(products, norms, window=layer.window, rope=layer.rope)
 
 
 def _norm(config: Described, weight: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 their kernels one by one takes longer than the kernels do.
 
 A recording serves all batches of about as many rows and requests; batches with draft trees have
-recordings of their own. It reads fixed places in memory, which are written anew before each replay,
-and leaves its outputs in fixed places. All recordings over one cache share these places, and the
-memory for what is computed between.
+recordings of their own. It reads fixed buffers, which are written anew before each replay, and
+leaves its outputs in fixed buffers. All recordings over one cache share these, and the memory for
+what is computed between.
 
 Shapes: T rows.
 """
@@ -86,12 +86,12 @@ class Graphs:
     when it is."""
 
     def __init__(self, cache: KVCache, rows: Sequence[Tensor], outputs: Tensors) -> None:
-        """`rows` and `outputs` of one forward show the shapes of the fixed places."""
+        """`rows` and `outputs` of one forward show the shapes of the fixed buffers."""
         count = (6 + TAIL_SLOTS_PER_ROW) * MAX_GRAPH_ROWS + 2
         count += TABLE_ENTRIES_PER_BLOCK * cache.padding
         self.numbers = torch.zeros(count, dtype=torch.int64, device=cache.device)
-        self.rows = [_place(x) for x in rows]
-        self.outputs = [_place(x) for x in outputs]
+        self.rows = [_fixed_buffer(x) for x in rows]
+        self.outputs = [_fixed_buffer(x) for x in outputs]
         self.recorder = Recorder()
         self.usable = True
         self.replays = dict[tuple[int, int, bool], Replay]()
@@ -107,8 +107,8 @@ class Graphs:
         trees = batch.tails is not None
         fixed = DeviceBatch(self.numbers, *size, trees=trees)
         fixed.fill(packed, batch)
-        for place, new in zip(self.rows, rows, strict=True):
-            place[: len(new)] = new
+        for buffer, new in zip(self.rows, rows, strict=True):
+            buffer[: len(new)] = new
         key = *size, trees
         if key not in self.replays:
             try:
@@ -118,17 +118,17 @@ class Graphs:
                 self.usable = False
                 return forward.directly(batch, rows)
         self.replays[key]()
-        return tuple(place[: len(batch)] for place in self.outputs)
+        return tuple(buffer[: len(batch)] for buffer in self.outputs)
 
     def _record(self, forward: Forward, batch: DeviceBatch) -> Replay:
-        """A recording over the places that the batch's numbers are in now."""
-        rows = [place[: batch.rows] for place in self.rows]
+        """A recording over the buffers that the batch's numbers are in now."""
+        rows = [buffer[: batch.rows] for buffer in self.rows]
         longest = forward.cache.padding * BLOCK
 
         def run() -> None:
             outputs = forward.over(batch, rows, longest)
-            for place, new in zip(self.outputs, outputs, strict=True):
-                place[: batch.rows] = new
+            for buffer, new in zip(self.outputs, outputs, strict=True):
+                buffer[: batch.rows] = new
 
         return self.recorder.record(run)
 
@@ -143,7 +143,7 @@ class Recorder:
         """A replay of `run`, which is run once. Raises RuntimeError if it cannot be captured."""
         run()  # kernels are compiled
         graph = torch.cuda.CUDAGraph()
-        gc.disable()  # a recording of an engine that is gone, freed now, would spoil this one
+        gc.disable()  # freeing another engine's graph now would invalidate this one
         try:
             # Other threads may use the GPU meanwhile.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
@@ -167,5 +167,5 @@ def request_bucket(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _place(like: Tensor) -> Tensor:
+def _fixed_buffer(like: Tensor) -> Tensor:
     return like.new_zeros(MAX_GRAPH_ROWS, *like.shape[1:])
