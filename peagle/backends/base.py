@@ -44,8 +44,8 @@ class DrafterModel(Protocol):
 
 
 class Backend(Protocol):
-    """Makes models ready, once, at load. It reads their weights and does not change them, but for
-    those of a target that is its own.
+    """Makes models ready, once, at load. It never changes a model's weights, unless the target
+    belongs to it alone (`own`).
 
     A backend made with `exact=True` makes targets in which no row depends on the other rows of a
     batch, to the last bit; `TiledTarget` helps if kernels choose loops by the number of rows.

@@ -96,9 +96,7 @@ class Batch:
             return self
         more = Batch.of([Span([padding] * blocks_of(missing), 0, [0] * missing)])
         tables = [*self.block_tables.tolist(), *more.block_tables.tolist()]
-        tails = self.tails
-        if tails is not None:
-            tails = F.pad(tails, (0, 0, 0, missing), value=-1)
+        tails = None if self.tails is None else F.pad(self.tails, (0, 0, 0, missing), value=-1)
         return Batch(
             torch.cat([self.ids, more.ids.to(self.ids.device)]),
             torch.cat([self.positions, more.positions]),

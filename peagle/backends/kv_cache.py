@@ -52,7 +52,7 @@ class KVCache:
             rows[:, at[1]] = rows[:, at[0]]
 
     def wipe(self, blocks: list[int]) -> None:
-        """Zero blocks that may hold NaN: what a mask hides is still multiplied, by zero."""
+        """Zero blocks that may hold NaN: masked values are still multiplied, by zero."""
         for kept in self._kept:
             kept[:, blocks] = 0
 
@@ -60,8 +60,8 @@ class KVCache:
 class FeatureCache:
     """The target's features (blocks · BLOCK, F·E) in the blocks that hold the same tokens' keys.
 
-    A drafter may have run fewer slots than its target, and a block that is found by its content
-    brings the features of what the drafter has not run yet.
+    A drafter may have run fewer slots than its target. A block that is found by its content brings
+    the features of the slots that the drafter has not run yet.
     """
 
     def __init__(self, blocks: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class FeatureCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU without touching memory, so that a large cache costs what is used of it.
+    """Zeros; on a CPU without touching memory, so that only used pages take memory.
     numpy would ask for pages of 2 MB: a first prompt would wait for one in every layer."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,5 @@
-"""Models run by their own code, over a backend's attention: the smallest backend is that alone.
+"""Models that run the code they come with, over a backend's attention. The smallest backend has
+nothing else.
 
 Shapes: T rows, E target hidden, F feature layers, D drafter hidden, R rows, V vocabulary.
 """

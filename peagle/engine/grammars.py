@@ -29,7 +29,7 @@ MAX_BYTES = 2**18  # text of a grammar
 MAX_DEPTH = 64  # levels of objects and lists in a JSON schema
 MAX_RULES = 1000  # rules of a Lark grammar, or definitions of a JSON schema
 RULE = re.compile(r"^\s*[?!]*\w+(\.\d+)?\s*(\[|\{|:)", re.MULTILINE)
-# llguidance's own limits, but for what a grammar may cost before its first token.
+# llguidance's limits, with a lower one for the work before the first token.
 LIMITS: dict[str, Any] = {"verbose_errors": False, "initial_lexer_fuel": 300_000}
 # Between the tokens of JSON: a line break, and its indentation. Without bounds a small model may
 # go on with white space for ever.
@@ -191,7 +191,7 @@ def after_thoughts(
 
 
 class AfterThoughts(Matcher):
-    """Allows every token while the target thinks, then what the answer's grammar allows."""
+    """Allows every token while the target thinks, then the tokens that its answer's grammar allows."""
 
     def __init__(
         self,
@@ -219,18 +219,18 @@ class AfterThoughts(Matcher):
 
     def after(self, token: int) -> Matcher | None:
         further = copy(self)
-        if not further._thinks(token):
+        if not further._take_thought(token):
             return self._answer.after(token)
         return None if token in self._answer._ends else further
 
     def advance(self, tokens: list[int]) -> None:
         for number, token in enumerate(tokens):
-            if not self._thinks(token):
+            if not self._take_thought(token):
                 self._answer.advance(tokens[number:])
                 return
 
-    def _thinks(self, token: int) -> bool:
-        """Go on by a token of the thoughts; False for one that is the answer's."""
+    def _take_thought(self, token: int) -> bool:
+        """Take a token of the thoughts; False for a token of the answer."""
         if self._over or self._opening not in (None, token):
             self._over = True
             return False

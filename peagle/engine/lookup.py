@@ -1,4 +1,4 @@
-"""Lookup: what followed when a request's newest tokens occurred before, in prompt or answer.
+"""Lookup: the tokens that followed an earlier occurrence of a request's newest tokens.
 
 Code, edits and extraction repeat their own context, so this is a draft that costs nothing to make.
 """

@@ -132,10 +132,9 @@ class SamplingParams:
 
     def copies(self) -> list["SamplingParams"]:
         """The parameters of each of the n answers: seeds seed, seed + 1, …"""
-        copies = [replace(self, n=1) for _ in range(self.n)]
         if self.seed is None:
-            return copies
-        return [replace(copy, seed=self.seed + i) for i, copy in enumerate(copies)]
+            return [replace(self, n=1)] * self.n
+        return [replace(self, n=1, seed=self.seed + i) for i in range(self.n)]
 
 
 def _json_text(schema: dict[str, Any] | str) -> str:

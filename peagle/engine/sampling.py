@@ -122,7 +122,7 @@ class Sampler:
 
 
 class Penalties:
-    """Penalties for repeating, as vLLM's: token counts of one sequence, and what they subtract.
+    """Penalties for repetition, as in vLLM, from the token counts of one sequence.
     Each row of a draft counts the draft tokens on its path."""
 
     def __init__(self, params: SamplingParams, prompt: list[int], vocabulary: int) -> None:
@@ -176,7 +176,7 @@ def greedy(logits: Tensor) -> Choice:
 
 
 def accepted_rows(choice: Choice, draft: Draft) -> list[int]:
-    """The rows of the accepted nodes: the path that what the target chose leads along.
+    """The rows of the accepted nodes: the path that the target's choices follow.
 
     Raises RequestFailure when a row up to there could not choose.
     """

@@ -1,4 +1,4 @@
-"""The parts of an LLM, the memory that its caches may take, and the engine made of them."""
+"""Parts of an LLM, the size of its caches, and its engine."""
 
 import warnings
 from collections.abc import Sequence

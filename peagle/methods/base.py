@@ -15,7 +15,7 @@ from peagle.model.attention import Attend
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 
-if TYPE_CHECKING:  # what runs a draft is not needed to train
+if TYPE_CHECKING:  # training needs no backend
     from peagle.backends.base import DrafterModel
     from peagle.backends.kv_cache import KVCache
 

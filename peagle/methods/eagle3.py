@@ -46,12 +46,12 @@ class Eagle3:
         while owners:
             tokens = yield DraftStates(owners, out.normed[rows])
             depth += 1
-            still = [at for at, i in enumerate(owners) if slots[i].depth > depth]
-            if not still:
+            kept = [at for at, i in enumerate(owners) if slots[i].depth > depth]
+            if not kept:
                 break
-            recurrent = out.recurrent[rows][still]
-            owners = [owners[at] for at in still]
-            tokens = tokens[still]
+            recurrent = out.recurrent[rows][kept]
+            owners = [owners[at] for at in kept]
+            tokens = tokens[kept]
             spans = [_next_slot(slots[i], depth) for i in owners]
             out = model.forward(Batch.of(spans, tokens), recurrent, cache)
             rows = torch.arange(len(owners), device=features.device)

@@ -100,8 +100,8 @@ class PEagle:
 
 
 def _padded(elements: Elements) -> Elements:
-    """Elements up to a whole number of tiles (`model/padding.py`). What is added is deeper than
-    every element, so that only what is added sees it."""
+    """Elements up to a whole number of tiles (`model/padding.py`). Added ones are deeper than every
+    element, so that only added ones see them."""
     more = missing_rows(len(elements.anchor))
     anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
     after = (elements.depth[-1:] + 1).expand(more)

@@ -113,12 +113,9 @@ class ChatBuilder(_Builder):
         content = part.delta.content or ""
         shown = content.strip() or None if calls else content
         message = Message(content=shown, reasoning=part.delta.reasoning, tool_calls=calls)
-        return ChatChoice(
-            index=part.index,
-            message=message,
-            logprobs=part.logprobs,
-            finish_reason=part.finish_reason,
-        )
+        choice = ChatChoice(index=part.index, message=message, logprobs=part.logprobs)
+        choice.finish_reason = part.finish_reason
+        return choice
 
     def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
         thinker = self._thoughts[request.index]

@@ -61,8 +61,8 @@ def mask_entries(elements: Elements, documents: Tensor) -> int:
 
 
 class Ranges(NamedTuple):
-    """Elements in the order of anchor, then depth; and what each of B blocks reads, (B,) each. Ends
-    are exclusive."""
+    """Elements in the order of anchor, then depth, and the ranges that each of B blocks reads, (B,)
+    each. Ends are exclusive."""
 
     order: Tensor  # (E,)
     context_start: Tensor  # among the depth-0 elements
@@ -166,8 +166,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @contextmanager
 def _exact_products(dtype: torch.dtype) -> Iterator[None]:
-    """float32 copies of bf16 tensors are multiplied as bf16 meanwhile: no less exact, and faster.
-    torch has no product of bf16 tensors on a CPU whose result is float32."""
+    """Multiply float32 copies of bf16 tensors as bf16 inside this block: as exact, and faster. On a
+    CPU torch has no product of bf16 tensors with a float32 result."""
     setting: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = setting.fp32_precision
     if dtype == torch.bfloat16:

@@ -106,8 +106,10 @@ def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
     """Run the target in this process, by the forward that training runs."""
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
-        for ids in documents:
-            yield run_target(target, _sequence(ids, target.device), feature_layers)
+        for document in documents:
+            ids = torch.tensor(document, device=target.device)
+            zeros = torch.zeros_like(ids)
+            yield run_target(target, Sequence(ids, zeros.bool(), zeros), feature_layers)
 
     return run
 
@@ -138,11 +140,6 @@ def capture(
             made = counted(islice(outputs, len(part)))
             path = output / f"shard-{number:05d}.safetensors"
             write_shard(path, plan.origin, documents_of_shard.start, part, made)
-
-
-def _sequence(document: list[int], device: torch.device) -> Sequence:
-    ids = torch.tensor(document, device=device)
-    return Sequence(ids, torch.zeros_like(ids).bool(), torch.zeros_like(ids))
 
 
 def _shards(sizes: list[int], max_bytes: int) -> list[range]:

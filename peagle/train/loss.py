@@ -145,5 +145,5 @@ class ChunkedDivergence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [g if g is None else g.mul_(upstream) for g in ctx.gradients]
-        ctx.gradients = None  # or autograd would copy what it could keep
+        ctx.gradients = None  # else autograd would copy them
         return None, None, *scaled

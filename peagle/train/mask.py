@@ -52,7 +52,7 @@ class FlexAttend:
         self.kernel = kernel
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        # Autocast leaves what a norm made in float32, and the kernel wants one dtype.
+        # Under autocast norms return float32, and the kernel needs one dtype.
         q, k, v = (x.to(v.dtype).transpose(0, 1)[None] for x in (q, k, v))
         out = self.kernel(q, k, v, block_mask=self.mask, scale=spec.scale, enable_gqa=True)
         return out[0].transpose(0, 1)

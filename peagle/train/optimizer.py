@@ -1,6 +1,6 @@
 """AdamW, its learning rate over a run, and a running average of the weights.
 
-What a constant learning rate leaves noisy, the average smooths. It covers a fixed share of the run
+The average smooths the noise of a constant learning rate. It covers a fixed share of the run
 so far, so that it needs no length of its own (power-function EMA: Karras et al. 2024,
 arXiv 2312.02696, section 3.1).
 """

@@ -1,4 +1,4 @@
-"""Going on with a training run: reading what it saved, and refusing what is damaged.
+"""Continue a training run from its newest checkpoint, and refuse damaged files.
 
 A checkpoint's checksums are verified once; after that its values are trusted. Every error names the
 file. Nothing is taken over from a checkpoint, or written, before all of it has been checked.

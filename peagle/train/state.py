@@ -24,7 +24,7 @@ from peagle.train.sharding import gather
 MOMENTS = ("exp_avg", "exp_avg_sq")
 AVERAGE = "average"
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
-SUMS = "SHA256SUMS"  # of these two, as sha256sum writes it
+SUMS = "SHA256SUMS"  # checksums of both, as sha256sum writes them
 METRICS = "metrics.jsonl"
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
 UNFINISHED = ".making"  # the folder of one that is being written

@@ -52,7 +52,7 @@ class Trainer:
     sequences; process 0 alone writes.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 (what training needs)
+    def __init__(  # noqa: PLR0913, PLR0917 (the inputs of training)
         self,
         config: TrainConfig,
         target: "Target",
@@ -77,8 +77,8 @@ class Trainer:
         self.trainee = self._wrap(device)
         self.optimizer = make_optimizer(drafter, config)
         self.average = Average(drafter)
-        self.frozen = not drafter.norm.weight.requires_grad  # but for its correction
-        self.earlier = drafter.config.provenance.data  # of a run before this one
+        self.only_correction = not drafter.norm.weight.requires_grad
+        self.earlier_data = drafter.config.provenance.data  # counts of runs before this one
         self.progress = Progress(settings=self._settings())
         self.total_steps = self._total_steps()
         self._stop = False
@@ -100,7 +100,7 @@ class Trainer:
     def _settings(self) -> dict[str, object]:
         """Settings that a run is continued with."""
         fixed = {name: getattr(self.config, name) for name in RESUME_FIXED}
-        fixed["correction"] = "frozen" if self.frozen else None
+        fixed["correction"] = "frozen" if self.only_correction else None
         return fixed | {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
@@ -248,10 +248,10 @@ class Trainer:
     def save_head(self, name: str) -> None:
         """Write the averaged head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
-        if self.frozen:
+        if self.only_correction:
             done = {f"correction_{name}": count for name, count in done.items()}
-        total = {name: count + self.earlier.get(name, 0) for name, count in done.items()}
-        with_provenance(self.drafter, data=self.earlier | total)
+        total = {name: count + self.earlier_data.get(name, 0) for name, count in done.items()}
+        with_provenance(self.drafter, data=self.earlier_data | total)
         drafter = self.averaged(torch.bfloat16)
         if self.accelerator.is_main_process:
             save_drafter(drafter, self.config.output / name)

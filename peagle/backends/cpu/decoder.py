@@ -33,7 +33,7 @@ class DecoderLayer(NamedTuple):
 
     products: dict[str, CpuLinear]  # by the names in structs.PRODUCTS, all of them
     norms: dict[str, Tensor]  # by those in structs.NORMS; a layer may have fewer
-    normed_residual: bool = False  # a head's: the residual is what the norm `hidden` makes
+    normed_residual: bool = False  # in a head: the residual is the output of the norm `hidden`
     window: int = 0  # newest positions that a row sees; 0: all
     rope: int = 0  # which of the tables of cos and sin
 
@@ -77,7 +77,7 @@ class Decoder:
             scale=shape.scale,
         )
 
-    def run(  # noqa: PLR0913 (what layers are run on)
+    def run(  # noqa: PLR0913 (the inputs of layers)
         self,
         x: Tensor,  # (T, D)
         tables: tuple[Tensor, Tensor],  # cos and sin of each RoPE, (G, T, H)

@@ -31,13 +31,13 @@ class Weights(NamedTuple):
     scales: Tensor | None  # of 8 and 4 bits; tiled 4 bits have theirs among `data`
     bits: int
     tiled: bool
-    dtype: torch.dtype  # of what is multiplied, and of the product
+    dtype: torch.dtype  # of inputs and outputs
     outputs: int
     inputs: int
 
     @classmethod
     def plain(cls, weight: Tensor) -> "Weights":
-        """Float32 or bf16 weights: a copy of them, but for tiles, which are read as they lie."""
+        """Copy float32 or bf16 weights into panels; weights in tiles are read in place."""
         weight, bits = weight.detach(), BITS[weight.dtype]
         tiled = bits == 16 and fits_tiles(weight)
         data = weight.contiguous() if tiled else _in_panels(weight, 32 // bits)

@@ -61,7 +61,7 @@ def quantized(linear: nn.Linear, kind: str) -> nn.Module:
 
 
 def _check_replaced(target: "Target", kind: str) -> None:
-    """Tell what stays, or that all does."""
+    """Warn of matrices that keep their dtype. Raises InputError when none was replaced."""
     kept = {
         ".".join(part for part in name.split(".") if not part.isdigit()): list(parameter.shape)
         for name, parameter in target.layers.named_parameters()
