@@ -23,11 +23,9 @@ class TargetModel(Protocol):
         """Run the batch's rows and keep their keys and values. Returns hidden states (T, E) and
         the residual stream that enters the layers `taps`, side by side (T, F·E), see
         `Target.forward`."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V)"""
-        ...
 
 
 class DrafterModel(Protocol):
@@ -36,11 +34,9 @@ class DrafterModel(Protocol):
     @property
     def drafter(self) -> Drafter:
         """The drafter, whose `project` and `logits` are the backend's."""
-        ...
 
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
         """Run the batch's rows on projected features (T, D); keep their keys and values."""
-        ...
 
 
 class Backend(Protocol):
@@ -56,8 +52,6 @@ class Backend(Protocol):
     def target(self, target: BaseTarget, *, own: bool = False) -> TargetModel:
         """A target that runs here. `own`: no other object uses it, so its weights may be
         replaced by a new layout, and are not in memory twice."""
-        ...
 
     def drafter(self, drafter: Drafter) -> DrafterModel:
         """A drafter that runs here."""
-        ...

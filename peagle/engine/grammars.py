@@ -191,7 +191,7 @@ def after_thoughts(
 
 
 class AfterThoughts(Matcher):
-    """Allows every token while the target thinks, then the tokens that its answer's grammar allows."""
+    """Allows every token while the target thinks, then those that its answer's grammar allows."""
 
     def __init__(
         self,

@@ -92,7 +92,6 @@ class Method(Protocol):
 
     def build(self, config: DrafterConfig) -> Drafter:
         """A head without weights. Raises InputError for a config that is not of this method."""
-        ...
 
     def draft(self, given: DraftPass) -> DraftSteps:
         """Run new slots, and yield the states that predict draft tokens. Keys of drafted slots need
@@ -101,28 +100,22 @@ class Method(Protocol):
         A parallel method yields once: all states, in order of request and depth. Any other method
         yields once a depth, and is sent the target ids (R,) of the tokens that it runs next.
         """
-        ...
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         """Rows of each forward of `draft`, over `new` verified slots and, of every further depth,
         the requests that draft there."""
-        ...
 
     def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
         """Normed hidden states (E, D) of all elements."""
-        ...
 
     def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
         """Draft logits (R, V) of rows (R, D), given the target ids (R,) of the token before each
         predicted one; None: not known, in a method whose logits do not depend on it."""
-        ...
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
         """Whether a head may be of this method, by its config.json. Of several methods that claim
         it, the one that `peagle.method` names is taken, else the first in the registry."""
-        ...
 
     def export(self, config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
         """Keys of config.json that other tools know the method by. Raises InputError where the
         tools of the dialect would not run the head as it is."""
-        ...

@@ -28,11 +28,10 @@ class HeadShape(NamedTuple):
 
 
 class Attend(Protocol):
-    """q (T, N, H), k (T, M, H) and v (T, M, HV) of the tokens in this forward → (T, N, HV)."""
+    """Attention in a layer. It decides which keys a token sees, those of earlier forwards too."""
 
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
-    ) -> Tensor: ...
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """q (T, N, H), k (T, M, H) and v (T, M, HV) of the tokens in this forward → (T, N, HV)."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
@@ -43,8 +42,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     """
     groups = q.shape[1] // k.shape[1]
     q = q.transpose(0, 1).unflatten(0, (-1, groups))  # (M, G, T, H)
-    k = k.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)  # (M, G, S, H), stride 0 over G
-    v = v.transpose(0, 1)[:, None].expand(-1, groups, -1, -1)
+    # (M, G, S, H), stride 0 over G
+    k, v = (x.transpose(0, 1)[:, None].expand(-1, groups, -1, -1) for x in (k, v))
     if spec.softcap is not None:
         out = _capped(q, k, v, mask, spec)
     elif spec.sinks is not None:

@@ -60,13 +60,12 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Gated feed-forward."""
 
-    def __init__(self, config: "LayerConfig") -> None:
+    def __init__(self, sizes: "LayerConfig") -> None:
         super().__init__()
-        bias = config.mlp_bias
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
-        self.act = config.activation
+        self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=sizes.mlp_bias)
+        self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=sizes.mlp_bias)
+        self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=sizes.mlp_bias)
+        self.act = sizes.activation
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
