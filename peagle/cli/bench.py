@@ -273,25 +273,28 @@ def _table(report: dict[str, Any]) -> Table:
     table = Table(*columns, title=title,
                   caption="nodes: draft tokens a round; TTFT and TPOT: medians in ms")  # fmt: skip
     for row in report["rows"]:
-        length, speed_up, edges = (
-            row.get(name) for name in ("acceptance_length", "speed_up", "speed_up_95")
-        )
         load = f"c = {row['concurrency']}" if row["concurrency"] else "random"
+        if row["temperature"]:
+            load += f", t = {row['temperature']:g}"
+        same = _or_dash("p = {:.2f}", row.get("same_p"))
+        if "same" in row:
+            same = f"{row['same']}/{row['compared']}"
         table.add_row(
             row["method"],
             str(Drafting.from_row(row)),
-            f"{load}, t = {row['temperature']:g}" if row["temperature"] else load,
+            load,
             f"{row['output_tps']:.1f}",
-            f"{speed_up:.2f}" if speed_up else "-",
-            f"{edges[0]:.2f}–{edges[1]:.2f}" if edges else "-",
-            f"{row['nodes']:.1f}" if row["nodes"] else "-",
-            mean_length(length) if length else "-",
+            _or_dash("{:.2f}", row.get("speed_up")),
+            _or_dash("{0[0]:.2f}–{0[1]:.2f}", row.get("speed_up_95")),
+            _or_dash("{:.1f}", row["nodes"]),
+            _or_dash("{}", row["acceptance_length"] and mean_length(row["acceptance_length"])),
             f"{row['ttft_ms_p50'] or 0:.0f}",
             f"{row['tpot_ms_p50'] or 0:.1f}",
-            f"{row['same']}/{row['compared']}" if "same" in row else _chance(row),
+            same,
         )
     return table
 
 
-def _chance(row: dict[str, Any]) -> str:
-    return "-" if row.get("same_p") is None else f"p = {row['same_p']:.2f}"
+def _or_dash(form: str, value: Any) -> str:
+    """A value as text; "-" where it was not measured."""
+    return "-" if value is None else form.format(value)

@@ -39,6 +39,17 @@ class Drafted(NamedTuple):
         return [row - rows.start for rows in self.rows for row in rows]
 
 
+def _tokens_before(drafted: Drafted, tokens: Tensor) -> Tensor:
+    """Tokens (R, C) that may come before each row: the candidates `tokens` (R, C) of the row before
+    it, or the newest token."""
+    before = torch.empty_like(tokens)
+    for rows, newest in zip(drafted.rows, drafted.newest, strict=True):
+        if rows:
+            before[rows.start] = newest
+            before[rows.start + 1 : rows.stop] = tokens[rows.start : rows.stop - 1]
+    return before
+
+
 class CorrectedScores:
     """Probabilities of candidates given the token before. Each row is scored at once after all
     candidates of the row before it, and after another token (lookup's) on request."""
@@ -63,11 +74,7 @@ class CorrectedScores:
         self.candidates = Candidates(ids, probs.log())
         self.mass = probs.sum(-1)  # (R,) of the candidates
         tokens = ids + drafter.d2t[ids]
-        before = torch.empty_like(tokens)
-        for rows, token in zip(drafted.rows, drafted.newest, strict=True):
-            if rows:
-                before[rows.start] = token
-                before[rows.start + 1 : rows.stop] = tokens[rows.start : rows.stop - 1]
+        before = _tokens_before(drafted, tokens)
         self.tokens = tokens.tolist()
         self.before = before.tolist()
         self.probs = self._score(slice(None), before)
