@@ -74,6 +74,8 @@ class Batch:
             positions += [span.start + len(tail) for tail in span.tails] or in_order
         if ids is None:
             ids = torch.tensor(tokens)
+        # Through the block table, the rows of a tree reach as far as its root does.
+        reached = [span.start + (1 if span.tails else len(span.ids)) for span in spans]
         tables = [span.blocks[: blocks_of(span.start + len(span.ids))] for span in spans]
         return cls(
             ids,
@@ -81,7 +83,7 @@ class Batch:
             slot_mapping=torch.tensor(slots),
             block_tables=_padded(tables, 0),
             query_lens=torch.tensor([len(span.ids) for span in spans]),
-            seq_lens=torch.tensor([_seq_len(span) for span in spans]),
+            seq_lens=torch.tensor(reached),
             tails=_tails(spans, slots),
         )
 
@@ -118,21 +120,15 @@ def slots_of(blocks: Sequence[int], start: int, count: int) -> list[int]:
     return [blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count)]
 
 
-def _seq_len(span: Span) -> int:
-    """Positions that a span's rows reach through its block table: of a tree, those of its root."""
-    return span.start + (1 if span.tails else len(span.ids))
-
-
 def _tails(spans: Sequence[Span], slots: list[int]) -> Tensor | None:
     """(T, L) slots of each row's tail."""
     if not any(span.tails for span in spans):
         return None
     rows = list[list[int]]()
-    first = 0
     for span in spans:
+        first = len(rows)
         for tail in span.tails or [()] * len(span.ids):
             rows.append([slots[first + row] for row in tail])
-        first += len(span.ids)
     return _padded(rows, -1)
 
 

@@ -32,8 +32,7 @@ class OwnCodeTarget:
 
     def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
-        ids = batch.ids.to(cache.device)
-        positions = batch.positions.to(cache.device)
+        ids, positions = (part.to(cache.device) for part in (batch.ids, batch.positions))
         return self.target.forward(ids, positions, self.attend(batch, cache), taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -51,7 +50,6 @@ class OwnCodeDrafter:
     @torch.no_grad()
     def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:
         """As `DrafterModel.forward`."""
-        ids = batch.ids.to(cache.device)
-        positions = batch.positions.to(cache.device)
+        ids, positions = (part.to(cache.device) for part in (batch.ids, batch.positions))
         out: DrafterOutput = self.drafter(ids, features, positions, self.attend(batch, cache))
         return out

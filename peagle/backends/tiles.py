@@ -33,14 +33,13 @@ class TiledTarget:
 
     def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
-        hidden = list[Tensor]()
-        features = list[Tensor]()
+        outputs = list[TargetOutput]()
         for tile in tiles_of(batch, ROW_TILE, cache.padding):
             out = self.model.forward(tile, cache, taps)
-            hidden.append(out.hidden.clone())  # the next tile may overwrite it
-            features.append(out.features.clone())
-        rows = len(batch)
-        return TargetOutput(torch.cat(hidden)[:rows], torch.cat(features)[:rows])
+            outputs.append(TargetOutput(*(part.clone() for part in out)))  # it may be overwritten
+        return TargetOutput(
+            *(torch.cat(parts)[: len(batch)] for parts in zip(*outputs, strict=True))
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V)"""
@@ -59,7 +58,6 @@ def tiles_of(batch: Batch, rows: int, padding: int) -> Iterator[Batch]:
 def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
     """Some rows, of the requests that own them."""
     requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
-    last = query_lens.cumsum(0) - 1
     positions = batch.positions[rows]
     seq_lens = positions + 1
     tails = None if batch.tails is None else batch.tails[rows]
@@ -72,7 +70,7 @@ def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
         slot_mapping=batch.slot_mapping[rows],
         block_tables=batch.block_tables[requests],
         query_lens=query_lens,
-        seq_lens=seq_lens[last],
+        seq_lens=seq_lens[query_lens.cumsum(0) - 1],
         tails=tails,
     )
 

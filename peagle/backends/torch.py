@@ -42,9 +42,8 @@ class TorchAttend:
         self.masks = dict[tuple[int, int | None], Tensor | None]()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        keys, values = self.cache.write(layer, self.slot_mapping, k, v)
-        keys = keys.flatten(0, 1)
-        values = values.flatten(0, 1)
+        kept = self.cache.write(layer, self.slot_mapping, k, v)
+        keys, values = (blocks.flatten(0, 1) for blocks in kept)
         out = q.new_empty(*q.shape[:2], values.shape[-1])
         run = tiled_attention if self.exact else attention
         for number, (rows, slots) in enumerate(self.views):

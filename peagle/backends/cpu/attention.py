@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 
 def native_batch(batch: Batch) -> structs.Batch:
     """A batch as the library reads it."""
-    parts = [batch.slot_mapping, batch.block_tables, batch.query_lens, batch.seq_lens]
-    longest = 0
-    if batch.tails is not None:
-        parts.append(batch.tails)
-        longest = batch.tails.shape[1]
+    tails = [] if batch.tails is None else [batch.tails]
+    parts = [batch.slot_mapping, batch.block_tables, batch.query_lens, batch.seq_lens, *tails]
     parts = [part.contiguous() for part in parts]
     pointers = [part.data_ptr() for part in parts]
-    made = structs.Batch(len(batch), *batch.block_tables.shape, *pointers)
-    made.longest = longest
+    longest = tails[0].shape[1] if tails else 0
+    made = structs.Batch(len(batch), *batch.block_tables.shape, *pointers, longest=longest)
     made.alive = parts
     return made
 
@@ -46,14 +43,10 @@ class CpuAttend:
         q = q.contiguous()
         out = q.new_empty(*q.shape[:2], values.shape[-1])
         sinks = None if spec.sinks is None else spec.sinks.float().contiguous()
-        given = structs.Spec(spec.scale, spec.softcap or 0.0, spec.window or 0)
-        if sinks is not None:
-            given.sinks = sinks.data_ptr()
+        pointer = None if sinks is None else sinks.data_ptr()
+        given = structs.Spec(spec.scale, spec.softcap or 0.0, spec.window or 0, pointer)
         kept = structs.Kept(keys.data_ptr(), values.data_ptr(), *keys.shape[2:], values.shape[-1])
-        batch = ctypes.byref(self.batch)
-        layer_spec = ctypes.byref(given)
-        threads = torch.get_num_threads()
         attend = load().function("attend", q.dtype)
-        inputs = (q.data_ptr(), ctypes.byref(kept))
-        attend(*inputs, out.data_ptr(), q.shape[1], batch, layer_spec, threads)
+        inputs = (q.data_ptr(), ctypes.byref(kept), out.data_ptr(), q.shape[1])
+        attend(*inputs, ctypes.byref(self.batch), ctypes.byref(given), torch.get_num_threads())
         return out

@@ -103,6 +103,5 @@ class Decoder:
         forward.taps = ctypes.addressof(numbers)
         for name, tensor in tensors.items():
             setattr(forward, name, tensor.data_ptr())
-        decode = load().function("decode", x.dtype)
-        decode(ctypes.byref(self._model), ctypes.byref(forward))
+        load().function("decode", x.dtype)(ctypes.byref(self._model), ctypes.byref(forward))
         return found

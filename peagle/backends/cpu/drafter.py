@@ -43,7 +43,8 @@ class GenericDrafter(OwnCodeDrafter):
         copy = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
         copy._modules["fc"] = CpuLinear.of(drafter.fc)
         bf16 = drafter.norm.weight.dtype == torch.bfloat16
-        replace_linears(copy, CpuLinear.int8 if bf16 else CpuLinear.of)
+        make = CpuLinear.int8 if bf16 else CpuLinear.of
+        replace_linears(copy, make)
         super().__init__(copy, CpuAttend)
 
 
@@ -53,8 +54,7 @@ class NativeDrafter(GenericDrafter):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
         sizes = drafter.config.transformer
-        size = sizes.head_dim
-        shape = DecoderShape(size, sizes.rms_norm_eps, size**-0.5)
+        shape = DecoderShape(sizes.head_dim, sizes.rms_norm_eps, sizes.head_dim**-0.5)
         layers = [_decoder_layer(layer) for layer in self.drafter.layers]
         self.decoder = Decoder(layers, drafter.norm.weight, shape)
 

@@ -143,9 +143,8 @@ class CpuLinear(nn.Module):
         """(O, I) the plain weights; made anew at every call, but for those of tiles."""
         form = self.weights
         if form.bits <= 8:
-            matrix = form.matrix(None)
             ones = torch.eye(form.inputs, dtype=form.dtype)
-            return torch.cat([multiply(part, matrix) for part in ones.split(512)]).T
+            return torch.cat([multiply(part, form.matrix(None)) for part in ones.split(512)]).T
         if form.tiled:
             return form.data
         rows = form.data.transpose(1, 2).flatten(0, 1)[: form.outputs]
@@ -184,9 +183,8 @@ def multiply(x: Tensor, matrix: Matrix) -> Tensor:
     x = x.contiguous()
     out = x.new_empty(*x.shape[:-1], matrix.outputs)
     rows = x.numel() // matrix.inputs
-    function = load().function("linear", x.dtype)
-    threads = torch.get_num_threads()
-    function(x.data_ptr(), ctypes.byref(matrix), out.data_ptr(), rows, threads)
+    pointers = (x.data_ptr(), ctypes.byref(matrix), out.data_ptr())
+    load().function("linear", x.dtype)(*pointers, rows, torch.get_num_threads())
     return out
 
 
