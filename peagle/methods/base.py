@@ -93,7 +93,7 @@ class Method(Protocol):
     def build(self, config: DrafterConfig) -> Drafter:
         """A head without weights. Raises InputError for a config that is not of this method."""
 
-    def draft(self, given: DraftPass) -> DraftSteps:
+    def draft(self, inputs: DraftPass) -> DraftSteps:
         """Run new slots, and yield the states that predict draft tokens. Keys of drafted slots need
         not be kept.
 
@@ -102,10 +102,10 @@ class Method(Protocol):
         """
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
-        """Rows of each forward of `draft`, over `new` verified slots and, of every further depth,
-        the requests that draft there."""
+        """Rows of each forward of `draft`. `new`: verified slots to run; `deeper`: for each depth
+        after the first, the number of requests that draft there."""
 
-    def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
+    def train_forward(self, drafter: Drafter, inputs: TrainingPass) -> Tensor:
         """Normed hidden states (E, D) of all elements."""
 
     def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:

@@ -34,10 +34,10 @@ class Eagle3:
             raise InputError(why, field="correction")
         return Drafter(config)
 
-    def draft(self, given: DraftPass) -> DraftSteps:
+    def draft(self, inputs: DraftPass) -> DraftSteps:
         """Run real slots for the first token, then a slot a depth, on the token and state before.
         A request whose draft a grammar has ended runs on, and its states are not read."""
-        model, cache, slots, features = given
+        model, cache, slots, features = inputs
         batch = Batch.of([Span(new.blocks, new.start, new.ids) for new in slots])
         out = model.forward(batch, model.drafter.project(features), cache)
         owners = [i for i, new in enumerate(slots) if new.depth]
@@ -59,21 +59,21 @@ class Eagle3:
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new, *deeper]
 
-    def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
+    def train_forward(self, drafter: Drafter, inputs: TrainingPass) -> Tensor:
         """Training-time test: depth by depth, each fed the hidden state before it. The last tile of
         a depth is filled with copies of element 0, which are masked as keys."""
-        elements = given.elements
+        elements = inputs.elements
         groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
         padded = [pad_rows(group) for group in groups]
         real = torch.cat([pad_rows(torch.ones_like(group)) for group in groups]).bool()
         rows = torch.cat(padded)
-        attend = StepwiseAttend(given.visible(elements)[rows][:, rows] & real)
+        attend = StepwiseAttend(inputs.visible(elements)[rows][:, rows] & real)
         outputs = list[Tensor]()
         anchors = [elements.anchor[rows] for rows in padded]
-        feature = drafter.project(given.features[anchors[0]])
+        feature = drafter.project(inputs.features[anchors[0]])
         for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
-            positions = given.positions[anchor] + depth
-            out = drafter(given.ids[anchor + 1 + depth], feature, positions, attend)
+            positions = inputs.positions[anchor] + depth
+            out = drafter(inputs.ids[anchor + 1 + depth], feature, positions, attend)
             outputs.append(out.normed[: len(group)])
             if depth + 1 < len(groups):
                 parents = torch.searchsorted(elements.anchor[group], anchors[depth + 1])

@@ -34,9 +34,9 @@ class PEagle:
             raise InputError(why, field="mask_token_id", fix="write it as ptd_token_id")
         return Drafter(config)
 
-    def draft(self, given: DraftPass) -> DraftSteps:
+    def draft(self, inputs: DraftPass) -> DraftSteps:
         """Run real slots, then depth − 1 placeholders of each request, in one forward."""
-        model, cache, slots, features = given
+        model, cache, slots, features = inputs
         drafter = model.drafter
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
@@ -62,20 +62,20 @@ class PEagle:
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:
         return [new + sum(deeper)]
 
-    def train_forward(self, drafter: Drafter, given: TrainingPass) -> Tensor:
+    def train_forward(self, drafter: Drafter, inputs: TrainingPass) -> Tensor:
         """All elements in one forward: real inputs at depth 0, placeholders at the others."""
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
-        count = len(given.elements.anchor)
-        padded = _padded(given.elements)
+        count = len(inputs.elements.anchor)
+        padded = _padded(inputs.elements)
         anchor, depth = padded
         real = anchor[depth == 0]
-        projected = drafter.project(pad_rows(given.features[real]))[: len(real)]
+        projected = drafter.project(pad_rows(inputs.features[real]))[: len(real)]
         placeholders = drafter.placeholders(len(anchor) - len(real))
-        ids = F.pad(given.ids[real + 1], (0, len(placeholders)), value=mask_id)
+        ids = F.pad(inputs.ids[real + 1], (0, len(placeholders)), value=mask_id)
         features = torch.cat([projected, placeholders])
-        positions = given.positions[anchor] + depth
-        out: DrafterOutput = drafter(ids, features, positions, given.attend(padded))
+        positions = inputs.positions[anchor] + depth
+        out: DrafterOutput = drafter(ids, features, positions, inputs.attend(padded))
         return out.normed[:count]
 
     def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.template import PLAIN, use_template
 from peagle.shown import mean_length
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.drafter_pass import run_drafter
 
 PROMPT = "Write a Python function that reverses a list."
@@ -299,7 +299,7 @@ def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int])
     positions = torch.arange(len(tokens), device=target.device)
     layers = drafter.config.feature_layers
     features = target.forward(tokens, positions, CausalAttend(), layers).features
-    sequence = Sequence(tokens, positions >= len(ids), torch.zeros_like(tokens))
+    sequence = PackedDocuments(tokens, positions >= len(ids), torch.zeros_like(tokens))
     last = len(ids) - 2  # the slot that predicts the first draft token
     anchors = torch.arange(last + 1, device=target.device)
     chain = torch.arange(1, len(draft), device=target.device)

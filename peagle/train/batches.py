@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.data.example import Example
 
 
-class Sequence(NamedTuple):
+class PackedDocuments(NamedTuple):
     """Documents packed one after another; all (N,)."""
 
     ids: Tensor
@@ -48,7 +48,7 @@ class Batches:
         """Sequences of a step, counted from the start of training."""
         return range(step * self.batch, (step + 1) * self.batch)
 
-    def sequence(self, number: int) -> Sequence:
+    def sequence(self, number: int) -> PackedDocuments:
         """Sequence `number` of the stream."""
         epoch = self._epoch_of(number)
         numbers = self._epoch(epoch)[number - self._starts[epoch]]
@@ -56,7 +56,7 @@ class Batches:
         lengths = torch.tensor([len(d.ids) for d in documents])
         ids = torch.tensor([token for d in documents for token in d.ids])
         supervised = torch.tensor([flag for d in documents for flag in d.supervised])
-        return Sequence(ids, supervised, torch.tensor(numbers).repeat_interleave(lengths))
+        return PackedDocuments(ids, supervised, torch.tensor(numbers).repeat_interleave(lengths))
 
     def steps(self, epochs: int) -> int:
         """Optimizer steps of the first `epochs` epochs."""

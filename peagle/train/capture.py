@@ -22,7 +22,7 @@ from peagle.data.shard import Origin, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.target_pass import run_target
 
 MAX_HEADER = 2048  # bytes of a shard's header
@@ -109,7 +109,7 @@ def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
         for document in documents:
             ids = torch.tensor(document, device=target.device)
             zeros = torch.zeros_like(ids)
-            yield run_target(target, Sequence(ids, zeros.bool(), zeros), feature_layers)
+            yield run_target(target, PackedDocuments(ids, zeros.bool(), zeros), feature_layers)
 
     return run
 

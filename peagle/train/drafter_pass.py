@@ -17,19 +17,19 @@ from peagle.methods.registry import method_of
 from peagle.model.attention import Attend
 from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.block_attention import BlockAttend
 from peagle.train.mask import FlexAttend, block_mask, visible
 
 
 def run_drafter(
-    drafter: Drafter, sequence: Sequence, features: Tensor, elements: Elements
+    drafter: Drafter, sequence: PackedDocuments, features: Tensor, elements: Elements
 ) -> Tensor:
     """Normed hidden states (E, D) of all elements."""
     features = features.to(drafter.norm.weight.dtype)
     autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
-    given = TrainingPass(
+    inputs = TrainingPass(
         sequence.ids,
         sequence.positions,
         features,
@@ -37,7 +37,7 @@ def run_drafter(
         partial(_attend, documents=sequence.documents, dtype=dtype),
         partial(visible, documents=sequence.documents),
     )
-    return method_of(drafter.config).train_forward(drafter, given)
+    return method_of(drafter.config).train_forward(drafter, inputs)
 
 
 def _attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Attend:

@@ -11,7 +11,7 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.block_attention import mask_entries
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import Segment, partition
@@ -56,7 +56,7 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
         torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
         torch.autocast(device.type, torch.bfloat16, enabled=bf16),
     ):
-        run_drafter(drafter, Sequence(ids, ids > 0, ids), features, elements)
+        run_drafter(drafter, PackedDocuments(ids, ids > 0, ids), features, elements)
     weights = {p.untyped_storage().data_ptr() for p in drafter.parameters()}
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 

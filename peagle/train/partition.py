@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from peagle.methods.base import Elements
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 
 
 class Segment(NamedTuple):
@@ -23,7 +23,7 @@ class Segment(NamedTuple):
     trained: Tensor  # (E,) bool: in this pass; the others are context
 
 
-def one_pass(sequence: Sequence, elements: Elements) -> Segment:
+def one_pass(sequence: PackedDocuments, elements: Elements) -> Segment:
     """All sampled elements. Trained are those whose predicted token exists, is supervised and in
     the document of the element."""
     last = len(sequence.ids) - 1

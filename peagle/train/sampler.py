@@ -7,7 +7,7 @@ from accelerate.utils import send_to_device
 
 from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
-from peagle.train.batches import Batches, Sequence
+from peagle.train.batches import Batches, PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.memory import SHARE, choose_segments, pass_cost
@@ -17,7 +17,7 @@ from peagle.train.partition import Segment, one_pass, partition
 class TrainingSequence(NamedTuple):
     """One sequence, and the passes that train it."""
 
-    sequence: Sequence  # supervised: tokens of the draft vocabulary only
+    sequence: PackedDocuments  # supervised: tokens of the draft vocabulary only
     segments: list[Segment]
     chains: int  # trained elements at depth 0, one for each chain
     answer_tokens: int  # supervised tokens of all vocabulary
@@ -52,7 +52,7 @@ class Sampler:
         made = TrainingSequence(sequence, segments, chains, answer_tokens)
         return cast(TrainingSequence, send_to_device(made, self.device))
 
-    def _fewest_segments(self, whole: Segment, sequence: Sequence) -> int:
+    def _fewest_segments(self, whole: Segment, sequence: PackedDocuments) -> int:
         room = SHARE * free_memory(self.device)
         dense = self.device.type == "cpu"
         return choose_segments(whole.elements, sequence.documents, self.cost, room, dense=dense)

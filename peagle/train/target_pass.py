@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from peagle.model.attention import AttentionSpec, CausalAttend
 from peagle.model.base_target import TargetOutput
 from peagle.model.padding import pad_rows
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
     from peagle.model.target import Target
 
 
-def run_target(target: "Target", sequence: Sequence, taps: tuple[int, ...]) -> TargetOutput:
+def run_target(target: "Target", sequence: PackedDocuments, taps: tuple[int, ...]) -> TargetOutput:
     """Hidden states (N, E) for labels and, of the layers `taps`, features (N, F·E) for the drafter,
     without gradient."""
     attend = DocumentsAttend(sequence)
@@ -32,7 +32,7 @@ class DocumentsAttend:
     """Attend of the target over packed documents, each causal and alone. Nothing sees the rows that
     fill a document's tiles, which come after it; rows after the last document are not attended."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: PackedDocuments) -> None:
         _, number, counts = sequence.documents.unique_consecutive(
             return_inverse=True, return_counts=True
         )

@@ -14,7 +14,7 @@ from peagle.methods.registry import method_of
 from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
 from peagle.model.padding import pad_rows
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.loss import ChunkedDivergence, LossChunk
 from peagle.train.partition import Segment
@@ -54,7 +54,7 @@ class Trainee(nn.Module):
         return logits_of(self.target, self.drafter.target_ids)
 
     def forward(
-        self, sequence: Sequence, target_output: TargetOutput, segment: Segment
+        self, sequence: PackedDocuments, target_output: TargetOutput, segment: Segment
     ) -> StepResult:
         """`target_output` is `run_target`'s of the sequence."""
         with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=self.bf16):
@@ -63,7 +63,7 @@ class Trainee(nn.Module):
             return self.compare(sequence, target_output.hidden, segment, normed)
 
     def compare(
-        self, sequence: Sequence, hidden: Tensor, segment: Segment, normed: Tensor
+        self, sequence: PackedDocuments, hidden: Tensor, segment: Segment, normed: Tensor
     ) -> StepResult:
         """Loss and accuracy of the segment's trained elements, from the target's hidden states
         (N, E_target) and the drafter's (E, D).

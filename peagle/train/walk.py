@@ -23,7 +23,7 @@ from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.target_pass import run_target
 from peagle.train.trainer import States
@@ -99,7 +99,7 @@ class Walk:
         length = len(example.ids)
         ids = torch.tensor(example.ids + [0] * k, device=device)  # drafts may pass the end
         one = torch.zeros_like(ids)
-        sequence = Sequence(ids, one.bool(), one)
+        sequence = PackedDocuments(ids, one.bool(), one)
         features = self._target_features(number, sequence, length, drafter.config.feature_layers)
         anchor, depth = elements = _elements(example, k, device)
         normed = run_drafter(drafter, sequence, features, elements)
@@ -113,11 +113,11 @@ class Walk:
         return cast(list[int], right.cumprod(0).sum(0).tolist())
 
     def _target_features(
-        self, number: int, sequence: Sequence, length: int, layers: tuple[int, ...]
+        self, number: int, sequence: PackedDocuments, length: int, layers: tuple[int, ...]
     ) -> Tensor:
         if (number, layers) not in self._features:
             if self.states is None:
-                document = Sequence(*(part[:length] for part in sequence))
+                document = PackedDocuments(*(part[:length] for part in sequence))
                 output = run_target(self.target, document, layers)
             else:
                 output = self.states([number], self.target)

@@ -25,7 +25,7 @@ from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.drafter_pass import run_drafter
@@ -183,7 +183,7 @@ def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
     with torch.no_grad():
         drafter.bigram.copy_(torch.randn_like(drafter.bigram))
     ids = torch.tensor(answers[0])
-    sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
+    sequence = PackedDocuments(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     generator = torch.Generator().manual_seed(0)
     elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
     output = run_target(target, sequence, drafter.config.feature_layers)

@@ -23,7 +23,7 @@ from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
 from peagle.model.loader import load_target
 from peagle.model.target import Target
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.target_pass import run_target
 
 SHORT, LONG = 12, 40  # tokens of two requests
@@ -105,7 +105,7 @@ def test_training_computes_the_same(name: str) -> None:
     target = make(name)
     ids = torch.cat([random_ids(SHORT), random_ids(LONG, 1)])
     documents = (torch.arange(SHORT + LONG) >= SHORT).long()
-    both = run_target(target, Sequence(ids, documents.bool(), documents), (1, 4))
+    both = run_target(target, PackedDocuments(ids, documents.bool(), documents), (1, 4))
     alone = target.forward(ids[:SHORT], torch.arange(SHORT), CausalAttend(), (1, 4))
     close(both.features[:SHORT], alone.features)
     close(both.hidden[:SHORT], alone.hidden)

@@ -15,7 +15,7 @@ from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train import drafter_pass
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.drafter_pass import compile_layers
 from peagle.train.mask import FlexAttend, block_mask
@@ -46,7 +46,7 @@ def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
     generator = torch.Generator().manual_seed(tokens)
     ids = torch.randint(5, 100, (tokens,), generator=generator)
     documents = (torch.arange(tokens) > tokens // 2).long()
-    sequence = Sequence(ids, ids > 0, documents)
+    sequence = PackedDocuments(ids, ids > 0, documents)
     elements = sample_elements(*sequence[1:], 8, 0.7, generator)
     drafter.zero_grad()
     segment = one_pass(sequence, elements)

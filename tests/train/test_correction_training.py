@@ -15,7 +15,7 @@ from peagle.methods.base import Elements
 from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
 from peagle.train.drafter_pass import run_drafter
@@ -94,7 +94,7 @@ def test_it_resumes_exactly(
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
-def elements_of(sequence: Sequence) -> Elements:
+def elements_of(sequence: PackedDocuments) -> Elements:
     generator = torch.Generator().manual_seed(0)
     return sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
 
@@ -107,7 +107,7 @@ def test_value_and_gradients(target: Target, data: list[Example], frozen: bool) 
     drafter.requires_grad_(not frozen)
     drafter.correction.requires_grad_()
     ids = torch.tensor(data[0].ids)
-    sequence = Sequence(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
+    sequence = PackedDocuments(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
     elements = elements_of(sequence)
     output = run_target(target, sequence, drafter.config.feature_layers)
     trainee = Trainee(drafter, target, bf16=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment, one_pass, partition
 from peagle.train.target_pass import run_target
@@ -69,7 +69,7 @@ def test_the_example_of_the_docstring() -> None:
     everything = [(a, d) for d in range(3) for a in range(5 - d)]
     elements = Elements(*(torch.tensor(x) for x in zip(*everything, strict=True)))
     zeros = torch.zeros(6, dtype=torch.int64)
-    whole = one_pass(Sequence(zeros, zeros == 0, zeros), elements)
+    whole = one_pass(PackedDocuments(zeros, zeros == 0, zeros), elements)
     first, second = partition(whole, zeros, 2)
     owned = [
         [p for p, own in zip(pairs(part.elements), part.trained, strict=True) if own]
@@ -81,7 +81,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def gradients(
-    drafter: Drafter, target: Target, sequence: Sequence, parts: list[Segment]
+    drafter: Drafter, target: Target, sequence: PackedDocuments, parts: list[Segment]
 ) -> tuple[dict[str, Tensor], float, list[int]]:
     trainee, loss = Trainee(drafter, target, 0.9, bf16=False), 0.0
     hits = torch.zeros(2, 9, dtype=torch.int64)
@@ -124,7 +124,7 @@ def test_the_gradient_is_the_flat_one(  # noqa: PLR0913, PLR0917
     ids = torch.randint(5, 128, (tokens,), generator=g)
     owner = torch.arange(tokens) * documents // tokens
     supervised = (torch.rand(tokens, generator=g) < 0.7) & (ids >= 32)  # the draft vocabulary
-    sequence = Sequence(ids, supervised, owner)
+    sequence = PackedDocuments(ids, supervised, owner)
     elements = sample_elements(supervised, owner, depths, ratio, g)
     whole = one_pass(sequence, elements)
     flat, loss, hits = gradients(drafter, target, sequence, [whole])
@@ -143,12 +143,12 @@ def test_packed_documents_equal_single_ones(target: Target) -> None:
     drafter = make_drafter(target, "p-eagle").double()
     g = torch.Generator().manual_seed(3)
     ids, owner = torch.randint(5, 128, (60,), generator=g), (torch.arange(60) >= 25).long()
-    sequence = Sequence(ids, torch.ones(60, dtype=torch.bool), owner)
+    sequence = PackedDocuments(ids, torch.ones(60, dtype=torch.bool), owner)
     elements = sample_elements(*sequence[1:], 4, 1.0, g)
     packed, loss, _ = gradients(drafter, target, sequence, [one_pass(sequence, elements)])
     total, parts = {name: torch.zeros_like(t) for name, t in packed.items()}, 0.0
     for part in (slice(0, 25), slice(25, 60)):
-        alone = Sequence(*(x[part] for x in sequence))
+        alone = PackedDocuments(*(x[part] for x in sequence))
         own = sample_elements(*alone[1:], 4, 1.0, g)
         single = gradients(drafter, target, alone, [one_pass(alone, own)])
         parts += single[1]

@@ -15,7 +15,7 @@ from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
 
 from peagle.heads.load import load_drafter
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.sharding import idle_pass, whole_copy
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
@@ -102,7 +102,7 @@ def test_an_idle_pass_leaves_zero_gradients_everywhere(method: str) -> None:
     target = make_target()
     drafter = make_drafter(target, method).train()
     ids = torch.arange(5, 15)
-    sequence = Sequence(ids, ids > 6, torch.zeros_like(ids))
+    sequence = PackedDocuments(ids, ids > 6, torch.zeros_like(ids))
     trainee = Trainee(drafter, target)
     output = run_target(target, sequence, drafter.config.feature_layers)
     result = trainee(sequence, output, idle_pass(ids.device))

@@ -14,16 +14,16 @@ from peagle.model import attention as attention_module
 from peagle.model.attention import AttentionSpec
 from peagle.model.padding import missing_rows
 from peagle.model.target import Target
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.target_pass import DocumentsAttend, logits_of, run_target
 
 TOKENS = 26
 
 
-def packed(documents: Tensor) -> Sequence:
+def packed(documents: Tensor) -> PackedDocuments:
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(5, 128, (TOKENS,), generator=generator)
-    return Sequence(ids, documents >= 0, documents)
+    return PackedDocuments(ids, documents >= 0, documents)
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def test_documents_do_not_see_each_other(target: Target) -> None:
     assert sequence.positions.tolist() == [*range(10), *range(TOKENS - 10)]
     both = run_target(target, sequence, (0, 1, 3))
     for part in (slice(0, 10), slice(10, TOKENS)):
-        alone = run_target(target, Sequence(*(x[part] for x in sequence)), (0, 1, 3))
+        alone = run_target(target, PackedDocuments(*(x[part] for x in sequence)), (0, 1, 3))
         torch.testing.assert_close(both.features[part], alone.features)
         torch.testing.assert_close(both.hidden[part], alone.hidden)
 
@@ -62,7 +62,7 @@ def test_documents_do_not_see_each_other(target: Target) -> None:
 def test_documents_in_one_call_equal_documents_one_by_one() -> None:
     """A GPU attends to all documents together; here the same call runs on the CPU."""
     documents = torch.tensor([0] * 5 + [3] * 11 + [4])
-    attend = DocumentsAttend(Sequence(documents, documents > 0, documents))
+    attend = DocumentsAttend(PackedDocuments(documents, documents > 0, documents))
     generator = torch.Generator().manual_seed(0)
     rows = len(documents) + missing_rows(len(documents))
     q, k, v = (torch.randn(rows, heads, 8, generator=generator) for heads in (6, 2, 2))

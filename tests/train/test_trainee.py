@@ -17,7 +17,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.padding import missing_rows
 from peagle.model.target import Target
 from peagle.train import trainee as trainee_module
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import one_pass
@@ -32,14 +32,14 @@ def target() -> Target:
     return make_target(seed=2, spread=0.3)
 
 
-def make_sequence(prompt: int = 8) -> Sequence:
+def make_sequence(prompt: int = 8) -> PackedDocuments:
     """Tokens of the draft vocabulary only, as far as they are supervised."""
     ids = torch.tensor([i for p in random_prompts(20, seed=3) for i in p][:TOKENS])
     ids = torch.where((torch.arange(TOKENS) >= prompt) & (ids < 78), ids // 2 + 80, ids)
-    return Sequence(ids, torch.arange(TOKENS) >= prompt, torch.zeros_like(ids))
+    return PackedDocuments(ids, torch.arange(TOKENS) >= prompt, torch.zeros_like(ids))
 
 
-def all_elements(sequence: Sequence, ratio: float = 1.0) -> Elements:
+def all_elements(sequence: PackedDocuments, ratio: float = 1.0) -> Elements:
     generator = torch.Generator().manual_seed(0)
     return sample_elements(*sequence[1:], DEPTHS, ratio, generator)
 
@@ -123,11 +123,11 @@ def test_training_equals_the_engine(target: Target) -> None:
         assert grow(offer, DEPTHS).tokens == drafter.target_ids[best].tolist()
 
 
-def packed(documents: Tensor, supervised: Tensor) -> Sequence:
-    return Sequence(make_sequence().ids, supervised, documents)
+def packed(documents: Tensor, supervised: Tensor) -> PackedDocuments:
+    return PackedDocuments(make_sequence().ids, supervised, documents)
 
 
-def trained_pairs(sequence: Sequence, elements: Elements) -> list[tuple[int, int]]:
+def trained_pairs(sequence: PackedDocuments, elements: Elements) -> list[tuple[int, int]]:
     """Supervised elements (anchor, depth) by the definition."""
     return [
         (a, d)
