@@ -53,7 +53,7 @@ class Batch:
     block_tables: Tensor  # (B, P) blocks of each request, 0 after its last
     query_lens: Tensor  # (B,) rows of each request
     seq_lens: Tensor  # (B,) positions that its rows reach through the block table
-    tails: Tensor | None = None  # (T, L) slots, −1 after the last of a row; None: no trees
+    tails: Tensor | None = None  # (T, L) slots (in `Span` rows), −1 after the last; None: no trees
 
     @classmethod
     def of(cls, spans: Sequence[Span], ids: Tensor | None = None) -> "Batch":

@@ -28,17 +28,17 @@ def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = Fa
     why = f"slower: no backend but the reference for {dtype} on {device.type}"
     if device.type == "cuda" and dtype in CUDA_DTYPES:
         if find_spec("triton"):
-            return _load("cuda").CudaBackend(exact=exact)
+            return _backend_module("cuda").CudaBackend(exact=exact)
         why = "slower without Triton's kernels: pip install triton"
     elif device.type == "cpu" and dtype in CPU_DTYPES:
         try:
-            return _load("cpu").CpuBackend(exact=exact, describe=describe_target)
+            return _backend_module("cpu").CpuBackend(exact=exact, describe=describe_target)
         except NoCompiler as error:
             why = f"slower without native code: {error}"
     log.warning(why)
     return TorchBackend(exact=exact)
 
 
-def _load(name: str) -> Any:
+def _backend_module(name: str) -> Any:
     """The module of a backend: CUDA's needs triton, the CPU's compiles at first use."""
     return import_module(f"peagle.backends.{name}.backend")

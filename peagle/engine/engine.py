@@ -69,7 +69,7 @@ class Engine:
         self.lookups = LookupCalibration()
         self.taps = () if proposer is None else proposer.model.drafter.config.feature_layers
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
-        lookahead = max(settings.k, settings.nodes or 0)
+        lookahead = max(settings.k, settings.nodes or 0)  # slots of placeholders, or of nodes
         rows = max(settings.chunk, settings.max_batch * (lookahead + 1))
         window = target.window if proposer is None else target.max_context  # a drafter sees all
         self.scheduler = Scheduler(
@@ -77,7 +77,7 @@ class Engine:
         )
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
         self.lock = threading.RLock()
-        self._in_round = False
+        self._in_round = False  # the lock is reentrant: a finalizer may cancel inside a round
         self._cancelled = list[tuple[Request, FinishReason]]()  # during a round
         self.last_depth = 0  # largest depth that the budget chose in the last round
         self._ends = target.end_tokens

@@ -89,6 +89,7 @@ class Scheduler:
         room = self.budget
         for request in decoding:
             count = request.num_pending
+            # An earlier request of this round may have preempted it.
             if request in self.running and self._extend(request, count):
                 scheduled.append(ScheduledRequest(request, count, request.draft))
                 room -= count
