@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from peagle.train.batches import Sequence
+from peagle.train.batches import PackedDocuments
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.mask import visible
 from peagle.train.partition import one_pass, partition
@@ -230,7 +230,7 @@ def mask(look: Look) -> Figure:
 def segments(look: Look) -> Figure:
     """The same elements in two passes: trained ones filled, context outlined."""
     kept, documents, answer = drawn()
-    parts = partition(one_pass(Sequence(documents, answer, documents), kept), documents, 2)
+    parts = partition(one_pass(PackedDocuments(documents, answer, documents), kept), documents, 2)
     figure, axes = canvas(9, 2.9, (-1.2, 2 * TOKENS + 1.2), (-1.6, DEPTHS + 0.6))
     for number, part in enumerate(parts):
         left = number * (TOKENS + 0.9)
