@@ -26,7 +26,8 @@ from peagle.data.dataset import read_conversations, read_records
 from peagle.data.jsonl import append, open_to_append
 from peagle.data.regenerate import Engine, answer_turn, regenerate
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Completion, Stats
+from peagle.engine.request import Stats
+from peagle.engine.run import Completion
 from peagle.model.loader import load_target
 from peagle.vllm.generate import Answers
 
