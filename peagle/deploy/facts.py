@@ -1,0 +1,72 @@
+"""Facts of others that a deployment depends on: GPUs, instance types, images, versions."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from peagle.catalog_fields import read_record
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A type of GPU."""
+
+    memory: int  # GiB
+    capability: str
+    instances: Mapping[str, int]  # SageMaker's types and their numbers of GPUs
+    fp8: bool = True
+    graph_rows: int = 512  # rows of a CUDA graph, by vLLM's own limit
+
+    @property
+    def blackwell(self) -> bool:
+        return version(self.capability) >= (10,)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image with vLLM. None: not known; on this machine there is no image."""
+
+    place: str
+    name: str | None = None
+    vllm: str | None = None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PEagle:
+    """Versions of vLLM that draft by a P-EAGLE head."""
+
+    since: str
+    speculators_since: str
+    tried: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The content of facts.yaml."""
+
+    gpus: Mapping[str, Gpu]
+    default_gpu: Mapping[str, str]  # by place
+    cpu_instance: str
+    images: tuple[Image, ...]
+    amis: Mapping[str, str]  # by major version of CUDA
+    registries: Mapping[str, str]  # account of AWS's images by region
+    p_eagle: PEagle
+    shutdown_timeout_since: str
+
+
+@cache
+def facts() -> Facts:
+    """All facts."""
+    content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return read_record(Facts, content, "facts")
+
+
+def version(text: str | None) -> tuple[int, ...]:
+    """A version's three numbers: of 0.22.1rc0 (0, 22, 1)."""
+    numbers = [int(part) for part in re.findall(r"\d+", text or "")]
+    return (*numbers, 0, 0, 0)[:3]
