@@ -53,7 +53,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         first = tokens = None
         try:
             async for event in self._events(body):
-                text += "".join(map(_text, event.get("choices") or ()))
+                text += "".join(map(new_text, event.get("choices") or ()))
                 if text and first is None:
                     first = time.perf_counter()
                 if event.get("usage"):
@@ -110,7 +110,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
                     yield json.loads(data)
 
 
-def _text(choice: dict[str, Any]) -> str:
+def new_text(choice: dict[str, Any]) -> str:
     """The new text of a streamed choice, reasoning included."""
     delta = choice.get("delta") or {}
     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""

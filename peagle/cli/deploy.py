@@ -6,22 +6,23 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from peagle.catalog import Entry, find_entry, known_entry
+from peagle.catalog import Entry, find_entry, flag_options, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
-from peagle.cli.options import App, check_at_least, flag, group_with_default
+from peagle.cli.options import App, check_at_least, group_with_default
 from peagle.deploy import kubernetes, sagemaker
-from peagle.deploy.drafting import Drafting
-from peagle.deploy.sagemaker import PLACEHOLDERS, Account
-from peagle.deploy.spec import DeployFailed, Spec, make_spec, resource_name, with_profile
+from peagle.deploy.kubernetes import Cluster
+from peagle.deploy.plan import Choices, DeployFailed, Plan, make_plan, resource_name
+from peagle.deploy.sagemaker import Account
 from peagle.errors import InputError
 
+LOCAL_URL = "http://127.0.0.1:8000"
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
 
@@ -31,12 +32,19 @@ class Where:
 
     to: Place to deploy to: local, kubernetes or sagemaker.
     namespace: Namespace, with --to kubernetes.
-    context: Context of kubectl, with --to kubernetes. Default: the current one.
     """
 
     to: Literal["local", "kubernetes", "sagemaker"]
     namespace: str = "default"
-    context: str | None = None
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="Form, with --to kubernetes: stack (values of vLLM's production-stack chart), "
+            "kserve (an LLMInferenceService) or manifests. Default: stack; manifests for the "
+            "native engine.",
+        ),
+    ] = None
     region: Annotated[
         str | None,
         typer.Option(
@@ -44,41 +52,45 @@ class Where:
         ),
     ] = None
 
-    def check_remote(self) -> None:
-        """Raises InputError for this machine, where nothing runs in the background."""
-        if self.to == "local":
-            why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
-            raise InputError(why, field="to", value=self.to)
-
-    @property
-    def cluster(self) -> kubernetes.Cluster:
-        """The cluster to ask about what runs there."""
-        return kubernetes.Cluster(self.namespace, context=self.context)
-
     def aws_region(self) -> str:
         """The region. Raises InputError when it is missing."""
         if not self.region:
             raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
         return self.region
 
+    def cluster(self) -> Cluster:
+        """The cluster to ask about what runs there. Raises InputError for this machine."""
+        if self.to == "local":
+            why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
+            raise InputError(why, field="to", value=self.to)
+        return Cluster(self.form or "stack", self.namespace)
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Image and hardware of a deployment.
+    """Number of replicas, and the account on SageMaker.
 
-    image: Container image, not with --to local. Default: an image of vLLM; --engine native needs
-        one.
     replicas: Number of replicas (on SageMaker: instances); the minimum if they are scaled.
-    max_replicas: Maximum number of replicas. Default: 4 on Kubernetes, --replicas on SageMaker.
-    role: ARN of the execution role, with --to sagemaker.
-    instance_type: Instance type, with --to sagemaker, such as ml.p5.4xlarge.
+    max_replicas: Maximum number of replicas: above --replicas, more are started for waiting
+        requests. Default: --replicas.
+    SageMaker:
+    role: ARN of the execution role. Default: one that is made with the endpoint.
+    weights: Folder on S3 with the target's files, s3://BUCKET/FOLDER. Default: from the hub, at
+        every start of an instance.
+    subnets: ID of a subnet for the instances; repeat the option for several. Default: no VPC.
+    security_groups: ID of a security group for the instances; repeat the option for several.
+    kms_key: ARN of a KMS key for volumes and weights. Default: AWS's own.
+    token_secret: Name of the secret in Secrets Manager that is the hub's token, for gated models.
     """
 
-    image: str | None = None
     replicas: int = 1
     max_replicas: int | None = None
-    role: str = ""
-    instance_type: str = ""
+    role: str | None = None
+    weights: str | None = None
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None
+    token_secret: str | None = None
 
 
 NameArgument = Annotated[
@@ -88,7 +100,7 @@ NameArgument = Annotated[
         show_default=False,
     ),
 ]
-YesOption = Annotated[bool, "Do not ask for confirmation."]
+YesOption = Annotated[bool, "Run the printed command; on SageMaker, do not ask for confirmation."]
 
 
 @app.callback()
@@ -101,101 +113,137 @@ def start(
     name: NameArgument,
     *,
     where: Where,
-    engine: str | None = None,
-    head: str | None = None,
-    method: str | None = None,
-    k: int | None = None,
-    profile: str | None = None,
+    choices: Choices,
     dry_run: bool = False,
-    yes: bool = False,
+    yes: YesOption = False,
     size: Size,
     port: int | None = None,
     catalog: CatalogOption = None,
 ) -> None:
     """Start a model, or bring a running one to these options.
 
-    --to local prints the command line of peagle serve.
+    --to local prints the command line of peagle serve, and --to kubernetes what helm or kubectl
+    takes: --yes runs them. --to sagemaker applies a CloudFormation stack.
 
-    engine: Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU and an
-        installed vLLM, else native; elsewhere vllm (native for packaged models).
-    head: Draft head: a hub id (owner/name@revision), or a folder with --to local. Default: the
-        catalog's head for the model.
-    method: Drafting method, p-eagle or eagle3: chooses among the catalog's heads, or names the
-        method of --head. Default: p-eagle where there is such a head.
-    k: Number of draft tokens per round (num_speculative_tokens). Default: the catalog's with vllm,
-        chosen every round with native.
-    profile: Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.
     dry_run: Print what would be sent or run, and do nothing.
-    yes: Do not ask for confirmation; with --to local, run the printed command.
     port: TCP port to listen on, with --to local. Default: that of peagle serve.
     """
-    here = where.to == "local"
-    entry = with_profile(name, _entry(name, catalog), profile)
-    if engine is None and here:
-        from peagle.cli.common import resolve_engine  # needs torch
-
-        engine = resolve_engine("auto", None, (), "auto")
-    drafting = Drafting(head, method, k)
-    spec = make_spec(name, entry, engine, remote=not here, drafting=drafting)
-    if profile is not None and spec.engine == "native":
+    entry = _entry(name, catalog)
+    if choices.engine is None and where.to == "local":
+        choices = _with_engine(choices)
+    plan = make_plan(name, entry, where.to, choices)
+    if choices.profile is not None and plan.engine == "native":
         why = "profiles are flags of vLLM"
-        raise InputError(why, field="profile", value=profile, fix="set `engine` to vllm")
-    if here:
-        flags = entry.profiles[profile] if profile else {}
-        _serve(spec.serve_command(port, flags), catalog, run=yes and not dry_run)
+        raise InputError(why, field="profile", value=choices.profile, fix="set `engine` to vllm")
+    if where.to == "local":
+        flags = entry.profiles[choices.profile] if choices.profile else {}
+        _serve(_line(plan, choices, port, flag_options(flags)), catalog, run=yes and not dry_run)
     elif where.to == "kubernetes":
-        max_replicas = size.max_replicas
-        if max_replicas is None:
-            max_replicas = max(size.replicas, 4)
-        cluster = kubernetes.Cluster(
-            where.namespace, size.image, where.context, size.replicas, max_replicas
-        )
-        _start_kubernetes(spec, cluster, dry_run, yes)
+        form = where.form or ("stack" if plan.engine == "vllm" else "manifests")
+        cluster = Cluster(form, where.namespace, size.replicas, size.max_replicas)
+        text = kubernetes.rendered(plan, cluster, pinned=choices.gpu is not None)
+        line = kubernetes.command("start", plan.resource, cluster, file="-")
+        if not yes or dry_run:
+            typer.echo(text, nl=False)
+            return
+        raise typer.Exit(kubernetes.run(line, text))
     else:
-        _start_sagemaker(spec, _account(where, size, dry_run), dry_run, yes)
+        _start_sagemaker(plan, Account(region=where.region, **asdict(size)), dry_run, yes)
 
 
 @app.command()
-def status(name: NameArgument, *, where: Where) -> None:
-    """Print the state of a model, with --to kubernetes or sagemaker."""
-    where.check_remote()
+def status(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
+    """Print the state of a model on SageMaker, or the command that does for Kubernetes."""
+    cluster = where.cluster()
+    if where.to == "kubernetes":
+        _hand_over(kubernetes.command("status", resource_name(name), cluster), yes)
     with _failures():
-        if where.to == "kubernetes":
-            typer.echo(kubernetes.status(resource_name(name), where.cluster), nl=False)
-        else:
-            typer.echo(json.dumps(sagemaker.status(resource_name(name), where.aws_region())))
+        typer.echo(json.dumps(sagemaker.status(resource_name(name), where.aws_region())))
 
 
 @app.command()
-def logs(name: NameArgument, *, where: Where, lines: int = 100) -> None:
-    """The last lines that a model's engine wrote, with --to kubernetes or sagemaker.
+def logs(name: NameArgument, *, where: Where, lines: int = 100, yes: YesOption = False) -> None:
+    """The last lines that a model's engine wrote on SageMaker, or the command for Kubernetes.
 
     lines: Number of lines to print, from the end.
     """
-    where.check_remote()
+    cluster = where.cluster()
     check_at_least(1, lines=lines)
+    if where.to == "kubernetes":
+        _hand_over(kubernetes.command("logs", resource_name(name), cluster, lines=lines), yes)
     with _failures():
-        if where.to == "kubernetes":
-            typer.echo(kubernetes.logs(resource_name(name), where.cluster, lines), nl=False)
-            return
         for line in sagemaker.logs(resource_name(name), where.aws_region(), lines):
             typer.echo(line)
 
 
 @app.command()
 def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
-    """Stop a model and remove all that was made for it, with --to kubernetes or sagemaker."""
-    where.check_remote()
+    """Stop a model and remove all that was made for it, or print the command for Kubernetes."""
+    cluster = where.cluster()
+    if where.to == "kubernetes":
+        _hand_over(kubernetes.command("delete", resource_name(name), cluster), yes)
+    region = where.aws_region()
+    _ask(f"delete {name} from SageMaker in {region}", yes)
     with _failures():
-        if where.to == "kubernetes":
-            what = f"from namespace {where.namespace}, its weights and its key with it"
-            _ask(f"delete {name} {what}", yes)
-            typer.echo(kubernetes.delete(resource_name(name), where.cluster), nl=False)
+        sagemaker.delete(resource_name(name), region, _report)
+
+
+@app.command()
+def invoke(
+    name: NameArgument,
+    *,
+    where: Where,
+    prompt: str = "Name three colours.",
+    max_tokens: int = 256,
+    url: str = LOCAL_URL,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=["PEAGLE_API_KEY", "VLLM_API_KEY"], help="API key of the server."),
+    ] = None,
+) -> None:
+    """Ask a running model: prints its answer as it comes, tokens a second and acceptance.
+
+    prompt: Question to ask.
+    max_tokens: Maximum number of tokens of the answer.
+    url: Address of the server, not with --to sagemaker. A model on Kubernetes is there while the
+        command runs that a failure prints.
+    """
+    from peagle.deploy.invoke import Acceptance, ask, over_http, question
+
+    check_at_least(1, max_tokens=max_tokens)
+    body = question(name, prompt, max_tokens)
+    acceptance: object = "acceptance: see the endpoint's metrics in CloudWatch"
+    with _failures():
+        if where.to == "sagemaker":
+            parts = sagemaker.invoke(resource_name(name), where.aws_region(), body)
         else:
-            region = where.aws_region()
-            _ask(f"delete {name} from SageMaker in {region}", yes)
-            for deleted in sagemaker.delete(resource_name(name), region):
-                typer.echo(f"deleted {deleted}")
+            acceptance = Acceptance(url, api_key)
+            parts = over_http(url, api_key, body)
+        try:
+            speed = ask(parts, lambda text: typer.echo(text, nl=False))
+        except DeployFailed as error:
+            if where.to == "kubernetes" and url == LOCAL_URL:
+                line = kubernetes.command("forward", resource_name(name), where.cluster())
+                raise DeployFailed(f"{error}; does this run? {shlex.join(line)}") from error
+            raise
+    typer.echo()
+    typer.echo(f"{speed}; {acceptance}", err=True)
+
+
+def _with_engine(choices: Choices) -> Choices:
+    """The choices with this machine's engine."""
+    from peagle.cli.common import resolve_engine  # needs torch
+
+    return Choices(**{**asdict(choices), "engine": resolve_engine("auto", None, (), "auto")})
+
+
+def _line(plan: Plan, choices: Choices, port: int | None, flags: list[str]) -> list[str]:
+    """The command line on this machine. `peagle serve` reads the entry's flags for vLLM itself;
+    `flags` are further ones."""
+    options = {"head": plan.head, "k": choices.k, "max-batch": choices.load, "port": port}
+    given = flag_options({name: value for name, value in options.items() if value is not None})
+    line = ["peagle", "serve", plan.name, "--engine", plan.engine, *given]
+    return [*line, "--", *flags] if flags else line
 
 
 def _serve(line: list[str], catalog: Path | None, *, run: bool) -> None:
@@ -207,44 +255,29 @@ def _serve(line: list[str], catalog: Path | None, *, run: bool) -> None:
         os.execve(sys.executable, [sys.executable, "-m", *line], os.environ | env)
 
 
-def _start_kubernetes(spec: Spec, cluster: kubernetes.Cluster, dry_run: bool, yes: bool) -> None:
-    text = kubernetes.dry_run(spec, cluster)
+def _start_sagemaker(plan: Plan, account: Account, dry_run: bool, yes: bool) -> None:
     if dry_run:
-        typer.echo(text, nl=False)
+        typer.echo(sagemaker.template(plan, account), nl=False)
         return
-    _ask(f"start {spec.name} in namespace {cluster.namespace}", yes)
+    if account.region is None:
+        raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
+    instances = f"{account.replicas} × {plan.instance_type}"
+    _ask(f"start {plan.name} on {instances} in {account.region}, which costs money", yes)
     with _failures():
-        typer.echo(kubernetes.apply(spec, cluster), nl=False)
-    secret = f"kubectl -n {cluster.namespace} get secret {spec.resource}-api-key"
-    typer.echo(f"http://{spec.resource}.{cluster.namespace}.svc/v1 in the cluster; its key:")
-    typer.echo(f"{secret} -o go-template='{{{{index .data \"api-key\" | base64decode}}}}'")
+        sagemaker.apply(plan, account, _report)
+    typer.echo(f"endpoint {plan.resource} in {account.region} is in service")
 
 
-def _start_sagemaker(spec: Spec, account: Account, dry_run: bool, yes: bool) -> None:
-    text = sagemaker.dry_run(spec, account)
-    if dry_run:
-        typer.echo(text)
-        return
-    instances = f"{account.replicas} × {account.instance_type}"
-    _ask(f"start {spec.name} on {instances} in {account.region}, which costs money", yes)
-    with _failures():
-        endpoint = sagemaker.deploy(spec, account, lambda line: typer.echo(line, err=True))
-    typer.echo(f"endpoint {endpoint} in {account.region} is in service")
+def _hand_over(line: list[str], yes: bool) -> None:
+    """Print a command of helm or kubectl, or with `yes` run it, and end."""
+    if yes:
+        raise typer.Exit(kubernetes.run(line))
+    typer.echo(shlex.join(line))
+    raise typer.Exit
 
 
-def _account(where: Where, size: Size, dry_run: bool) -> Account:
-    """The account and hardware for SageMaker; a dry run has placeholders for missing options, which
-    are named on stderr."""
-    region = where.region if dry_run else where.aws_region()
-    fields = {"region": region or "", "role": size.role, "instance_type": size.instance_type}
-    missing = [name for name, value in fields.items() if not value]
-    if missing and dry_run:
-        named = [f"{PLACEHOLDERS[name]} ({flag(name)})" for name in missing]
-        typer.echo(f"placeholders, to be given when it starts: {', '.join(named)}", err=True)
-        fields |= {name: PLACEHOLDERS[name] for name in missing}
-    return Account(
-        **fields, image=size.image, replicas=size.replicas, max_replicas=size.max_replicas
-    )
+def _report(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _entry(name: str, catalog: Path | None) -> Entry:

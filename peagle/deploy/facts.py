@@ -27,6 +27,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuda:
+    """What a major version of CUDA wants: a driver, and SageMaker's AMI that has it."""
+
+    driver: int
+    ami: str
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """A container image with vLLM. None: not known; on this machine there is no image."""
 
@@ -53,7 +61,7 @@ class Facts:
     default_gpu: Mapping[str, str]  # by place
     cpu_instance: str
     images: tuple[Image, ...]
-    amis: Mapping[str, str]  # by major version of CUDA
+    cuda: Mapping[str, Cuda]  # by major version, the newest last
     registries: Mapping[str, str]  # account of AWS's images by region
     p_eagle: PEagle
     shutdown_timeout_since: str

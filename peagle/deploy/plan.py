@@ -24,11 +24,16 @@ from peagle.errors import InputError, InputWarning
 from peagle.vllm.flags import LOAD, V1_RUNNER, WHOLE_CACHES, gpus_for, k_for_load, load_flags
 
 BUILD = "build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
-MAX_LABEL_LENGTH = 40
+MAX_LABEL_LENGTH = 34  # the production-stack chart adds 22 characters, of 63 that a name has
 MAX_GPUS = 8
 KEY_VARIABLES = {"native": "PEAGLE_API_KEY", "vllm": "VLLM_API_KEY"}
 ENGINES = tuple(KEY_VARIABLES)
 PLACES = ("local", "kubernetes", "sagemaker")
+ELSEWHERE = {  # choices for other places
+    "local": ("gpu", "image", "instance_type"),
+    "kubernetes": ("instance_type",),
+    "sagemaker": (),
+}
 # The folder of a head from S3 in SageMaker's container: an additional model data source, "head".
 HEAD_FOLDER = "/opt/ml/additional-model-data-sources/head"
 
@@ -121,7 +126,8 @@ class Plan:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Arguments after the program, without host and port."""
+        """Arguments after the program, without host and port. Our images take them, in a shell's
+        words, as $PEAGLE_SERVE."""
         pinned = self.engine == "native" and self.revision
         model = f"{self.model}@{self.revision}" if pinned else self.model
         return (model, *flag_options(self.options))
@@ -129,6 +135,11 @@ class Plan:
 
 def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) -> Plan:
     """Decide a deployment of a catalog entry. Raises InputError for choices that do not start."""
+    for field in ELSEWHERE[place]:
+        if value := getattr(choices, field):
+            raise InputError(
+                f"does nothing on {place}", field=field, value=value, fix="leave it out"
+            )
     engine = _engine(name, entry, place, choices.engine)
     packaged = isinstance(entry.target, PackagedGGUF)
     head = choose(name, entry, Head(choices.head, choices.method), place=place, engine=engine)
@@ -266,10 +277,9 @@ def _ami(image: Image, gpu: Gpu | None) -> str | None:
     of unknown CUDA, and for GPUs that no older one drives."""
     if gpu is None or image.place != "sagemaker":
         return None
-    amis = facts().amis
-    newest = max(amis)
-    major = newest if gpu.blackwell or image.cuda is None else image.cuda.partition(".")[0]
-    return amis.get(major, amis[newest])
+    *_, newest = facts().cuda.values()
+    known = facts().cuda.get((image.cuda or "").partition(".")[0], newest)
+    return newest.ami if gpu.blackwell else known.ami
 
 
 def _check_version(plan: Plan, entry: Entry, head: Head, place: str) -> None:

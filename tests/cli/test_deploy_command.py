@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import pytest
 import typer
 import yaml
 from runner import invoke
+from typer.testing import CliRunner
 
 from peagle.cli import serve
+from peagle.cli.main import app
 from peagle.deploy import sagemaker
+from peagle.deploy.plan import Plan
+from peagle.deploy.sagemaker import Account
 
 ROLE = "arn:aws:iam::123456789012:role/peagle"
 THERE = ("--to", "sagemaker", "--region", "us-west-2")
@@ -43,7 +48,8 @@ def test_local_prints_the_line_of_serve() -> None:
     plain = served("smollm2-135m", "--dry-run")
     assert (plain["target"], plain["engine"], plain["port"]) == ("smollm2-135m", "native", 8000)
     given = served("openai/gpt-oss-20b", "--engine", "native", "--head", "me/my-head", "--k", 4,
-                   "--port", 0)  # fmt: skip
+                   "--port", 0, "--load", 3)  # fmt: skip
+    assert given["max_batch"] == 3
     assert (given["target"], given["head"]) == ("openai/gpt-oss-20b", "me/my-head")
     assert (given["k"], given["port"]) == (4, 0)
 
@@ -52,7 +58,7 @@ def test_local_with_vllm() -> None:
     """`peagle serve` knows the entry's flags; those of a profile follow --."""
     plain = served("gpt-oss-20b", "--engine", "vllm")
     assert plain["engine"] == "vllm" and not plain["vllm_flags"]
-    assert (plain["head"], plain["k"]) == ("amazon/GPT-OSS-20B-P-EAGLE", 7)
+    assert (plain["head"], plain["k"]) == ("amazon/GPT-OSS-20B-P-EAGLE", None)  # by its load
     profiled = served("gpt-oss-20b", "--engine", "vllm", "--profile", "benchmark", "--port", 1)
     assert list(profiled["vllm_flags"]) == ["--stream-interval", "20", "--no-enable-prefix-caching"]
     assert profiled["port"] == 1
@@ -102,66 +108,72 @@ def test_nothing_local_is_left_running(refused, verb: str) -> None:
     assert "Ctrl-C" in line
 
 
-def test_a_sagemaker_dry_run_prints_json_and_needs_no_boto3() -> None:
+def printed_template(*more: object, name: str = "gpt-oss-20b") -> dict[str, Any]:
+    """The template that a dry run prints."""
+    shown = invoke("deploy", name, "--to", "sagemaker", "--dry-run", *more).stdout
+    return dict(yaml.safe_load(shown)["Resources"])
+
+
+def test_a_sagemaker_dry_run_needs_no_boto3_and_no_account() -> None:
     code = "import sys; sys.modules['boto3'] = None; from peagle.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "deploy", "gpt-oss-20b", *AWS, "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    sent = json.loads(done.stdout)
-    operations = ["create_model", "create_endpoint_config", "create_endpoint"]
-    assert [each["operation"] for each in sent] == operations
-    assert done.stdout == invoke("deploy", "gpt-oss-20b", *AWS, "--dry-run").stdout
-    scaled = json.loads(
-        invoke("deploy", "gpt-oss-20b", *AWS, "--dry-run", "--max-replicas", 2).stdout
+    line = ["deploy", "gpt-oss-20b", "--to", "sagemaker", "--dry-run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *line], capture_output=True, text=True, check=True
     )
-    assert [each["operation"] for each in scaled[3:]] == [
-        "register_scalable_target", "put_scaling_policy"
-    ]  # fmt: skip
+    assert done.stdout == invoke(*line).stdout and done.stderr == ""
+    assert "ScalableTarget" not in printed_template()
+    assert "ScalableTarget" in printed_template("--max-replicas", 2)
 
 
 def test_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sagemaker, "deploy", lambda spec, account, say: spec.resource)
+    def apply(plan: Plan, account: Account, report: Callable[[str], None]) -> None:
+        assert (account.region, account.role, account.subnets) == ("us-west-2", ROLE, ("a", "b"))
+        assert plan.instance_type == "ml.p5.4xlarge"
+        report("made it")
+
+    monkeypatch.setattr(sagemaker, "apply", apply)
     monkeypatch.setattr(sagemaker, "status", lambda name, region: {"endpoint": name})
     monkeypatch.setattr(sagemaker, "logs", lambda name, region, lines: [f"{lines} of {name}"])
-    monkeypatch.setattr(sagemaker, "delete", lambda name, region: [f"endpoint {name}"])
+    monkeypatch.setattr(sagemaker, "delete", lambda name, region, report: report(f"no {name}"))
+    answer = b'data: {"choices": [{"delta": {"content": "Red."}}]}\n'
+    monkeypatch.setattr(sagemaker, "invoke", lambda name, region, body: [answer])
     where = ("gpt-oss-20b", *THERE)
-    assert "is in service" in invoke("deploy", "gpt-oss-20b", *AWS, "--yes").stdout
+    network = ("--subnets", "a", "--subnets", "b", "--security-groups", "c")
+    started = invoke("deploy", "gpt-oss-20b", *AWS, *network, "--yes")
+    assert "is in service" in started.stdout and started.stderr == "made it\n"
     assert json.loads(invoke("deploy", "status", *where).stdout)["endpoint"] == "peagle-gpt-oss-20b"
     assert invoke("deploy", "logs", *where, "--lines", 3).stdout == "3 of peagle-gpt-oss-20b\n"
-    deleted = invoke("deploy", "delete", *where, "--yes").stdout
-    assert deleted == "deleted endpoint peagle-gpt-oss-20b\n"
+    assert invoke("deploy", "delete", *where, "--yes").stderr == "no peagle-gpt-oss-20b\n"
+    asked = invoke("deploy", "invoke", *where)
+    assert asked.stdout == "Red.\n" and "tokens a second" in asked.stderr
 
 
-def test_a_dry_run_names_what_it_was_not_told() -> None:
-    shown = invoke("deploy", "gpt-oss-20b", "--to", "sagemaker", "--dry-run")
-    model, config, _ = json.loads(shown.stdout)
-    assert model["parameters"]["ExecutionRoleArn"] == "ROLE_ARN"
-    assert ".ecr.REGION.amazonaws.com" in model["parameters"]["PrimaryContainer"]["Image"]
-    [variant] = config["parameters"]["ProductionVariants"]
-    assert variant["InstanceType"] == "INSTANCE_TYPE"
-    assert shown.stderr == (
-        "placeholders, to be given when it starts: "
-        "REGION (--region), ROLE_ARN (--role), INSTANCE_TYPE (--instance-type)\n"
-    )
-    some = invoke("deploy", "gpt-oss-20b", *THERE, "--role", ROLE, "--dry-run")
-    assert some.stderr.endswith(": INSTANCE_TYPE (--instance-type)\n")
-    assert invoke("deploy", "gpt-oss-20b", *AWS, "--dry-run").stderr == ""
+def test_a_start_needs_a_region_and_a_yes(refused) -> None:
+    refused("deploy", "gpt-oss-20b", "--to", "sagemaker", "--yes", field="region")
+    assert "costs money" in refused("deploy", "gpt-oss-20b", *AWS)
 
 
-def test_a_start_needs_role_and_instance_type(refused) -> None:
-    refused("deploy", "gpt-oss-20b", *THERE, "--yes", field="role")
-    where = (*THERE, "--role", ROLE)
-    refused("deploy", "gpt-oss-20b", *where, "--yes", field="instance_type")
+def test_asking_a_model_that_does_not_answer(tmp_path: Path) -> None:
+    """One line, with the command that makes a model on Kubernetes reachable."""
+    nowhere = ("--url", "http://127.0.0.1:1")
+    for options, said in (
+        (("--to", "local", *nowhere), "no answer from http://127.0.0.1:1"),
+        (("--to", "kubernetes", *nowhere), "no answer from http://127.0.0.1:1"),
+    ):
+        asked = CliRunner().invoke(app, ["deploy", "invoke", "gpt-oss-20b", *options])
+        assert asked.exit_code == 1 and said in asked.stderr
+        assert len(asked.stderr.splitlines()) == 1
+
+
+def environment(*more: object, name: str = "gpt-oss-20b") -> dict[str, str]:
+    """The variables of the container in the template."""
+    container = printed_template(*more, name=name)["Model"]["Properties"]["PrimaryContainer"]
+    return dict(container["Environment"])
 
 
 def test_a_hub_id_is_deployed_as_its_entry() -> None:
-    by_name, by_hub_id = (
-        json.loads(invoke("deploy", name, *AWS, "--dry-run").stdout)[0]["parameters"]
-        for name in ("gpt-oss-20b", "openai/gpt-oss-20b")
-    )
-    assert by_hub_id["ModelName"].startswith("peagle-openai-gpt-oss-20b-")
-    theirs = by_hub_id["PrimaryContainer"]["Environment"]
+    ours, theirs = environment(), environment(name="openai/gpt-oss-20b")
     assert theirs.pop("SM_VLLM_SERVED_MODEL_NAME") == "openai/gpt-oss-20b"
-    ours = by_name["PrimaryContainer"]["Environment"]
     assert ours.pop("SM_VLLM_SERVED_MODEL_NAME") == "gpt-oss-20b"
     assert theirs == ours
 
@@ -187,31 +199,24 @@ def test_the_public_head_drafts_where_there_is_no_other() -> None:
 
 
 def test_a_profile_is_asked_for(refused) -> None:
-    plain, profiled = (
-        json.loads(invoke("deploy", "gpt-oss-20b", *AWS, "--dry-run", *more).stdout)
-        for more in ((), ("--profile", "benchmark"))
-    )
+    plain, profiled = environment(), environment("--profile", "benchmark")
     added = {"SM_VLLM_STREAM_INTERVAL": "20", "SM_VLLM_NO_ENABLE_PREFIX_CACHING": "true"}
-    plain_flags, flags = (
-        sent[0]["parameters"]["PrimaryContainer"]["Environment"] for sent in (plain, profiled)
-    )
-    assert flags == plain_flags | added and not set(added) & set(plain_flags)
+    assert profiled == plain | added and not set(added) & set(plain)
     local = (*LOCAL, "--dry-run", "--profile", "benchmark")
     assert "--engine" in refused("deploy", "gpt-oss-20b", *local, field="profile")
 
 
-def test_bad_heads(refused, tmp_path: Path) -> None:
-    for options, field in (
-        (("--k", 0), "k"),
-        (("--head", tmp_path), "head"),
-        (("--head", "head"), "head"),
-        (("--method", "medusa"), "method"),
+def test_bad_input(refused, tmp_path: Path) -> None:
+    for place, options, field in (
+        ("sagemaker", ("--k", 0), "k"),
+        ("sagemaker", ("--head", tmp_path), "head"),
+        ("kubernetes", ("--head", "s3://a/b"), "head"),
+        ("kubernetes", ("--method", "medusa"), "method"),
+        ("kubernetes", ("--gpu", "h1000"), "gpu"),
+        ("kubernetes", ("--instance-type", "ml.p5.4xlarge"), "instance_type"),
+        ("sagemaker", ("--instance-type", "ml.p5"), "instance_type"),
+        ("sagemaker", ("--image", "1.dkr.ecr.us-east-1.amazonaws.com/vllm:0.17.0"), "image"),
+        ("local", ("--gpu", "h100"), "gpu"),
     ):
-        refused("deploy", "gpt-oss-20b", *AWS, "--dry-run", *options, field=field)
-
-
-def test_bad_input(refused) -> None:
-    assert "costs money" in refused("deploy", "gpt-oss-20b", *AWS)
-    refused("deploy", "gpt-oss-20b", "--to", "sagemaker", field="region")
-    refused("deploy", "gpt-oss-20b", *THERE, "--role", "me", field="role")
-    refused("deploy", "smollm2-135m", *AWS, "--dry-run", field="image")
+        refused("deploy", "gpt-oss-20b", "--to", place, "--dry-run", *options, field=field)
+    refused("deploy", "smollm2-135m", "--to", "sagemaker", "--dry-run", field="image")

@@ -1,6 +1,8 @@
-"""`peagle deploy --to kubernetes`, without a cluster: kubectl is a stand-in, or missing."""
+"""`peagle deploy --to kubernetes` without a cluster: helm and kubectl are stand-ins, or missing."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,80 +11,94 @@ from runner import invoke
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
-from peagle.deploy import kubernetes
 
 TO = ("--to", "kubernetes")
+MANIFESTS = (*TO, "--as", "manifests")
+STAND_IN = """\
+#!{python}
+import json, sys
+given = "" if sys.stdin.isatty() or "-" not in sys.argv else sys.stdin.read()
+open({log!r}, "a").write(json.dumps([sys.argv, given]) + "\\n")
+print("done")
+sys.exit({code})
+"""
 
 
 @pytest.fixture
-def no_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_a_dry_run_prints_yaml_and_needs_nothing(no_kubectl: None) -> None:
-    shown = invoke("deploy", "gpt-oss-120b", *TO, "--dry-run", "--namespace", "models").stdout
+def install(folder: Path, program: str, code: int = 0) -> Path:
+    """A program that records its arguments and its input."""
+    log = folder / f"{program}.log"
+    (folder / program).write_text(STAND_IN.format(python=sys.executable, log=str(log), code=code))
+    (folder / program).chmod(0o755)
+    return log
+
+
+def test_a_dry_run_prints_yaml_and_needs_nothing(nothing_installed: None) -> None:
+    shown = invoke("deploy", "gpt-oss-120b", *MANIFESTS, "--dry-run", "--namespace", "llm").stdout
     kinds = [manifest["kind"] for manifest in yaml.safe_load_all(shown)]
-    assert "Deployment" in kinds and "Secret" not in kinds
-    assert (
-        shown == invoke("deploy", *TO, "gpt-oss-120b", "--dry-run", "--namespace", "models").stdout
-    )
-    assert shown == invoke("deploy", "start", "gpt-oss-120b", *TO, "--dry-run", "--namespace",
-                           "models").stdout  # fmt: skip
+    assert kinds == ["Deployment", "Service", "NetworkPolicy"]
+    again = ("deploy", "start", "gpt-oss-120b", *MANIFESTS, "--namespace", "llm")
+    assert shown == invoke(*again).stdout, "the same without --dry-run: --yes runs it"
+    stack = invoke("deploy", "gpt-oss-120b", *TO).stdout
+    assert "servingEngineSpec" in yaml.safe_load(stack)
+    kserve = invoke("deploy", "gpt-oss-120b", *TO, "--as", "kserve").stdout
+    assert yaml.safe_load(kserve)["kind"] == "LLMInferenceService"
+    ours = invoke("deploy", "smollm2-135m", *TO, "--image", "mine:1").stdout
+    assert "kind: Deployment" in ours, "the stack has vLLM only"
 
 
-def test_head_and_k_are_the_users(no_kubectl: None) -> None:
-    named = ("--head", "me/my-eagle3", "--method", "eagle3", "--k", 4)
-    shown = invoke("deploy", "openai/gpt-oss-20b", *TO, "--dry-run", *named)
-    [deployment] = [
-        manifest
-        for manifest in yaml.safe_load_all(shown.stdout)
-        if manifest["kind"] == "Deployment"
-    ]
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    command = container["command"]
-    config = command[command.index("--speculative-config") + 1]
-    assert json.loads(config) == {
-        "method": "eagle3", "model": "me/my-eagle3", "num_speculative_tokens": 4
-    }  # fmt: skip
+def test_head_and_k_are_the_users(nothing_installed: None) -> None:
+    named = ("--method", "eagle3", "--k", 4, "--load", 8, "--gpu", "h200")
+    shown = invoke("deploy", "openai/gpt-oss-20b", *MANIFESTS, *named).stdout
+    deployment, *_ = yaml.safe_load_all(shown)
+    pod = deployment["spec"]["template"]["spec"]
+    command = pod["containers"][0]["command"]
+    config = json.loads(command[command.index("--speculative-config") + 1])
+    assert (config["model"], config["num_speculative_tokens"]) == (
+        "RedHatAI/gpt-oss-20b-speculator.eagle3", 4
+    )  # fmt: skip
+    assert command[command.index("--max-num-seqs") + 1] == "8" and "affinity" in pod
 
 
-def test_without_kubectl(no_kubectl: None, refused) -> None:
-    line = refused("deploy", "gpt-oss-120b", *TO, "--yes")
-    assert line.startswith("peagle: kubectl is not on the PATH")
+def test_yes_hands_it_over(nothing_installed: None, tmp_path: Path) -> None:
+    helm, kubectl = install(tmp_path, "helm"), install(tmp_path, "kubectl")
+    invoke("deploy", "gpt-oss-20b", *TO, "--namespace", "llm", "--yes")
+    [[line, given]] = map(json.loads, helm.read_text().splitlines())
+    assert line[1:4] == ["upgrade", "--install", "peagle-gpt-oss-20b"]
+    assert line[-4:] == ["-n", "llm", "-f", "-"]
+    assert given == invoke("deploy", "gpt-oss-20b", *TO, "--namespace", "llm").stdout
+    invoke("deploy", "gpt-oss-20b", *MANIFESTS, "--yes")
+    for verb in ("status", "logs", "delete"):
+        invoke("deploy", verb, "gpt-oss-20b", *MANIFESTS, "--yes")
+    lines = [json.loads(line)[0] for line in kubectl.read_text().splitlines()]
+    assert lines[0][1:] == ["apply", "-f", "-"]
+    assert [line[3] for line in lines[1:]] == ["get", "logs", "delete"]
 
 
-def test_nothing_is_started_without_a_yes(no_kubectl: None, refused) -> None:
-    for command in (("deploy", "gpt-oss-120b"), ("deploy", "delete", "gpt-oss-120b")):
-        assert "give --yes" in refused(*command, *TO)
+def test_commands_are_printed(nothing_installed: None) -> None:
+    for verb, begin in (
+        ("status", "kubectl -n llm get deployment,pod"),
+        ("logs", "kubectl -n llm logs"),
+        ("delete", "helm uninstall peagle-gpt-oss-20b -n llm"),
+    ):
+        shown = invoke("deploy", verb, "gpt-oss-20b", *TO, "--namespace", "llm").stdout
+        assert shown.startswith(begin) and len(shlex.split(shown)) > 4
 
 
-def test_bad_input(no_kubectl: None, refused) -> None:
+def test_the_exit_code_is_theirs(nothing_installed: None, tmp_path: Path) -> None:
+    install(tmp_path, "helm", code=3)
+    result = CliRunner().invoke(app, ["deploy", "gpt-oss-20b", *TO, "--yes"])
+    assert result.exit_code == 3
+
+
+def test_bad_input(nothing_installed: None, refused) -> None:
     refused("deploy", "gpt-oss-120b", "--to", "moon", field="to")
+    refused("deploy", "gpt-oss-120b", *TO, "--as", "compose", field="form")
     assert "did you mean gpt-oss-120b" in refused("deploy", "gpt-os-120b", *TO)
     refused("deploy", "smollm2-135m", *TO, "--dry-run", field="image")
-
-
-def test_what_kubectl_says_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def answer(cluster: kubernetes.Cluster, *arguments: str, given: str | None = None) -> str:
-        calls.append(arguments[0])
-        return f"{cluster.namespace}: {arguments[0]}\n"
-
-    monkeypatch.setattr(kubernetes, "_kubectl", answer)
-    shown = invoke("deploy", "gpt-oss-120b", *TO, "--yes", "--namespace", "models").stdout
-    assert "models: apply" in shown and "http://peagle-gpt-oss-120b.models.svc/v1" in shown
-    for verb, asked in (("status", "get"), ("logs", "logs"), ("delete", "delete")):
-        yes = ["--yes"] if verb == "delete" else []
-        assert invoke("deploy", verb, "gpt-oss-120b", *TO, *yes).stdout == f"default: {asked}\n"
-    assert calls == ["get", "apply", "get", "logs", "delete"]
-
-
-def test_a_failure_is_a_line_and_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> str:
-        raise kubernetes.DeployFailed("kubectl get ended with code 1: no cluster")
-
-    monkeypatch.setattr(kubernetes, "_kubectl", fail)
-    result = CliRunner().invoke(app, ["deploy", "status", "gpt-oss-120b", *TO])
-    assert result.exit_code == 1
-    assert result.stderr == "peagle: kubectl get ended with code 1: no cluster\n"
+    line = refused("deploy", "gpt-oss-120b", *TO, "--yes")
+    assert line.startswith("peagle: helm is not on the PATH")

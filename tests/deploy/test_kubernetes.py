@@ -1,162 +1,242 @@
-"""Manifests against Kubernetes' published schemas; kubectl is a stand-in."""
+"""Forms of Kubernetes against the schemas of the chart, of KServe and of Kubernetes itself.
 
+PEAGLE_SCHEMAS is a folder with the first two: production-stack-values.schema.json
+(vllm-project/production-stack, helm/values.schema.json) and
+kserve-llminferenceservice-v1alpha2.schema.json (that version's schema of KServe's CRD).
+"""
+
+import json
+import os
+import shlex
+import warnings
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from kubernetes_validate import validate
 from refusals import refused
-from stand_ins import Kubectl, entry
+from stand_ins import entry
 
-from peagle.catalog import find_entry, load_catalog
-from peagle.deploy import kubernetes
-from peagle.deploy.kubernetes import Cluster
-from peagle.deploy.spec import DeployFailed, Spec, make_spec
+from peagle.catalog import Entry, find_entry, load_catalog
+from peagle.deploy.kubernetes import Cluster, command, rendered
+from peagle.deploy.plan import Choices, Plan, make_plan
+from peagle.errors import InputWarning
 
 VERSIONS = ("1.27", "1.32", "1.37")
+CHART = "production-stack-values.schema.json"
+KSERVE = "kserve-llminferenceservice-v1alpha2.schema.json"
+SERVED = [name for name, each in load_catalog().items() if isinstance(each.target, str)]
+ODD = {"A": "1", "B": "it's: {x} # y $(A)", "C": "two\nlines"}
+SPECULATIVE = "--speculative-config"
 
 
-def spec(name: str = "gpt-oss-20b") -> Spec:
-    return make_spec(name, find_entry(name), None, remote=True)
+def plan(name: str = "gpt-oss-20b", of: Entry | None = None, **choices: Any) -> Plan:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputWarning)
+        return make_plan(name, of or find_entry(name), "kubernetes", Choices(**choices))
 
 
-def applied(text: str) -> dict[str, Any]:
-    """Manifests by kind."""
-    return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(text)}
+def text(made: Plan, form: Any, *, pinned: bool = False, **cluster: Any) -> str:
+    return rendered(made, Cluster(form, **cluster), pinned=pinned)
 
 
-def container(manifests: dict[str, Any]) -> dict[str, Any]:
-    [only] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
-    assert isinstance(only, dict)
-    return only
+def read(made: Plan, form: Any, **cluster: Any) -> Any:
+    """Values of the chart, KServe's object, or manifests by kind."""
+    found = list(yaml.safe_load_all(text(made, form, **cluster)))
+    return found[0] if form != "manifests" else {each["kind"]: each for each in found}
+
+
+def schema(name: str) -> dict[str, Any]:
+    folder = os.environ.get("PEAGLE_SCHEMAS")
+    if not folder:
+        pytest.skip(f"PEAGLE_SCHEMAS is not set: it names a folder with {name}")
+    return dict(json.loads(Path(folder, name).read_text()))
+
+
+def unknown(value: Any, known: dict[str, Any], path: str = "") -> list[str]:
+    """Paths of keys that a schema does not list: the chart's lets every key pass."""
+    if isinstance(value, list):
+        items = known.get("items", {})
+        return [found for each in value for found in unknown(each, items, path)]
+    if not isinstance(value, dict) or "properties" not in known:
+        return []
+    found = []
+    for key, each in value.items():
+        if key in known["properties"]:
+            found += unknown(each, known["properties"][key], f"{path}.{key}")
+        else:
+            found.append(f"{path}.{key}")
+    return found
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_values_fit_the_chart(name: str) -> None:
+    known = schema(CHART)
+    for more in ({}, {"max_replicas": 4, "pinned": True}):
+        values = read(plan(name), "stack", **more)
+        jsonschema.validate(values, known)
+        # The chart's templates read `pdb`, its schema has forgotten it; two mappings are free.
+        free = ("modelSpec.pdb", "labels.", "containerSecurityContext.")
+        found = [path.removeprefix(".servingEngineSpec.") for path in unknown(values, known)]
+        assert not [path for path in found if not path.startswith(free)]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_object_fits_kserve(name: str) -> None:
+    known = schema(KSERVE)
+    made = read(plan(name), "kserve", pinned=True)
+    jsonschema.validate(made, known)
+    assert not unknown(made["spec"], known["properties"]["spec"])
 
 
 @pytest.mark.parametrize("name", load_catalog())
 def test_manifests_fit_the_published_schemas(name: str) -> None:
-    secret = yaml.safe_load(kubernetes.secret(spec(name), Cluster()))
-    others = kubernetes.dry_run(spec(name), Cluster(image="owner/image:1"))
-    for manifest in (secret, *yaml.safe_load_all(others)):
+    made = plan(name, image="owner/image:v0.32.0")
+    for manifest in read(made, "manifests", pinned=True).values():
         for version in VERSIONS:
             validate(manifest, version, strict=True)
 
 
-def test_keys_differ() -> None:
-    keys = {yaml.safe_load(kubernetes.secret(spec(), Cluster()))["stringData"]["api-key"]
-            for _ in range(2)}  # fmt: skip
-    assert len(keys) == 2 and min(map(len, keys)) > 40
+def test_a_misspelt_field_fails_the_tests_above() -> None:
+    policy = read(plan(), "manifests")["NetworkPolicy"]
+    policy["spec"]["policyType"] = policy["spec"].pop("policyTypes")
+    with pytest.raises(Exception, match="policyType"):
+        validate(policy, VERSIONS[0], strict=True)
+    assert unknown({"a": [{"x": 1}]}, {"properties": {"a": {"items": {"properties": {}}}}}) == [
+        ".a.x"
+    ]
 
 
-def test_the_schemas_are_strict() -> None:
-    """A misspelt field fails the validation of the test above."""
-    volume = applied(kubernetes.dry_run(spec(), Cluster()))["PersistentVolumeClaim"]
-    volume["spec"]["accessMode"] = volume["spec"].pop("accessModes")
-    with pytest.raises(Exception, match="accessMode"):
-        validate(volume, VERSIONS[0], strict=True)
+def served(made: Plan, form: Any) -> list[str]:
+    """vLLM's arguments after the model, as the form has them."""
+    found = read(made, form)
+    if form == "stack":
+        [model] = found["servingEngineSpec"]["modelSpec"]
+        return list(model["vllmConfig"]["extraArgs"])
+    if form == "kserve":
+        [container] = found["spec"]["template"]["containers"]
+        return shlex.split(container["env"][0]["value"])
+    [container] = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return list(container["command"][3:])
 
 
-def test_everything_is_tied_together() -> None:
-    found = applied(kubernetes.dry_run(spec(), Cluster("models")))
-    assert list(found) == [
-        "PersistentVolumeClaim", "Service", "Deployment", "HorizontalPodAutoscaler"
-    ]  # fmt: skip
-    assert {manifest["metadata"]["namespace"] for manifest in found.values()} == {"models"}
-    deployment = found["Deployment"]["spec"]
-    labels = deployment["template"]["metadata"]["labels"]
+@pytest.mark.parametrize("form", ["stack", "kserve", "manifests"])
+def test_a_form_says_all_of_a_plan(form: str) -> None:
+    odd = entry(vllm_env=ODD, vllm_flags={"chat-template": ODD["B"]}, gpu_memory=100)
+    made = plan("mine", odd, profile=None)
+    line = served(made, form)
+    for value in (ODD["B"], made.options["speculative-config"]):
+        assert value in line
+    everything = text(made, form)
+    assert "owner/model" in everything and "peagle-mine-api-key" in everything
+    for name, value in ODD.items():
+        assert {"name": name, "value": value} in _environment(read(made, form))
+    if form != "manifests":
+        assert "--tensor-parallel-size" not in line, "a field of the form's own"
+
+
+def _environment(found: Any) -> list[Any]:
+    """All lists under a key `env`."""
+    if isinstance(found, list):
+        return [each for value in found for each in _environment(value)]
+    if not isinstance(found, dict):
+        return []
+    inner = [each for value in found.values() for each in _environment(value)]
+    return [*found.get("env", []), *inner]
+
+
+def test_running_answers_are_finished() -> None:
+    """Within the grace period: preStop and vLLM's own timeout."""
+    pod = read(plan(), "manifests")["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    line = container["command"]
+    seconds = int(line[line.index("--shutdown-timeout") + 1])
+    sleep = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert seconds + sleep < pod["terminationGracePeriodSeconds"]
+    line = served(plan(), "stack")
+    assert int(line[line.index("--shutdown-timeout") + 1]) < 30, "Kubernetes' own grace period"
+    assert "--shutdown-timeout" not in served(plan(), "kserve"), "KServe sets it"
+    old = plan("qwen3-8b", image="mine:v0.17.2", method="eagle3")
+    assert "--shutdown-timeout" not in served(old, "manifests"), "vLLM has it since 0.18"
+
+
+def test_the_stack_caches_prefixes_unless_told_otherwise() -> None:
+    """Without the field the chart turns vLLM's default off."""
+    for profile, cached in ((None, True), ("benchmark", False)):
+        [model] = read(plan(profile=profile), "stack")["servingEngineSpec"]["modelSpec"]
+        assert model["vllmConfig"]["enablePrefixCaching"] is cached
+        assert "prefix" not in " ".join(model["vllmConfig"]["extraArgs"])
+
+
+def test_an_update_keeps_the_capacity() -> None:
+    values = read(plan(), "stack")["servingEngineSpec"]
+    manifests = read(plan(), "manifests")["Deployment"]["spec"]
+    for found in (values, manifests):
+        assert found["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_who_reaches_vllm() -> None:
+    """Its key guards /v1 only: the stack's router, else the namespace, and Prometheus."""
+    [policy] = read(plan(), "stack")["extraObjects"]
+    [rule] = policy["spec"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/instance": "peagle-gpt-oss-20b", "app.kubernetes.io/component": "router"
+    }  # fmt: skip
+    found = read(plan(), "manifests")
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert found["Service"]["spec"]["selector"] == labels
-    assert deployment["selector"]["matchLabels"] == labels
-    pod, name = deployment["template"]["spec"], found["Deployment"]["metadata"]["name"]
-    claim = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
-    assert claim == found["PersistentVolumeClaim"]["metadata"]["name"]
-    scaler = found["HorizontalPodAutoscaler"]["spec"]
-    assert scaler["scaleTargetRef"]["name"] == name
-    assert "replicas" not in deployment  # the autoscaler's
-    assert scaler["metrics"][0]["pods"]["metric"]["name"] == "vllm_num_requests_waiting"
 
 
-def test_the_container() -> None:
-    found = applied(kubernetes.dry_run(spec(), Cluster()))
-    pod, only = found["Deployment"]["spec"]["template"]["spec"], container(found)
-    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
-    assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not only["securityContext"]["allowPrivilegeEscalation"]
-    assert only["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert only[probe]["httpGet"] == {"path": "/health", "port": "http"}
-    environment = {each["name"]: each for each in only["env"]}
-    secret = environment["VLLM_API_KEY"]["valueFrom"]["secretKeyRef"]
-    assert secret == {"name": "peagle-gpt-oss-20b-api-key", "key": "api-key"}
-    assert environment["VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8"]["value"] == "1"
-    assert only["command"][:3] == ["vllm", "serve", "openai/gpt-oss-20b"]
+def test_nodes_with_the_named_gpu() -> None:
+    for form in ("stack", "kserve", "manifests"):
+        assert "nvidia.com/gpu.memory" not in text(plan(), form)
+        assert "nvidia.com/gpu.memory" in text(plan(gpu="h200"), form, pinned=True)
+    assert "driver 580" in text(plan(), "stack")
+    assert "driver 525" in text(plan(image="vllm/vllm-openai:v0.32.0-cu129"), "stack")
 
 
-def test_our_engine_on_a_cpu_needs_an_image() -> None:
-    with refused("image"):
-        kubernetes.dry_run(spec("smollm2-135m"), Cluster())
-    only = container(applied(kubernetes.dry_run(spec("smollm2-135m"), Cluster(image="mine:1"))))
-    assert only["image"] == "mine:1" and "nvidia.com/gpu" not in only["resources"]["limits"]
-    assert only["env"][0]["name"] == "PEAGLE_API_KEY"
+def test_our_engine() -> None:
+    ours = plan("smollm2-135m", image="mine:1")
+    pod = read(ours, "manifests")["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"] == "mine:1" and "limits" not in container["resources"]
+    assert container["env"][0]["name"] == "PEAGLE_API_KEY"
+    assert container["command"][:3] == ["peagle", "serve", "smollm2-135m"]
+    for form in ("stack", "kserve"):
+        with refused("form"):
+            text(ours, form)
 
 
-def test_values_are_quoted_for_yaml() -> None:
-    odd = {"A": "1", "B": "it's: {x} # y", "C": "two\nlines"}
-    mine = make_spec("mine", entry(vllm_env=odd), None, remote=True)
-    found = applied(kubernetes.dry_run(mine, Cluster("on", image="a: b")))
-    assert found["Service"]["metadata"]["namespace"] == "on"
-    assert container(found)["image"] == "a: b"
-    assert container(found)["command"] == mine.command("0.0.0.0", kubernetes.PORT)
-    environment = {each["name"]: each.get("value") for each in container(found)["env"]}
-    assert odd.items() <= environment.items()
-
-
-def test_one_replica_needs_no_shared_volume() -> None:
-    def modes(cluster: Cluster) -> list[str]:
-        claim = applied(kubernetes.dry_run(spec(), cluster))["PersistentVolumeClaim"]
-        return list(claim["spec"]["accessModes"])
-
-    assert modes(Cluster(max_replicas=1)) == ["ReadWriteOnce"]
-    assert modes(Cluster(max_replicas=2)) == ["ReadWriteMany"]
-
-
-def test_replicas_are_checked() -> None:
-    with refused("replicas"):
-        Cluster(replicas=3, max_replicas=2)
-
-
-def test_apply_makes_the_key_once_and_never_on_a_command_line(kubectl: Kubectl) -> None:
-    cluster = Cluster("models", context="test")
-    kubernetes.apply(spec(), cluster)
-    look, make, rest = kubectl.calls
-    common = ["--context", "test", "--namespace", "models"]
-    assert look[0][:6] == [*common, "get", "secret"]
-    assert make[0] == rest[0] == [*common, "apply", "-f", "-"]
-    key = yaml.safe_load(make[1])["stringData"]["api-key"]
-    assert key.startswith("sk-") and key not in str([call[0] for call in kubectl.calls])
-    assert "Secret" not in applied(rest[1])
-    kubectl.answer(get=(0, "secret/peagle-gpt-oss-20b-api-key\n", ""))
-    kubernetes.apply(spec(), cluster)
-    assert len(kubectl.calls) == 5  # the key that is there is kept
-
-
-def test_a_refusal_of_kubectl(kubectl: Kubectl) -> None:
-    kubectl.answer(apply=(1, "", "Error from server (Forbidden): no\nmore"))
-    with pytest.raises(
-        DeployFailed, match=r"kubectl apply ended with code 1: .*\(Forbidden\): no$"
+def test_replicas() -> None:
+    for field, form, given in (
+        ("replicas", "stack", {"replicas": 0}),
+        ("max_replicas", "stack", {"replicas": 3, "max_replicas": 2}),
+        ("max_replicas", "kserve", {"max_replicas": 2}),
     ):
-        kubernetes.apply(spec(), Cluster())
+        with refused(field):
+            Cluster(form, **given)  # type: ignore[arg-type]
+    [model] = read(plan(), "stack", replicas=2, max_replicas=3)["servingEngineSpec"]["modelSpec"]
+    assert model["keda"]["minReplicaCount"] == 2 and model["keda"]["maxReplicaCount"] == 3
 
 
-def test_nothing_there(kubectl: Kubectl) -> None:
-    kubectl.answer(delete=(0, "", "No resources found"))
-    for verb in (kubernetes.status, kubernetes.delete):
-        assert verb("peagle-mine", Cluster()) == "nothing called peagle-mine in namespace default\n"
+def test_names_fit_the_chart() -> None:
+    [model] = read(plan("x" * 80, entry()), "stack")["servingEngineSpec"]["modelSpec"]
+    service = f"{plan('x' * 80, entry()).resource}-{model['name']}-engine-service"
+    assert len(service) <= 63
 
 
-def test_delete_takes_what_carries_the_label_and_nothing_else(kubectl: Kubectl) -> None:
-    kubernetes.delete("peagle-mine", Cluster())
-    [(arguments, _)] = kubectl.calls
-    selector = "app.kubernetes.io/name=peagle,app.kubernetes.io/instance=peagle-mine"
-    assert arguments[-4:] == ["delete", "deployment,service,hpa,secret,pvc", "-l", selector]
-    mine = make_spec("mine", entry(), None, remote=True)
-    for manifest in applied(kubernetes.dry_run(mine, Cluster())).values():
-        labels = manifest["metadata"]["labels"]
-        assert {"app.kubernetes.io/instance": "peagle-mine"}.items() <= labels.items()
+def test_commands() -> None:
+    stack, manifests = Cluster("stack", "llm"), Cluster("manifests", "llm")
+    start = command("start", "peagle-a", stack, file="-")
+    assert start[:4] == ["helm", "upgrade", "--install", "peagle-a"]
+    assert start[-4:] == ["-n", "llm", "-f", "-"] and "vllm-stack" in start
+    assert command("delete", "peagle-a", stack) == ["helm", "uninstall", "peagle-a", "-n", "llm"]
+    logs = command("logs", "peagle-a", manifests, lines=7)
+    assert logs[-1] == "app.kubernetes.io/instance=peagle-a" and "--tail=7" in logs
+    deleted = command("delete", "peagle-a", manifests)[4].split(",")
+    assert {kind.title() for kind in deleted} == {
+        kind.title() for kind in read(plan(), "manifests")
+    }

@@ -253,7 +253,7 @@ def test_a_head_in_a_folder_goes_nowhere_else(tmp_path: Path) -> None:
 def test_resources_have_names_that_dns_takes() -> None:
     assert resource_name("Qwen3.5_Coder") == "peagle-qwen3-5-coder"
     assert resource_name("openai/gpt-oss-20b") == "peagle-openai-gpt-oss-20b"
-    assert len(resource_name("x" * 80)) == 47
+    assert len(resource_name("x" * 80)) == 41
     long = "owner/a-name-that-is-very-long-and-of-version-"
     assert resource_name(f"{long}1") != resource_name(f"{long}2")
     assert len({resource_name(name) for name in load_catalog()}) == len(load_catalog())

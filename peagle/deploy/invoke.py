@@ -1,0 +1,112 @@
+"""One question to a running deployment: its answer as it comes, its speed, its acceptance."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import httpx2 as httpx
+
+from peagle.bench.client import ROUNDS, STREAM_TIMEOUT, new_text
+from peagle.deploy.plan import DeployFailed
+from peagle.errors import first_line
+
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+def question(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
+    """The body of a request whose answer is streamed."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def ask(parts: Iterable[bytes], show: Callable[[str], None]) -> str:
+    """Show an answer as it comes; return its speed in words. Raises DeployFailed for an error in
+    its place."""
+    began = time.perf_counter()
+    first, tokens = None, 0
+    for event in _events(parts):
+        if error := event.get("error"):
+            why = error.get("message") if isinstance(error, dict) else error
+            raise DeployFailed(f"no answer ({why})")
+        text = "".join(map(new_text, event.get("choices") or ()))
+        if text and first is None:
+            first = time.perf_counter() - began
+        show(text)
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    seconds = time.perf_counter() - began
+    if first is None:
+        raise DeployFailed("no answer (the stream has no text)")
+    rate = f"{tokens / seconds:.1f} tokens a second"
+    return f"{tokens} tokens in {seconds:.1f} s, the first after {first:.1f} s: {rate}"
+
+
+def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes]:
+    """The parts of an answer of the server at `url`. Raises DeployFailed."""
+    address, headers = f"{url.removesuffix('/v1')}/v1/chat/completions", _headers(key)
+    try:
+        with httpx.stream(
+            "POST", address, json=body, headers=headers, timeout=STREAM_TIMEOUT
+        ) as response:
+            if not response.is_success:
+                said = " ".join(response.read().decode(errors="replace").split())[:300]
+                raise DeployFailed(f"HTTP {response.status_code}: {said}")
+            yield from response.iter_bytes()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DeployFailed(f"no answer from {url} ({first_line(error)})") from error
+
+
+class Acceptance:
+    """Acceptance length between two readings of a server's metrics."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url, self._key = url.removesuffix("/v1"), key
+        self._before = self._read()
+
+    def __str__(self) -> str:
+        after = self._read()
+        if self._before is None or after is None:
+            return "acceptance not known: the address has no metrics of drafting"
+        rounds, accepted = (new - old for new, old in zip(after, self._before, strict=True))
+        return f"acceptance length {1 + accepted / rounds:.2f}" if rounds else "nothing was drafted"
+
+    def _read(self) -> tuple[float, float] | None:
+        """Rounds and accepted tokens since the server began."""
+        try:
+            response = httpx.get(f"{self._url}/metrics", headers=_headers(self._key), timeout=30)
+            response.raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return None
+        found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", response.text, re.MULTILINE)
+                 for name in (ROUNDS, ACCEPTED)]  # fmt: skip
+        rounds, accepted = (sum(map(float, values)) for values in found)
+        return (rounds, accepted) if found[0] else None
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _events(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Server-sent events, which parts may cut anywhere; an answer that is none at all is one."""
+    rest = b""
+    for part in chain(parts, [b"\n"]):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if data and data != b"[DONE]" and not data.startswith((b":", b"event:")):
+                yield _read(data)
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise DeployFailed(f"no answer ({first_line(error)})") from error

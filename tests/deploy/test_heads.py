@@ -1,0 +1,181 @@
+"""The choice of a deployment's head, and heads elsewhere by their config.json."""
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import huggingface_hub
+import pytest
+from moto import mock_aws
+from refusals import refused
+from stand_ins import entry
+from tiny import make_drafter, make_target
+from transformers import LlamaConfig
+
+from peagle.catalog import CatalogHead, Entry, find_entry
+from peagle.deploy.heads import Head, choose
+from peagle.errors import InputWarning
+from peagle.heads.save import save_drafter
+
+PUBLIC = CatalogHead(k=3, hub="a/e", source="web")
+BOTH = entry(heads={"p-eagle": CatalogHead(k=5, hub="a/p"), "eagle3": PUBLIC})
+EAGLE3 = entry(heads={"eagle3": PUBLIC})
+MIXED = LlamaConfig(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+                    hidden_size=32, num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+
+
+def chosen(of: Entry, head: str | None = None, method: str | None = None,
+           place: str = "kubernetes", engine: str = "vllm") -> Head:  # fmt: skip
+    """Without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputWarning)
+        return choose("mine", of, Head(head, method), place=place, engine=engine)
+
+
+def test_the_catalogs_head() -> None:
+    parallel = Head("a/p", "p-eagle", 5, "0.16.0", v1=True)
+    assert chosen(BOTH) == parallel
+    assert chosen(BOTH, method="eagle3") == chosen(EAGLE3, "a/e") == Head("a/e", "eagle3", 3)
+    newer = CatalogHead(k=5, hub="a/p", min_vllm="0.18.0")
+    assert chosen(entry(heads={"p-eagle": newer})) == replace(parallel, min_vllm="0.18.0")
+
+
+def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
+    warning = r"mine has no p-eagle head: the public eagle3 head a/e drafts \(source: web\)"
+    with pytest.warns(InputWarning, match=warning):
+        choose("mine", EAGLE3, Head(), place="local", engine="native")
+    assert chosen(EAGLE3, method="eagle3").name == "a/e"  # as asked
+    unpublished = entry(heads={"eagle3": CatalogHead(k=3, hub="a/e")})
+    assert chosen(unpublished).name == "a/e"
+
+
+def test_no_head() -> None:
+    with pytest.warns(InputWarning, match="mine has no head: nothing will draft; name one with"):
+        assert choose("mine", entry(heads={}), Head(), place="local", engine="vllm") == Head()
+    for method in ("p-eagle", "medusa"):
+        with refused("method"):
+            chosen(EAGLE3, method=method)
+
+
+def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
+    found = chosen(entry(heads={}), "amazon/GPT-OSS-20B-P-EAGLE")
+    assert (found.method, found.k, found.min_vllm) == ("p-eagle", 7, "0.18.0")
+
+
+def test_a_folder_is_for_this_machine(tmp_path: Path) -> None:
+    assert chosen(entry(), str(tmp_path), place="local") == Head(str(tmp_path))
+    for head, place in ((str(tmp_path), "sagemaker"), ("runs/a/head", "local"),
+                        ("s3://a/b", "kubernetes")):  # fmt: skip
+        with refused("head"):
+            chosen(entry(), head, place=place)
+
+
+def test_the_demo_targets_heads() -> None:
+    """Its P-EAGLE head is found by the target's name, in an image too."""
+    demo = find_entry("smollm2-135m")
+    assert chosen(demo) == chosen(demo, place="local") == Head(method="p-eagle")
+    found = chosen(demo, method="eagle3", place="local")
+    assert str(found.name).endswith("smollm2-135m-eagle3")
+    with refused("head"):
+        chosen(demo, method="eagle3")
+
+
+def test_a_demo_head_that_is_not_installed(tmp_path: Path) -> None:
+    demo = find_entry("smollm2-135m")
+    head = replace(demo.heads["p-eagle"], folder=tmp_path / "gone")
+    gone = replace(demo, heads={**demo.heads, "p-eagle": head})
+    with pytest.warns(InputWarning, match="the p-eagle head of smollm2-135m is not here"):
+        choose("smollm2-135m", gone, Head(), place="local", engine="native")
+    assert chosen(gone) == Head(method="p-eagle")  # an image has it
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the head me/head, of which only the named files can be fetched."""
+    folder = tmp_path / "hub"
+
+    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str], local_dir: Path
+              ) -> str:  # fmt: skip
+        assert (hub_id, revision) == ("me/head", "v1")
+        for name in allow_patterns:
+            if (folder / name).is_file():
+                (local_dir / name).parent.mkdir(exist_ok=True)
+                shutil.copy(folder / name, local_dir / name)
+        return str(local_dir)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
+    return folder
+
+
+def save(folder: Path, form: Any = "vllm", method: str = "p-eagle") -> None:
+    save_drafter(make_drafter(make_target(), method), folder, form, dtype=None)
+
+
+def test_a_head_elsewhere_by_its_configuration(hub: Path) -> None:
+    save(hub)
+    assert chosen(entry(), "me/head@v1") == Head("me/head@v1", "p-eagle", 7, "0.16.0", v1=True)
+    with refused("head"):
+        chosen(entry(), "me/head@v1", "eagle3")
+    save(hub.with_name("s"), "speculators")
+    shutil.copy(hub.with_name("s") / "config.json", hub / "config.json")
+    assert chosen(entry(), "me/head@v1").min_vllm == "0.22.0", "speculators' dialect is newer"
+
+
+def test_vllm_keeps_whole_caches_where_it_would_split_the_heads(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(hub)
+    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: MIXED)
+    assert chosen(entry(), "me/head@v1").whole_caches
+
+
+def test_layer_ids_that_only_the_v1_runner_finds(hub: Path) -> None:
+    save(hub, method="eagle3")
+    assert not chosen(entry(), "me/head@v1").v1
+    raw = json.loads((hub / "config.json").read_text())
+    ids = "eagle_aux_hidden_state_layer_ids"
+    raw["eagle_config"][ids] = raw.pop(ids)
+    (hub / "config.json").write_text(json.dumps(raw))
+    assert chosen(entry(), "me/head@v1").v1
+
+
+def test_our_own_form_is_for_our_engine(hub: Path) -> None:
+    save(hub, "native")
+    with refused("head") as error:
+        chosen(entry(), "me/head@v1")
+    assert "peagle export" in str(error.value.fix)
+    assert chosen(entry(), "me/head@v1", engine="native").name == "me/head@v1"
+
+
+def test_a_head_that_cannot_be_read(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refused("head"):
+        chosen(entry(), "me/head@v1")  # without a config.json
+
+    def missing(*_: Any, **__: Any) -> str:
+        raise OSError("no such repository")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", missing)
+    with refused("head"):
+        chosen(entry(), "me/gone")
+
+
+@mock_aws
+def test_a_head_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "none")
+    client = boto3.client("s3", region_name="us-east-1")
+    client.create_bucket(Bucket="mine")
+    head = "s3://mine/heads/one/"
+    with refused("head"):
+        chosen(entry(), head, place="sagemaker")
+    save(tmp_path / "head")
+    config = tmp_path / "head" / "config.json"
+    client.upload_file(str(config), "mine", "heads/one/config.json")
+    found = chosen(entry(), head, place="sagemaker")
+    assert (found.name, found.method, found.k) == (head, "p-eagle", 7)
