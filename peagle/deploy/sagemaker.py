@@ -1,55 +1,50 @@
-"""SageMaker: a model, an endpoint configuration and an endpoint, served by AWS's container of vLLM
-or by an image of peagle (`container.py`). boto3 is imported when it is needed.
+"""SageMaker: an endpoint and all that it needs as one CloudFormation stack, through boto3.
 
-Models and configurations cannot be changed there, so their names end in a digest of their content:
-one that is found by its name is the one that is wanted. The endpoint keeps its name and is moved
-from one configuration to the next.
+The template, templates/sagemaker.yaml.j2, names no account and fits every region. CloudFormation
+creates, updates, rolls back and deletes; this module hands it the template and waits.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
+from peagle.deploy.cloudformation import Stack, client_of, failures
+from peagle.deploy.facts import facts
+from peagle.deploy.plan import HEAD_FOLDER, DeployFailed, Plan
 from peagle.deploy.render import render
-from peagle.deploy.spec import DeployFailed, Spec, image_for
 from peagle.errors import InputError, first_line
 
-# AWS's vLLM container, as its documentation names it; a few regions have another account.
-IMAGE = "763104351884.dkr.ecr.{region}.amazonaws.com/vllm:server-sagemaker-cuda-v1"
-SAGEMAKER = "sagemaker"
-SCALING, REGISTER = "application-autoscaling", "register_scalable_target"
-POLL_SECONDS = 30
-MAX_POLLS = 240  # a download of weights and a start, an hour each
-# Placeholders of a dry run for missing values, by the names of Account's fields.
-PLACEHOLDERS = {"region": "REGION", "role": "ROLE_ARN", "instance_type": "INSTANCE_TYPE"}
+LOG_SECONDS = 3 * 3600
+VOCABULARY = "o200k_base.tiktoken"  # GPT-OSS's, which vLLM else fetches from the internet
+SCALING = ("ScalableTarget", "ScalingPolicy")  # resources of the template
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Region, role, and instances of a deployment; checked, except placeholders."""
+    """Rights, network and size of a deployment."""
 
-    region: str
-    role: str  # the execution role's ARN
-    instance_type: str
-    image: str | None = None  # None: AWS's own
+    region: str | None = None  # None: enough for a template
+    role: str | None = None  # ARN of the execution role; None: the stack makes one
+    weights: str | None = None  # the target's folder on S3; None: it comes from the hub
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None  # ARN; for the instances' volumes and the weights
+    token_secret: str | None = None  # name of the secret that is the hub's token
     replicas: int = 1
     max_replicas: int | None = None  # None: always `replicas`
 
     def __post_init__(self) -> None:
-        is_arn = re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", self.role)
-        if not is_arn and self.role != PLACEHOLDERS["role"]:
-            why = "is no ARN of a role (arn:aws:iam::ACCOUNT:role/NAME)"
-            raise InputError(why, field="role", value=self.role)
-        is_type = self.instance_type.startswith("ml.")
-        if not is_type and self.instance_type != PLACEHOLDERS["instance_type"]:
-            why = "is no type of SageMaker's, which begin with 'ml.'"
-            raise InputError(why, field="instance_type", value=self.instance_type)
+        if self.weights is not None and not re.fullmatch("s3://[^/]+/.+", self.weights):
+            why, fix = "is no folder on S3", "give s3://BUCKET/FOLDER/"
+            raise InputError(why, field="weights", value=self.weights, fix=fix)
         if self.replicas < 1:
             raise InputError("must be at least 1", field="replicas", value=self.replicas)
         if self.max_replicas is not None and self.max_replicas < self.replicas:
@@ -57,284 +52,115 @@ class Account:
             raise InputError(why, field="max_replicas", value=self.max_replicas)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A call of an AWS service that makes something."""
-
-    service: str
-    operation: str
-    parameters: dict[str, Any]
-
-    @property
-    def kind(self) -> str:
-        """The kind of resource it makes, as in boto3's method names."""
-        return self.operation.removeprefix("create_").removeprefix("register_")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Its first parameters, which identify the resource when it is described or deleted."""
-        count = len(_variant("")) if self.operation == REGISTER else 1
-        return dict(list(self.parameters.items())[:count])
-
-    def __str__(self) -> str:
-        """The resource for messages: "model peagle-x-0123"."""
-        if self.operation == REGISTER:
-            return f"scaling of {self.parameters['ResourceId']}"
-        [name] = self.identity.values()
-        return f"{self.kind.replace('_', ' ')} {name}"
-
-
-def requests(spec: Spec, account: Account) -> list[Request]:
-    """All requests for a new endpoint, in order: model, configuration, endpoint, scaling.
-    Raises InputError for an engine without a published image."""
-    text = render(
+def template(plan: Plan, account: Account) -> str:
+    """The stack's template, in YAML. Raises InputError for an image or a head that SageMaker cannot
+    fetch."""
+    image, head = str(plan.image), plan.head or ""
+    aws_images = [each.name for each in facts().images if each.place == "sagemaker"]
+    registries = facts().registries if image in aws_images else {}
+    if registries and account.region not in (None, *registries):
+        why, fix = "AWS publishes no image of vLLM there", "choose another, or `image`"
+        raise InputError(why, field="region", value=account.region, fix=fix)
+    if not registries and ".dkr.ecr." not in image:
+        why, fix = "SageMaker takes images from ECR only", "push it there"
+        raise InputError(why, field="image", value=image, fix=fix)
+    # CloudFormation's models have one folder from S3 (no AdditionalModelDataSources in its schema
+    # of 2026-10-20), so a head on S3 is that folder or lies in the target's.
+    weights = account.weights and account.weights.rstrip("/") + "/"
+    if weights and head.startswith("s3://") and not head.startswith(weights):
+        why, fix = "SageMaker copies one folder, the target's", f"copy it to {weights}head/"
+        raise InputError(why, field="head", value=head, fix=fix)
+    return render(
         "sagemaker.yaml.j2",
-        spec=spec,
+        plan=plan,
         account=account,
-        image=image_for(spec, account.image, IMAGE.format(region=account.region)),
-        environment=_environment(spec),
-        variant=_variant(spec.resource),
+        registries=registries,
+        head_folder=HEAD_FOLDER,
+        shell=shlex.join,
     )
-    content = yaml.safe_load(text)
-    model = _with_name("ModelName", spec, content["model"])
-    [variant] = content["config"]["ProductionVariants"]
-    variant["ModelName"] = model["ModelName"]
-    config = _with_name("EndpointConfigName", spec, content["config"])
-    config_name = config["EndpointConfigName"]
-    endpoint = {"EndpointName": spec.resource, "EndpointConfigName": config_name}
-    return [
-        Request(SAGEMAKER, "create_model", model),
-        Request(SAGEMAKER, "create_endpoint_config", config),
-        Request(SAGEMAKER, "create_endpoint", endpoint),
-        *(Request(**each) for each in content["scaling"]),
-    ]
 
 
-def dry_run(spec: Spec, account: Account) -> str:
-    """The requests that would be sent, as JSON."""
-    return json.dumps([asdict(each) for each in requests(spec, account)], indent=1)
-
-
-def deploy(spec: Spec, account: Account, report: Callable[[str], None]) -> str:
-    """Make the missing resources, wait for the endpoint, and return its name.
-
-    After an interruption all resources stay, and the next call continues. If SageMaker fails or
-    refuses, the resources that this call made are deleted again; the error lists them.
-    """
-    model, config, endpoint, *scaling = requests(spec, account)
-    region, made = account.region, list[Request]()
+@failures()
+def apply(plan: Plan, account: Account, report: Report) -> None:
+    """Create the stack, or update it, and wait for the endpoint. A creation that fails leaves
+    nothing; an update that fails is rolled back."""
+    body = template(plan, account)
+    _check_weights(plan, account)
+    stack = Stack(client_of("cloudformation", account.region), plan.resource, report)
+    there = stack.identity()
+    if there is None or stack.rest(there) == "DELETE_COMPLETE":  # of a change that still ran
+        stack.change("create", body, OnFailure="DELETE")
+        return
+    former = yaml.safe_load(stack.client.get_template(StackName=stack.name)["TemplateBody"])
+    resources = former["Resources"]
+    [variant] = resources["EndpointConfig"]["Properties"]["ProductionVariants"]
+    moves = variant["InstanceType"] != plan.instance_type and SCALING[0] in resources
+    if moves:  # AWS refuses another type of instance while their number is scaled
+        fixed = {name: each for name, each in resources.items() if name not in SCALING}
+        stack.change("update", yaml.safe_dump({**former, "Resources": fixed}))
     try:
-        for wanted in (model, config):
-            if _describe(wanted, region) is None:
-                _send(wanted, region)
-                made.append(wanted)
-                report(f"made {wanted}")
-        if _bring_up(endpoint, region, report):
-            made.append(endpoint)
-        _wait(endpoint, region)
-        for each in scaling:
-            _send(each, region)
-            if endpoint in made and each.operation == REGISTER:
-                made.append(each)
-    except DeployFailed as error:
-        raise DeployFailed(f"{error}; {_delete_all(made, region)}") from error
-    return spec.resource
+        stack.change("update", body)
+    except DeployFailed:
+        if moves:
+            stack.change("update", yaml.safe_dump(former))
+        raise
 
 
-def status(endpoint: str, region: str) -> dict[str, Any]:
-    """The endpoint's state, and the reason of a failure."""
-    found = _describe(_making("endpoint", endpoint), region)
-    if found is None:
-        raise InputError(f"no endpoint {endpoint} in {region}")
+@failures()
+def status(resource: str, region: str) -> dict[str, Any]:
+    """The state of the endpoint, and the reason of a failure."""
+    found = client_of("sagemaker", region).describe_endpoint(EndpointName=resource)
     variants = found.get("ProductionVariants", [])
     return {
-        "endpoint": endpoint,
+        "endpoint": resource,
         "status": found["EndpointStatus"],
-        "config": found["EndpointConfigName"],
         "instances": sum(variant.get("CurrentInstanceCount", 0) for variant in variants),
         "failure": found.get("FailureReason"),
     }
 
 
-def logs(endpoint: str, region: str, lines: int) -> list[str]:
-    """The last lines its containers wrote to CloudWatch."""
-    group = {"logGroupName": f"/aws/sagemaker/Endpoints/{endpoint}"}
-    newest = {**group, "orderBy": "LastEventTime", "descending": True, "limit": 1}
-    streams = _call("logs", region, "describe_log_streams", newest)["logStreams"]
-    if not streams:
-        return []
-    asked = {**group, "logStreamName": streams[0]["logStreamName"], "limit": lines}
-    events = _call("logs", region, "get_log_events", asked)["events"]
-    return [event["message"] for event in events]
+@failures()
+def logs(resource: str, region: str, lines: int) -> list[str]:
+    """The last lines that the containers wrote to CloudWatch, of the last hours."""
+    pages = client_of("logs", region).get_paginator("filter_log_events")
+    since = int((time.time() - LOG_SECONDS) * 1000)
+    group = f"/aws/sagemaker/Endpoints/{resource}"
+    events = pages.paginate(logGroupName=group, startTime=since).build_full_result()["events"]
+    return [event["message"] for event in events[-lines:]]
 
 
-def delete(endpoint: str, region: str) -> list[str]:
-    """Delete the endpoint and every configuration and model made for it; returns their names."""
-    running = _making("endpoint", endpoint)
-    found = [running] if _describe(running, region) else []
-    for kind in ("endpoint_config", "model"):
-        found += _made_for(endpoint, kind, region)
-    variant = _variant(endpoint)
-    asked = {"ServiceNamespace": SAGEMAKER, "ResourceIds": [variant["ResourceId"]]}
-    if _call(SCALING, region, "describe_scalable_targets", asked)["ScalableTargets"]:
-        _delete(Request(SCALING, REGISTER, variant), region)
-    for each in found:
-        _delete(each, region)
-    return [str(each) for each in found]
+@failures()
+def delete(resource: str, region: str, report: Report) -> None:
+    """Delete the stack and wait: nothing of it is left but the log."""
+    stack = Stack(client_of("cloudformation", region), resource, report)
+    if stack.identity() is None:
+        raise InputError(f"no stack {resource} in {region}")
+    stack.change("delete")
 
 
-def _made_for(endpoint: str, kind: str, region: str) -> list[Request]:
-    """Models or configurations made for an endpoint. Those of another endpoint may begin alike,
-    but do not go on with a digest."""
-    paginator = _client(SAGEMAKER, region).get_paginator(f"list_{kind}s")
-    with _failures():
-        listed = paginator.paginate(NameContains=endpoint).build_full_result()
-    names = [item[f"{_camel(kind)}Name"] for item in listed[f"{_camel(kind)}s"]]
-    pattern = re.compile(re.escape(endpoint) + r"-[0-9a-f]{12}")
-    return [_making(kind, name) for name in names if pattern.fullmatch(name)]
+def invoke(resource: str, region: str, body: Mapping[str, Any]) -> Iterator[bytes]:
+    """The endpoint's answer to a request of OpenAI's API, part by part as it comes."""
+    with failures():
+        answer = client_of("sagemaker-runtime", region).invoke_endpoint_with_response_stream(
+            EndpointName=resource, ContentType="application/json", Body=json.dumps(body)
+        )
+        for event in answer["Body"]:
+            yield event["PayloadPart"]["Bytes"]
 
 
-def _making(kind: str, name: str) -> Request:
-    """The request that makes a model, configuration or endpoint, as far as its name."""
-    return Request(SAGEMAKER, f"create_{kind}", {f"{_camel(kind)}Name": name})
-
-
-def _camel(kind: str) -> str:
-    return "".join(word.capitalize() for word in kind.split("_"))
-
-
-def _environment(spec: Spec) -> dict[str, str]:
-    """The container's variables. AWS's makes --a-b VALUE of SM_VLLM_A_B, and a bare --a-b of the
-    value true; so does ours, for the options that the native engine has."""
-    options = {"model": spec.model, "served-model-name": spec.name}
-    engine = {}
-    if spec.engine == "native":
-        engine["PEAGLE_ENGINE"] = "native"
-        head = {"model": spec.drafting.head, "num_speculative_tokens": spec.drafting.k}
-        drafting = {name: value for name, value in head.items() if value is not None}
-        if drafting:
-            options["speculative-config"] = json.dumps(drafting)
-    for flag, value in spec.vllm_options().items():
-        name = f"no-{flag}" if value is False else flag
-        options[name] = "true" if isinstance(value, bool) else str(value)
-    named = {"SM_VLLM_" + name.upper().replace("-", "_"): text for name, text in options.items()}
-    return {**named, **engine, **spec.env}
-
-
-def _variant(endpoint: str) -> dict[str, str]:
-    """The scalable target: the endpoint's number of instances."""
-    return {
-        "ServiceNamespace": SAGEMAKER,
-        "ResourceId": f"endpoint/{endpoint}/variant/all",
-        "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
-    }
-
-
-def _with_name(key: str, spec: Spec, content: dict[str, Any]) -> dict[str, Any]:
-    """Parameters after a name that ends in their digest."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return {key: f"{spec.resource}-{digest[:12]}", **content}
-
-
-def _bring_up(endpoint: Request, region: str, report: Callable[[str], None]) -> bool:
-    """Make the endpoint, or move the one that is there; True when it was made here."""
-    found = _describe(endpoint, region)
-    if found and found["EndpointStatus"] == "Failed":
-        report(f"deleting {endpoint}, which failed: {found.get('FailureReason')}")
-        _delete(endpoint, region)
-        _wait_until("endpoint_deleted", endpoint, region)
-        found = None
-    if found is None:
-        _send(endpoint, region)
-        report(f"made {endpoint}; it takes minutes to start")
-        return True
-    if found["EndpointConfigName"] != endpoint.parameters["EndpointConfigName"]:
-        _wait(endpoint, region)  # one that is being changed cannot be changed
-        _call(SAGEMAKER, region, "update_endpoint", endpoint.parameters)
-        report(f"moving {endpoint} to what is asked for now")
-    else:
-        report(f"{endpoint} is there: {found['EndpointStatus']}")
-    return False
-
-
-def _wait_until(state: str, endpoint: Request, region: str) -> None:
-    polls = {"Delay": POLL_SECONDS, "MaxAttempts": MAX_POLLS}
-    with _failures():
-        waiter = _client(SAGEMAKER, region).get_waiter(state)
-        waiter.wait(**endpoint.identity, WaiterConfig=polls)
-
-
-def _wait(endpoint: Request, region: str) -> None:
-    try:
-        _wait_until("endpoint_in_service", endpoint, region)
-    except DeployFailed as error:
-        found = _describe(endpoint, region) or {}
-        why = found.get("FailureReason") or error
-        raise DeployFailed(f"{endpoint} did not come into service: {why}") from error
-
-
-def _delete_all(made: list[Request], region: str) -> str:
-    """Delete what was made, newest first; return what was deleted and what could not be."""
-    deleted, left = list[str](), list[str]()
-    for each in reversed(made):
+def _check_weights(plan: Plan, account: Account) -> None:
+    """Look for the target's files on S3: without them SageMaker fails an hour later."""
+    if account.weights is None:
+        return
+    bucket, _, folder = account.weights.removeprefix("s3://").rstrip("/").partition("/")
+    needed = ["config.json"]
+    if "gpt-oss" in plan.model.lower():
+        needed.append(VOCABULARY)
+    client = client_of("s3", account.region)
+    for name in needed:
         try:
-            _delete(each, region)
-            deleted.append(str(each))
-        except DeployFailed as error:
-            left.append(f"{each} ({error})")
-    parts = list[str]()
-    if deleted:
-        parts.append(f"deleted {', '.join(deleted)}")
-    if left:
-        parts.append(f"NOT deleted: {', '.join(left)}")
-    return "; ".join(parts) or "nothing had been made"
-
-
-def _describe(made: Request, region: str) -> dict[str, Any] | None:
-    """The resource's description, or None."""
-    try:
-        return _call(made.service, region, f"describe_{made.kind}", made.identity)
-    except DeployFailed as error:
-        if "Could not find" in str(error):  # its code is that of any bad request
-            return None
-        raise
-
-
-def _delete(made: Request, region: str) -> None:
-    verb = "deregister" if made.operation == REGISTER else "delete"
-    _call(made.service, region, f"{verb}_{made.kind}", made.identity)
-
-
-def _send(request: Request, region: str) -> None:
-    _call(request.service, region, request.operation, request.parameters)
-
-
-def _call(service: str, region: str, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    client = _client(service, region)
-    with _failures():
-        return dict(getattr(client, operation)(**parameters) or {})
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Raise DeployFailed where AWS refuses, fails or cannot be reached. It names the permission
-    that is missing, where one is."""
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
-
-    try:
-        yield
-    except (BotoCoreError, ClientError) as error:
-        message = first_line(error)
-        missing = re.search(r"not authorized to perform: (\S+)", message)
-        if missing:
-            message = f"the permission {missing[1]} is missing ({message})"
-        raise DeployFailed(message) from error
-
-
-def _client(service: str, region: str) -> Any:
-    try:
-        import boto3  # noqa: PLC0415
-    except ImportError as error:
-        fix = "pip install 'peagle[deploy]'"
-        raise InputError("SageMaker needs boto3", fix=fix) from error
-    return boto3.client(service, region_name=region)
+            client.head_object(Bucket=bucket, Key=f"{folder}/{name}")
+        except client.exceptions.ClientError as error:
+            why = f"its {name} cannot be read ({first_line(error)})"
+            fix = "copy it there, or allow s3:GetObject"
+            raise InputError(why, field="weights", value=account.weights, fix=fix) from error

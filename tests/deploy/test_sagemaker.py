@@ -1,339 +1,302 @@
-"""SageMaker by moto; refusals of AWS and features that moto lacks are patched in."""
+"""The stack's template: read by cfn-lint, by botocore's models and by the containers."""
 
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator
+import re
+from dataclasses import replace
 from typing import Any
 
 import boto3
-import httpx2
 import pytest
-from botocore.exceptions import ClientError, WaiterError
+import yaml
+from aws_container import flags
 from botocore.session import Session
-from botocore.validate import ParamValidator
-from moto.server import ThreadedMotoServer
+from cfnlint.api import lint
+from cfnlint.config import ManualArgs
+from moto import mock_aws
 from refusals import refused
-from stand_ins import entry
 
-from peagle.catalog import find_entry
-from peagle.deploy import sagemaker
+from peagle.catalog import PackagedGGUF, find_entry, load_catalog
 from peagle.deploy.container import command
-from peagle.deploy.drafting import Drafting
-from peagle.deploy.sagemaker import Account
-from peagle.deploy.spec import DeployFailed, Spec, make_spec, with_profile
+from peagle.deploy.facts import facts
+from peagle.deploy.plan import Choices, Plan, make_plan
+from peagle.deploy.sagemaker import Account, template
 
-REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/peagle"
-ENDPOINT = "peagle-mine"
+REGION = "us-west-2"
+ROLE = "arn:aws:iam::123456789012:role/mine"
+KEY = "arn:aws:kms:us-west-2:123456789012:key/mine"
+OURS = "123456789012.dkr.ecr.us-west-2.amazonaws.com/peagle:cpu"
+TARGET = "s3://weights/qwen/"
+FULL = {
+    "weights": TARGET,
+    "subnets": ("subnet-0123456789abcdef0", "subnet-0123456789abcdef1"),
+    "security_groups": ("sg-0123456789abcdef0",),
+    "kms_key": KEY,
+    "token_secret": "hub-token",
+    "replicas": 2,
+    "max_replicas": 4,
+}
+REGIONS = ["us-west-2", "us-east-1", "eu-central-1"]
 
-
-@pytest.fixture(scope="session")
-def moto() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-class Client:
-    """A client of moto that notes what it is asked, and answers some of it otherwise."""
-
-    def __init__(
-        self, inner: Any, asked: list[str], instead: dict[str, Callable[..., Any]]
-    ) -> None:
-        self._inner, self._asked, self._instead = inner, asked, instead
-
-    def __getattr__(self, name: str) -> Any:
-        self._asked.append(name)
-        return self._instead.get(name) or getattr(self._inner, name)
+pytestmark = pytest.mark.filterwarnings("ignore::peagle.errors.InputWarning")
 
 
-class Stage:
-    """An account at moto's: what was asked of it, and what is answered otherwise."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.instead: dict[str, Callable[..., Any]] = {}
-        self.client = boto3.client("sagemaker", region_name=REGION)
-
-    def client_for(self, service: str, region: str) -> Client:
-        return Client(boto3.client(service, region_name=region), self.asked, self.instead)
-
-    def there(self) -> dict[str, list[str]]:
-        return {
-            "models": [each["ModelName"] for each in self.client.list_models()["Models"]],
-            "configs": [
-                each["EndpointConfigName"]
-                for each in self.client.list_endpoint_configs()["EndpointConfigs"]
-            ],
-            "endpoints": [
-                each["EndpointName"] for each in self.client.list_endpoints()["Endpoints"]
-            ],
-        }
-
-    def changes(self) -> list[str]:
-        """Requests since the last call of this function, except reads."""
-        found = [name for name in self.asked if name.startswith(("create", "update", "delete"))]
-        self.asked.clear()
-        return found
+def plan(name: str = "gpt-oss-20b", **choices: Any) -> Plan:
+    entry = find_entry(name)
+    if isinstance(entry.target, PackagedGGUF):
+        choices = {"image": OURS, **choices}
+    return make_plan(name, entry, "sagemaker", Choices(**choices))
 
 
-@pytest.fixture
-def aws(moto: str, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    for name, value in {
-        "AWS_ENDPOINT_URL": moto,
-        "AWS_ACCESS_KEY_ID": "none",
-        "AWS_SECRET_ACCESS_KEY": "none",
-        "AWS_CONFIG_FILE": "/dev/null",
-        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    httpx2.post(f"{moto}/moto-api/reset", timeout=10).raise_for_status()
-    account = Stage()
-    monkeypatch.setattr(sagemaker, "_client", account.client_for)
-    return account
+def resources(plan: Plan, **account: Any) -> dict[str, Any]:
+    """Properties of the stack's resources by their names."""
+    content = yaml.safe_load(template(plan, Account(**account)))
+    return {name: each["Properties"] for name, each in content["Resources"].items()}
 
 
-def spec(name: str = "mine", **other: Any) -> Spec:
-    return make_spec(name, entry(**other), None, remote=True)
+def variant(found: dict[str, Any]) -> dict[str, Any]:
+    [only] = found["EndpointConfig"]["ProductionVariants"]
+    return dict(only)
 
 
-def account(**other: Any) -> Account:
-    # The newest instances that moto knows.
-    return Account(**{"region": REGION, "role": ROLE, "instance_type": "ml.g4dn.12xlarge", **other})
+def environment(plan: Plan, **account: Any) -> dict[str, str]:
+    container = resources(plan, **account)["Model"]["PrimaryContainer"]
+    return dict(container["Environment"])
 
 
-def refusing(operation: str, code: str, message: str) -> Callable[..., Any]:
-    def refuse(**_: Any) -> None:
-        raise ClientError({"Error": {"Code": code, "Message": message}}, operation)
-
-    return refuse
+def statements(plan: Plan, **account: Any) -> list[dict[str, Any]]:
+    [policy] = resources(plan, **account)["Role"]["Policies"]
+    return list(policy["PolicyDocument"]["Statement"])
 
 
-def deploy(spec: Spec, where: Account | None = None) -> list[str]:
-    log: list[str] = []
-    assert sagemaker.deploy(spec, where or account(), log.append) == spec.resource
-    return log
+def faults(text: str) -> list[str]:
+    found = lint(text, config=ManualArgs(regions=REGIONS))
+    return [f"{each.rule.id} {each.message}" for each in found]
 
 
-def test_requests_fit_the_published_service_models() -> None:
-    """botocore carries them: every name, type and length, and the values where those are listed."""
-    big = make_spec("gpt-oss-120b", find_entry("gpt-oss-120b"), None, remote=True)
-    wanted = sagemaker.requests(big, account(instance_type="ml.p5.4xlarge", max_replicas=3))
-    assert len(wanted) == 5
-    for each in wanted:
-        service = Session().get_service_model(each.service)
-        operation = "".join(word.capitalize() for word in each.operation.split("_"))
-        shape = service.operation_model(operation).input_shape
-        report = ParamValidator().validate(each.parameters, shape)
-        assert not report.has_errors(), report.generate_report()
+@pytest.mark.parametrize("name", load_catalog())
+def test_cfn_lint_accepts_every_entry(name: str) -> None:
+    for account in ({}, {"region": REGION, "role": ROLE}, FULL):
+        text = template(plan(name), Account(**account))
+        assert faults(text) == []
+        assert len(text) < 51_200  # CloudFormation's limit
+
+
+def test_cfn_lint_knows_one_folder_of_a_model() -> None:
+    """The reason why a head on S3 lies in the target's folder: once this fails, it need not."""
+    text = template(plan(), Account(weights=TARGET))
+    line = re.search(r"( +)ModelDataSource:\n", text)
+    assert line is not None
+    more = f"{line[1]}AdditionalModelDataSources: []\n"
+    [fault] = faults(text.replace(line[0], more + line[0]))
+    assert fault.startswith("E3002") and "AdditionalModelDataSources" in fault
+
+
+@pytest.mark.parametrize("name", load_catalog())
+def test_the_container_reads_the_options_of_the_plan(name: str) -> None:
+    """By AWS's rules, from variables that SageMaker takes: of 1,024 bytes at most."""
+    wanted, sent = plan(name), environment(plan(name))
+    assert all(len(text) <= 1024 for text in sent.values())
+    assert wanted.env.items() <= sent.items()
+    if wanted.engine == "native":
+        assert command(sent)[-len(wanted.argv) :] == [*wanted.argv]
+        return
+    read = flags(sent)
+    assert read.pop("model") == [wanted.model]
+    for option, value in wanted.options.items():
+        written = [] if isinstance(value, bool) else [str(value)]
+        assert read.pop(f"no-{option}" if value is False else option) == written
+    assert not read
+
+
+@pytest.mark.parametrize("name", load_catalog())
+def test_instances_and_drivers_are_known_to_aws(name: str) -> None:
+    """boto3 has the names; the drivers are those of the image's CUDA."""
     shapes = Session().get_service_model("sagemaker")
-    [variant] = wanted[1].parameters["ProductionVariants"]
-    known = shapes.shape_for("ProductionVariantInferenceAmiVersion").enum
-    assert variant["InferenceAmiVersion"] in known
+    wanted = plan(name)
+    found = variant(resources(wanted))
+    kinds = shapes.shape_for("ProductionVariantInstanceType").enum
+    assert found["InstanceType"] == wanted.instance_type in kinds
+    if wanted.gpus:
+        amis = shapes.shape_for("ProductionVariantInferenceAmiVersion").enum
+        assert found["InferenceAmiVersion"] in amis
+        assert found["InferenceAmiVersion"] == facts().amis[str(wanted.cuda).partition(".")[0]]
+    else:
+        assert "InferenceAmiVersion" not in found
 
 
-def test_the_environment_of_the_container() -> None:
-    profiled = with_profile("gpt-oss-120b", find_entry("gpt-oss-120b"), "benchmark")
-    big = make_spec("gpt-oss-120b", profiled, None, remote=True)
-    model = json.loads(sagemaker.dry_run(big, account()))[0]["parameters"]["PrimaryContainer"]
-    assert model["Image"].startswith("763104351884.dkr.ecr.us-west-2.amazonaws.com/vllm:")
-    environment = model["Environment"]
-    assert environment["SM_VLLM_MODEL"] == "openai/gpt-oss-120b"
-    assert json.loads(environment["SM_VLLM_SPECULATIVE_CONFIG"]) == big.speculative
-    assert environment["SM_VLLM_NO_ENABLE_PREFIX_CACHING"] == "true"  # false would say nothing
-    assert environment["SM_VLLM_MAX_MODEL_LEN"] == "32768"
-    assert environment["VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8"] == "1"
+def test_images_of_every_region() -> None:
+    """Each has its account and, by AWS::URLSuffix, its domain."""
+    content = yaml.safe_load(template(plan(), Account()))
+    accounts = content["Mappings"]["Registries"]
+    assert accounts["us-west-2"] == {"Account": "763104351884"}
+    assert accounts["af-south-1"] == {"Account": "626614931356"}
+    assert accounts["cn-north-1"] == {"Account": "727897471807"}
+    image = content["Resources"]["Model"]["Properties"]["PrimaryContainer"]["Image"]["Fn::Sub"]
+    assert image[0] == "${Account}.dkr.ecr.${AWS::Region}.${AWS::URLSuffix}/" + str(plan().image)
+    [registry] = image[1].values()
+    assert registry["Fn::FindInMap"] == ["Registries", {"Ref": "AWS::Region"}, "Account"]
+    arns = re.findall(r"\barn:\S+", json.dumps(content["Resources"]))
+    assert arns and all(arn.startswith("arn:${AWS::Partition}:") for arn in arns)
 
 
-def test_a_deployment_and_its_end(aws: Stage) -> None:
-    log = deploy(spec(), account(max_replicas=2))
-    assert aws.changes() == ["create_model", "create_endpoint_config", "create_endpoint"]
-    assert log[-1] == "made endpoint peagle-mine; it takes minutes to start"
-    state = sagemaker.status(ENDPOINT, REGION)
-    assert (state["status"], state["instances"], state["failure"]) == ("InService", 1, None)
-    scaling = boto3.client("application-autoscaling", region_name=REGION)
-    [target] = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-    assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 2)
-    other = deploy(spec("mine-2"))
-    assert len(other) == 3
-    deleted = sagemaker.delete(ENDPOINT, REGION)
-    assert [name.rpartition(" ")[0] for name in deleted] == ["endpoint", "endpoint config", "model"]
-    for names in aws.there().values():  # the other one's, whose names begin alike
-        assert len(names) == 1 and names[0].startswith("peagle-mine-2")
-    assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-    with refused():
-        sagemaker.status(ENDPOINT, REGION)
-
-
-def test_again_changes_nothing(aws: Stage) -> None:
-    deploy(spec())
-    aws.changes()
-    assert deploy(spec()) == ["endpoint peagle-mine is there: InService"]
-    assert aws.changes() == []
-
-
-def test_an_interrupted_deployment_goes_on(aws: Stage) -> None:
-    def interrupt(**_: Any) -> None:
-        raise KeyboardInterrupt
-
-    aws.instead["create_endpoint"] = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        deploy(spec())
-    aws.instead.clear()
-    aws.changes()
-    deploy(spec())
-    assert aws.changes() == ["create_endpoint"]
-
-
-def test_what_was_made_is_deleted_on_a_failure(aws: Stage) -> None:
-    message = "The account-level service limit is 0 Instances"
-    aws.instead["create_endpoint"] = refusing("CreateEndpoint", "ResourceLimitExceeded", message)
-    with pytest.raises(
-        DeployFailed, match=f"{message}; deleted endpoint config .*, model "
-    ) as gone:
-        deploy(spec())
-    assert "\n" not in str(gone.value)
-    assert aws.there() == {"models": [], "configs": [], "endpoints": []}
-
-
-def test_scaling_that_is_refused_takes_all_with_it(aws: Stage) -> None:
-    why = "me is not authorized to perform: application-autoscaling:PutScalingPolicy on x"
-    aws.instead["put_scaling_policy"] = refusing("PutScalingPolicy", "AccessDeniedException", why)
-    gone = "deleted scaling of endpoint/peagle-mine/variant/all, endpoint peagle-mine, "
-    with pytest.raises(DeployFailed, match=f"application-autoscaling:PutScalingPolicy.*{gone}"):
-        deploy(spec(), account(max_replicas=2))
-    assert aws.there() == {"models": [], "configs": [], "endpoints": []}
-    scaling = boto3.client("application-autoscaling", region_name=REGION)
-    assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-
-
-def test_what_was_there_before_stays_on_a_failure(aws: Stage) -> None:
-    deploy(spec())
-    before = aws.there()
-    aws.instead["create_endpoint_config"] = refusing("CreateEndpointConfig", "Throttling", "slow")
-    with pytest.raises(DeployFailed, match="slow.*; nothing had been made"):
-        deploy(spec(), account(replicas=2))  # of the same model, in another configuration
-    assert aws.there() == before
-
-
-def test_a_missing_permission_is_named(aws: Stage) -> None:
-    why = "User: me is not authorized to perform: sagemaker:CreateModel on resource: x"
-    aws.instead["create_model"] = refusing("CreateModel", "AccessDeniedException", why)
-    with pytest.raises(DeployFailed, match="the permission sagemaker:CreateModel is missing"):
-        deploy(spec())
-
-
-def test_what_cannot_be_deleted_is_said(aws: Stage) -> None:
-    aws.instead["create_endpoint"] = refusing("CreateEndpoint", "Throttling", "slow")
-    aws.instead["delete_model"] = refusing("DeleteModel", "Throttling", "slow, too")
-    with pytest.raises(
-        DeployFailed, match="deleted endpoint config .*NOT deleted: model peagle-mi"
-    ):
-        deploy(spec())
-
-
-def test_an_endpoint_that_does_not_start(aws: Stage) -> None:
-    class Waiter:
-        def wait(self, **_: Any) -> None:
-            raise WaiterError("EndpointInService", "failed", {})
-
-    aws.instead["get_waiter"] = lambda _: Waiter()
-    real = aws.client.describe_endpoint
-    aws.instead["describe_endpoint"] = lambda **name: {**real(**name), "FailureReason": "no image"}
-    with pytest.raises(
-        DeployFailed, match="did not come into service: no image; deleted endpoint "
-    ):
-        deploy(spec())
-    assert aws.there() == {"models": [], "configs": [], "endpoints": []}
-
-
-def test_an_endpoint_that_failed_before_is_made_again(aws: Stage) -> None:
-    deploy(spec())
-    real = aws.client.describe_endpoint
-
-    def failed_once(**name: Any) -> Any:
-        del aws.instead["describe_endpoint"]
-        return {**real(**name), "EndpointStatus": "Failed", "FailureReason": "no image"}
-
-    class Gone:
-        def wait(self, **_: Any) -> None:
-            pass
-
-    inner = aws.client.get_waiter
-    aws.instead["describe_endpoint"] = failed_once
-    aws.instead["get_waiter"] = lambda name: Gone() if name == "endpoint_deleted" else inner(name)
-    aws.changes()
-    log = deploy(spec())
-    assert log[0] == "deleting endpoint peagle-mine, which failed: no image"
-    assert aws.changes() == ["delete_endpoint", "create_endpoint"]
-
-
-def test_another_configuration_moves_the_endpoint(aws: Stage) -> None:
-    """moto has no update_endpoint: what it would be given is looked at."""
-    deploy(spec())
-    aws.changes()
-    moved: list[dict[str, str]] = []
-    aws.instead["update_endpoint"] = lambda **given: moved.append(given)
-    deploy(spec(vllm_flags={"max-model-len": 4096}))
-    assert aws.changes() == ["create_model", "create_endpoint_config", "update_endpoint"]
-    [given] = moved
-    assert given["EndpointName"] == ENDPOINT
-    assert given["EndpointConfigName"] in aws.there()["configs"]
-
-
-def test_logs(aws: Stage) -> None:
-    with pytest.raises(DeployFailed, match="log group does not exist"):
-        sagemaker.logs(ENDPOINT, REGION, 2)
-    client = boto3.client("logs", region_name=REGION)
-    group = {"logGroupName": f"/aws/sagemaker/Endpoints/{ENDPOINT}"}
-    client.create_log_group(**group)
-    assert sagemaker.logs(ENDPOINT, REGION, 2) == []
-    client.create_log_stream(**group, logStreamName="all/i-1")
-    now = 1000 * int(time.time())
-    events = [{"timestamp": now + at, "message": f"line {at}"} for at in range(3)]
-    client.put_log_events(**group, logStreamName="all/i-1", logEvents=events)
-    assert sagemaker.logs(ENDPOINT, REGION, 2) == ["line 1", "line 2"]
-
-
-def test_our_engine_is_served_by_an_image_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SageMaker's container gets by variables what other engines get as a command line."""
-    monkeypatch.setenv("PATH", "")
-    demo, pinned = find_entry("smollm2-135m"), Drafting(k=2)
-    named = ["--head", "owner/head"]
-    for spec, head in (
-        (make_spec("smollm2-135m", demo, None, remote=True), []),
-        (make_spec("smollm2-135m", demo, None, remote=True, drafting=pinned), ["--k", "2"]),
-        (make_spec("mine", entry(), "native", remote=True), named),
-        (make_spec("mine", entry(), "native", remote=True, drafting=pinned), [*named, "--k", "2"]),
-    ):
+def test_an_image_of_ones_own() -> None:
+    own = replace(plan(), image=OURS)
+    text = template(own, Account())
+    assert "Mappings" not in yaml.safe_load(text)
+    assert resources(own)["Model"]["PrimaryContainer"]["Image"] == OURS
+    pulled = [each for each in statements(own) if "ecr:BatchGetImage" in each["Action"]]
+    repository = "arn:${AWS::Partition}:ecr:us-west-2:123456789012:repository/peagle"
+    assert [each["Resource"] for each in pulled] == [{"Fn::Sub": repository}]
+    for elsewhere in ("mine:1", "vllm/vllm-openai:v0.32.0"):
         with refused("image"):
-            sagemaker.requests(spec, account())
-        model, config, *_ = sagemaker.requests(spec, account(image="mine:1"))
-        container = model.parameters["PrimaryContainer"]
-        assert container["Image"] == "mine:1"
-        line = command(container["Environment"])
-        assert line[:4] == ["serve", spec.target, "--engine", "native"]
-        assert line[line.index("--served-model-name") + 1] == spec.name
-        assert line[-len(head) :] == head or not head
-        [variant] = config.parameters["ProductionVariants"]
-        assert ("InferenceAmiVersion" in variant) == (spec.gpus > 0)
+            template(replace(own, image=elsewhere), Account())
 
 
-def test_our_image_reads_what_the_container_of_aws_does() -> None:
-    spec = make_spec("gpt-oss-20b", find_entry("gpt-oss-20b"), None, remote=True)
-    model, *_ = sagemaker.requests(spec, account(image="mine:1"))
-    environ = model.parameters["PrimaryContainer"]["Environment"] | {"PEAGLE_ENGINE": "vllm"}
-    line = command(environ)
-    assert line[1] == "openai/gpt-oss-20b" and "--async-scheduling" in line
-    assert json.loads(line[line.index("--speculative-config") + 1]) == spec.speculative
+def placed(weights: str | None, head: str | None) -> tuple[str, str | None, Any, bool]:
+    """The target and the head for vLLM, the folder on S3, and whether the network is off."""
+    folder = "/opt/ml/additional-model-data-sources/head"
+    written = folder if head and head.startswith("s3://") else head
+    config = json.dumps({"method": "eagle3", "model": written}) if head else None
+    options = {"revision": "main", **({"speculative-config": config} if config else {})}
+    wanted = replace(plan(), head=head, options=options)
+    model = resources(wanted, weights=weights)["Model"]
+    container = model["PrimaryContainer"]
+    sent = container["Environment"]
+    assert ("SM_VLLM_REVISION" in sent) == (weights is None)
+    drafting = json.loads(sent.get("SM_VLLM_SPECULATIVE_CONFIG", "{}")).get("model")
+    source = container.get("ModelDataSource", {}).get("S3DataSource")
+    isolated = model["EnableNetworkIsolation"]
+    assert (sent.get("HF_HUB_OFFLINE") == "1") == isolated
+    assert ("TIKTOKEN_ENCODINGS_BASE" in sent) == (weights is not None)
+    return sent["SM_VLLM_MODEL"], drafting, source and source["S3Uri"], isolated
 
 
-def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("boto3", "botocore.exceptions"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with refused() as error:
-        sagemaker.status(ENDPOINT, REGION)
-    assert error.value.fix == "pip install 'peagle[deploy]'"
+def test_weights_on_s3() -> None:
+    hub, local = "openai/gpt-oss-20b", "/opt/ml/model"
+    inside = f"{TARGET}heads/mine/"
+    assert placed(None, None) == (hub, None, None, False)
+    assert placed(None, "owner/head") == (hub, "owner/head", None, False)
+    assert placed(None, "s3://heads/mine/") == (hub, local, "s3://heads/mine/", False)
+    assert placed(TARGET, None) == (local, None, TARGET, True)
+    assert placed(TARGET.rstrip("/"), "owner/head") == (local, "owner/head", TARGET, False)
+    assert placed(TARGET, inside) == (local, f"{local}/heads/mine", TARGET, True)
+    for outside in ("s3://heads/mine/", "s3://weights/qwen-head/"):
+        with refused("head") as error:
+            placed(TARGET, outside)
+        assert f"{TARGET}head/" in str(error.value.fix)
+
+
+def test_rights_are_named() -> None:
+    """No action is a pattern; resources are, where AWS knows none for an action."""
+    for account in ({}, FULL):
+        for each in statements(plan(), **account):
+            actions = each["Action"]
+            names = [actions] if isinstance(actions, str) else actions
+            assert not any("*" in name for name in names)
+            services = {name.split(":")[0] for name in names}
+            unlimited = ["ecr:GetAuthorizationToken", "cloudwatch:PutMetricData"]
+            assert each["Resource"] != "*" or services == {"ec2"} or names == unlimited
+    text = json.dumps(statements(plan()))
+    assert "s3:" not in text and "kms:" not in text and "ec2:" not in text
+    read = json.dumps(statements(plan(), weights=TARGET))
+    assert "arn:${AWS::Partition}:s3:::weights/qwen/*" in read and "s3:Put" not in read
+    assert "Role" not in resources(plan(), role=ROLE)
+    assert resources(plan(), role=ROLE)["Model"]["ExecutionRoleArn"] == ROLE
+
+
+def test_the_hubs_token_stays_in_secrets_manager() -> None:
+    assert "HF_TOKEN" not in environment(plan())
+    token = environment(plan(), token_secret="hub-token")["HF_TOKEN"]
+    assert token == "{{resolve:secretsmanager:hub-token:SecretString}}"
+
+
+def test_network_and_key() -> None:
+    full = resources(plan(), **FULL)
+    network = {"Subnets": [*FULL["subnets"]], "SecurityGroupIds": [*FULL["security_groups"]]}
+    assert full["Model"]["VpcConfig"] == network
+    assert full["EndpointConfig"]["KmsKeyId"] == KEY
+    plain = resources(plan())
+    assert "VpcConfig" not in plain["Model"] and "KmsKeyId" not in plain["EndpointConfig"]
+
+
+def test_requests_go_to_the_instance_with_the_fewest() -> None:
+    strategy = variant(resources(plan()))["RoutingConfig"]["RoutingStrategy"]
+    assert strategy == "LEAST_OUTSTANDING_REQUESTS"
+
+
+def test_updates_that_an_alarm_undoes() -> None:
+    """A batch of a rolling update is at most half of the instances: a single one is replaced."""
+    for replicas, policy in ((1, "BlueGreenUpdatePolicy"), (2, "RollingUpdatePolicy")):
+        found = resources(plan(), replicas=replicas)
+        deployment = found["Endpoint"]["DeploymentConfig"]
+        assert [*deployment] == ["AutoRollbackConfiguration", policy]
+        [alarm] = deployment["AutoRollbackConfiguration"]["Alarms"]
+        watched = found[alarm["AlarmName"]["Ref"]]
+        values = [each["Value"] for each in watched["Dimensions"]]
+        assert values == [found["Endpoint"]["EndpointName"], variant(found)["VariantName"]]
+        waits = json.dumps(deployment[policy])
+        assert f'"WaitIntervalInSeconds": {watched["EvaluationPeriods"] * 100}' in waits
+
+
+def test_scaling() -> None:
+    """AWS's service takes what the stack would register; moto's stacks have no scaling."""
+    assert "ScalableTarget" not in resources(plan())
+    found = resources(plan(load=100), replicas=1, max_replicas=3)
+    target, policy = found["ScalableTarget"], dict(found["ScalingPolicy"])
+    assert policy.pop("ScalingTargetId") == {"Ref": "ScalableTarget"}
+    identity = {name: target[name] for name in ("ServiceNamespace", "ResourceId")}
+    identity["ScalableDimension"] = target["ScalableDimension"]
+    with mock_aws():
+        keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+        client = boto3.client("application-autoscaling", region_name=REGION, **keys)
+        client.register_scalable_target(**target)
+        client.put_scaling_policy(**identity, **policy)
+        [known] = client.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+        assert (known["MinCapacity"], known["MaxCapacity"]) == (1, 3)
+        [put] = client.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    # Below the requests that vLLM takes at a time: above these they wait.
+    tracked = put["TargetTrackingScalingPolicyConfiguration"]
+    assert tracked["TargetValue"] == 75
+    endpoint = found["Endpoint"]
+    names = f"endpoint/{endpoint['EndpointName']}/variant/{variant(found)['VariantName']}"
+    assert known["ResourceId"] == names
+    assert endpoint["RetainAllVariantProperties"] is True
+    assert resources(plan())["Endpoint"]["RetainAllVariantProperties"] is False
+
+
+def test_alarms_on_the_containers_metrics() -> None:
+    """CloudWatch scrapes them; every name is one that vLLM's dashboard has, too."""
+    found = resources(plan())
+    assert found["EndpointConfig"]["MetricsConfig"]["EnableDetailedObservability"] is True
+    queries = {
+        name: found[name]["EvaluationCriteria"]["PromQLCriteria"]["Query"]
+        for name in ("Acceptance", "FirstToken")
+    }
+    endpoint = '{"aws.sagemaker.endpoint.name"="peagle-gpt-oss-20b"}'
+    for query in queries.values():
+        assert query.count("vllm:") == query.count(endpoint) > 0
+    names = set(re.findall(r"vllm:\w+", " ".join(queries.values())))
+    assert names == {
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:time_to_first_token_seconds",
+    }
+    content = yaml.safe_load(template(plan(), Account()))
+    assert content["Resources"]["Acceptance"]["Condition"] == "PromQL"
+    assert "Acceptance" not in resources(replace(plan(), head=None))
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("region", {"region": "moon-1"}),
+        ("region", {"region": "us-gov-west-1"}),
+        ("weights", {"weights": "/mnt/weights"}),
+        ("weights", {"weights": "s3://bucket"}),
+        ("replicas", {"replicas": 0}),
+        ("max_replicas", {"replicas": 3, "max_replicas": 2}),
+    ],
+)
+def test_bad_input(field: str, other: dict[str, Any]) -> None:
+    with refused(field):
+        template(plan(), Account(**other))
