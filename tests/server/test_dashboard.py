@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for nothing that /metrics does not have."""
+"""The Grafana dashboard and the alerts ask for nothing that /metrics does not have."""
 
 import json
 import re
@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from serving import MODEL, Running
 
-FILE = Path(__file__).resolve().parents[2] / "dashboards" / "grafana.json"
+FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 # `by (a, b)`, `on (a)`, and labels in braces.
 LABELS = re.compile(r"(?:by|on) \(([\w, ]*)\)|{(\w+)=~")
 
 
 @pytest.fixture(scope="module")
 def board() -> Any:
-    return json.loads(FILE.read_text())
+    return json.loads((FOLDER / "grafana.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,16 @@ def exposed(running: Running) -> dict[str, set[str]]:
 
 def expressions(board: Any) -> list[str]:
     shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    [group] = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["spec"]["groups"]
+    shown += [rule["expr"] for rule in group["rules"]]
     return shown + [v["definition"] for v in board["templating"]["list"] if v["type"] == "query"]
+
+
+def test_no_panel_stays_empty_under_vllm(board: Any) -> None:
+    """It has none of the metrics that begin with peagle:."""
+    for panel in board["panels"]:
+        asked = [target["expr"] for target in panel["targets"]]
+        assert any("peagle:" not in expression for expression in asked), panel["title"]
 
 
 def test_every_metric_is_there(board: Any, exposed: dict[str, set[str]]) -> None:

@@ -181,6 +181,16 @@ def _accepted(running: Served) -> float:
     return sum(s.value for family in families if family.name == name for s in family.samples[:1])
 
 
+def test_it_has_the_metrics_of_the_dashboard_and_the_alerts(running: Served) -> None:
+    folder = Path(__file__).resolve().parents[2] / "dashboards"
+    asked = {
+        name for file in folder.iterdir() for name in re.findall(r"vllm:\w+", file.read_text())
+    }
+    with running.http() as http:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        assert asked <= {sample.name for family in families for sample in family.samples}
+
+
 def test_logprobs(running: Served, llm: LLM) -> None:
     wanted = llm.generate([completions.PROMPT], SamplingParams(max_tokens=10, logprobs=2))[0]
     got = running.client().completions.create(
