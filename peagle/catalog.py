@@ -83,7 +83,6 @@ class Entry:
     licence: str | None = None
     min_vllm: str | None = None
     hardware: str | None = None
-    gpus: int = 1
     gpu_memory: int | None = None  # GiB for target, head and KV cache, on all GPUs together
     vllm_flags: VllmFlags = field(default_factory=dict)  # for serving
     profiles: Mapping[str, VllmFlags] = field(default_factory=dict)  # flags over vllm_flags

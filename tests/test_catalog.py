@@ -115,13 +115,13 @@ def test_the_catalog_cannot_be_changed() -> None:
 def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     heads = {"eagle3": {"folder": "head", "k": 3, "acceptance": [MEASURED]}}
-    file = write(tmp_path / "mine.yaml", mine={**MINE, "gpus": 2, "heads": heads},
+    file = write(tmp_path / "mine.yaml", mine={**MINE, "gpu_memory": 2, "heads": heads},
                  **{"qwen3-8b": MINE})  # fmt: skip
     assert "mine" not in load_catalog()
     by_option = load_catalog(file)
     monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     for entries in (by_option, load_catalog()):
-        assert entries["mine"].gpus == 2
+        assert entries["mine"].gpu_memory == 2
         assert entries["mine"].heads["eagle3"].location == str(tmp_path / "head")
         [row] = entries["mine"].heads["eagle3"].acceptance
         assert row == Acceptance("HumanEval", 5, 2.5, "measured: here")
@@ -149,9 +149,9 @@ def with_head(**head: object) -> dict[str, Any]:
         ({**MINE, "target": "model"}, "mine.target 'model'"),
         ({**MINE, "target": {"package": "a"}}, "mine.target.member"),
         ({**MINE, "target": 3}, "mine.target 3"),
-        ({**MINE, "gpus": 0}, "mine.gpus 0"),
-        ({**MINE, "gpus": True}, "mine.gpus True"),
-        ({**MINE, "gpus": 1.5}, "mine.gpus 1.5"),
+        ({**MINE, "gpu_memory": 0}, "mine.gpu_memory 0"),
+        ({**MINE, "gpu_memory": True}, "mine.gpu_memory True"),
+        ({**MINE, "gpu_memory": 1.5}, "mine.gpu_memory 1.5"),
         ({**MINE, "min_vllm": 0.16}, "mine.min_vllm 0.16"),
         ({**MINE, "verified": "yes"}, "mine.verified 'yes'"),
         ({**MINE, "verified": 1}, "mine.verified 1"),

@@ -76,6 +76,7 @@ def show(
         "run by this project": "yes" if entry.verified else "no",
         "least vLLM": entry.min_vllm,
         "hardware": entry.hardware,
+        "GPU memory": f"{entry.gpu_memory} GiB" if entry.gpu_memory else None,
         "vLLM flags": _words(entry.vllm_flags),
         **{f"profile {each}": _words(flags) for each, flags in entry.profiles.items()},
         "note": entry.note,

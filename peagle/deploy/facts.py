@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """What a major version of CUDA wants: a driver, and SageMaker's AMI that has it."""
+    """Needs of a major version of CUDA: a driver, and SageMaker's AMI that has it."""
 
     driver: int
     ami: str

@@ -170,8 +170,8 @@ def _node_terms(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _network_policy(plan: Plan, cluster: Cluster) -> dict[str, Any]:
-    """Who reaches vLLM, whose key guards /v1 only: the stack's router, else the namespace's pods;
-    and Prometheus."""
+    """Access to vLLM, whose key guards /v1 only: for the stack's router, else for the namespace's
+    pods, and for Prometheus."""
     stack = cluster.form == "stack"
     instance = {"app.kubernetes.io/instance": plan.resource}
     engine = instance | {"app.kubernetes.io/component": "serving-engine"}

@@ -10,7 +10,7 @@ from runner import invoke, printed
 
 from peagle.catalog import load_catalog
 
-MINE = {"mine": {"target": "owner/model", "heads": {}, "gpus": 2}}
+MINE = {"mine": {"target": "owner/model", "heads": {}, "gpu_memory": 2}}
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_show_takes_a_hub_id() -> None:
 def test_entries_of_the_users(mine: Path) -> None:
     assert "owner/model" in invoke("catalog", "--catalog", mine).stdout
     assert "none yet" in invoke("catalog", "--catalog", mine).stdout
-    assert printed("catalog", "show", "mine", "--catalog", mine)["gpus"] == 2
-    assert printed("catalog", "--catalog", mine, "show", "mine")["gpus"] == 2
+    assert printed("catalog", "show", "mine", "--catalog", mine)["gpu_memory"] == 2
+    assert printed("catalog", "--catalog", mine, "show", "mine")["gpu_memory"] == 2
 
 
 def test_an_unknown_name(refused) -> None:

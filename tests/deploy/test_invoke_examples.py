@@ -9,14 +9,12 @@ from typing import Any
 
 import boto3
 import pytest
-import yaml
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
 from peagle.catalog import find_entry
-from peagle.deploy import kubernetes
-from peagle.deploy.kubernetes import Cluster
-from peagle.deploy.spec import Spec, make_spec
+from peagle.deploy.kubernetes import Cluster, command, rendered
+from peagle.deploy.plan import Plan, make_plan
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 ANSWER = {"choices": [{"message": {"content": "Red."}}]}
@@ -27,8 +25,8 @@ def part(heading: str) -> str:
     return GUIDE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
-def spec() -> Spec:
-    return make_spec("gpt-oss-20b", find_entry("gpt-oss-20b"), None, remote=True)
+def plan(place: str) -> Plan:
+    return make_plan("gpt-oss-20b", find_entry("gpt-oss-20b"), place)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +45,15 @@ def test_bodies_are_questions_to_the_model(heading: str, model: str) -> None:
 
 
 def test_kubernetes_names_and_ports() -> None:
-    shown, cluster = part("Kubernetes"), Cluster("llm")
-    manifests = yaml.safe_load_all(kubernetes.dry_run(spec(), cluster))
-    found = {each["kind"]: each for each in manifests}
-    service = found["Service"]["metadata"]["name"]
-    [port] = found["Service"]["spec"]["ports"]
-    assert f"kubectl -n llm port-forward service/{service} 8000:{port['port']}\n" in shown
-    assert "http://127.0.0.1:8000/v1/chat/completions" in shown
-    key = yaml.safe_load(kubernetes.secret(spec(), cluster))
-    assert f"get secret {key['metadata']['name']} " in shown
-    assert f'{{{{index .data "{next(iter(key["stringData"]))}" | base64decode}}}}' in shown
-    assert f"http://{service}.llm.svc/v1" in shown
+    shown, cluster, made = part("Kubernetes"), Cluster("stack", "llm"), plan("kubernetes")
+    forward = " ".join(command("forward", made.resource, cluster))
+    assert f"{forward}\n" in shown and "http://127.0.0.1:8000/v1/chat/completions" in shown
+    create, get = (
+        re.search(pattern, shown.replace("\\\n  ", ""))
+        for pattern in (r"kubectl .* create secret .*", r"kubectl .* get secret (\S+) ")
+    )
+    assert create is not None and create[0] in rendered(made, cluster, pinned=False)
+    assert get is not None and get[1] in create[0]
 
 
 def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -72,5 +68,5 @@ def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -
         exec(compile(code, "docs/deployment.md", "exec"), {})
         stub.assert_no_pending_responses()
     assert capsys.readouterr().out == "Red.\n"
-    assert f'EndpointName="{spec().resource}"' in code
-    assert f"--endpoint-name {spec().resource} " in part("SageMaker")
+    assert f'EndpointName="{plan("sagemaker").resource}"' in code
+    assert f"--endpoint-name {plan('sagemaker').resource} " in part("SageMaker")

@@ -12,7 +12,7 @@ function entry(row) {
   const target = typeof row.target === "string" ? row.target : row.target.member;
   const facts = [
     row.verified && "run by this project", row.licence, row.hardware,
-    row.min_vllm && `vLLM ${row.min_vllm} or later`, row.gpus > 1 && `${row.gpus} GPUs`,
+    row.min_vllm && `vLLM ${row.min_vllm} or later`, row.gpu_memory && `${row.gpu_memory} GiB of GPU memory`,
   ].filter(Boolean);
   const heads = Object.entries(row.heads).map(([method, head]) => {
     const lengths = head.acceptance.filter(({ k }) => k === head.k).slice(0, 3).map(({ dataset, length, source }) =>
@@ -29,14 +29,13 @@ function entry(row) {
 }
 
 // What deploying does at each place, and the command for it.
-function deployment({ command, target, gpus }) {
+function deployment({ command, target }) {
   const packaged = typeof target !== "string"; // only peagle's own engine reads it
   const image = packaged ? "your image of peagle (--image)" : "an image of vLLM";
-  const replica = packaged ? "on a CPU" : `with ${gpus} GPU${gpus > 1 ? "s" : ""} a replica`;
   const plans = {
     local: "This machine: prints the line of peagle serve; --yes runs it in the terminal.",
-    kubernetes: `Kubernetes: a Deployment of ${image} ${replica}, a Service, an autoscaler and a volume. Asks first; --dry-run prints the manifests.`,
-    sagemaker: `SageMaker: a model of ${image}, an endpoint configuration and an endpoint. Takes --region, --role and --instance-type, and asks first; --dry-run prints the requests.`,
+    kubernetes: `Kubernetes: prints a deployment of ${image}, for helm or kubectl; --yes hands it over. --gpu names the type of GPU.`,
+    sagemaker: `SageMaker: one stack with ${image}, its endpoint and its rights. Takes --region, and asks first; --dry-run prints the template.`,
   };
   const rows = Object.entries(plans).map(([place, plan]) =>
     el("li", {}, el("p", { class: "note" }, plan), ...copied(`${command} --to ${place}`)));

@@ -222,7 +222,7 @@ def test_deployment(served: Running, opened: Open, lent: bool) -> None:
     entry.locator("summary").wait_for()
     assert not plans.first.is_visible()
     entry.locator("summary").click()
-    places = {"local": "peagle serve", "kubernetes": "1 GPU a replica", "sagemaker": "--role"}
+    places = {"local": "peagle serve", "kubernetes": "--gpu", "sagemaker": "--region"}
     for number, (place, told) in enumerate(places.items()):
         plan = plans.nth(number)
         plan.get_by_text(told).wait_for()

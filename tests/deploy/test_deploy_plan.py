@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from peagle.deploy.plan import Choices, Plan, make_plan, resource_name
 from peagle.errors import InputWarning
 
 REMOTE = ("kubernetes", "sagemaker")
-SERVED = [name for name, each in load_catalog().items() if isinstance(each.target, str)]
+SERVED = {name: each for name, each in load_catalog().items() if isinstance(each.target, str)}
 
 
 def plan(name: str = "gpt-oss-20b", place: str = "kubernetes", **choices: Any) -> Plan:
@@ -58,22 +60,25 @@ def test_a_data_center_gpu_verifies_more() -> None:
     assert plan(load=128, gpu="b200").k == 7
 
 
-@pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("place", REMOTE)
-@pytest.mark.parametrize("gpu", facts().gpus)
-def test_every_entry_fits_its_gpus(name: str, place: str, gpu: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InputWarning)
-        made = plan(name, place, gpu=gpu)
-    needed, hardware = find_entry(name).gpu_memory, facts().gpus[gpu]
-    assert needed is not None and made.gpus * hardware.memory >= needed
-    assert made.options.get("tensor-parallel-size", 1) == made.gpus
-    assert "kv-cache-dtype" not in made.options, "fp8 changes the target's answers"
-    assert made.options["enable-auto-tool-choice"] and made.options["tool-call-parser"]
-    if place == "sagemaker":
-        assert hardware.instances[str(made.instance_type)] >= made.gpus
-        driver = {"12": "3-1", "13": "4-1"}[str(made.cuda)[:2]]
-        assert str(made.ami).endswith(driver)
+def everywhere() -> Iterator[tuple[Entry, Plan]]:
+    """All entries at all places, on all GPUs."""
+    for (name, known), place, gpu in product(SERVED.items(), REMOTE, facts().gpus):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputWarning)
+            yield known, make_plan(name, known, place, Choices(gpu=gpu))
+
+
+def test_every_entry_fits_its_gpus() -> None:
+    for known, made in everywhere():
+        hardware = facts().gpus[str(made.gpu)]
+        assert known.gpu_memory and made.gpus * hardware.memory >= known.gpu_memory
+        assert made.options.get("tensor-parallel-size", 1) == made.gpus
+        assert "kv-cache-dtype" not in made.options, "fp8 changes the target's answers"
+        assert made.options["enable-auto-tool-choice"] and made.options["tool-call-parser"]
+        if made.instance_type is not None:
+            assert hardware.instances[made.instance_type] >= made.gpus
+            driver = {"12": "3-1", "13": "4-1"}[str(made.cuda)[:2]]
+            assert str(made.ami).endswith(driver)
 
 
 def test_fp8_caches_are_asked_for_and_only_where_they_are_right() -> None:
@@ -132,8 +137,8 @@ def test_images_that_may_not_draft(image: str, said: str) -> None:
 
 
 def test_default_images_can_all() -> None:
-    for name in SERVED:
-        for each in find_entry(name).heads.values():
+    for known in SERVED.values():
+        for each in known.heads.values():
             for image in facts().images:
                 assert version(each.min_vllm) <= version(image.vllm) or image.name.endswith("v1")
 
@@ -170,9 +175,9 @@ def test_eagle3_heads_draft_one_after_another() -> None:
 BENCHMARK = ("stream-interval", "enable-prefix-caching")
 
 
-@pytest.mark.parametrize("name", load_catalog())
-def test_flags_of_a_benchmark_are_no_default(name: str) -> None:
-    assert not set(BENCHMARK) & set(find_entry(name).vllm_flags)
+def test_flags_of_a_benchmark_are_no_default() -> None:
+    for known in SERVED.values():
+        assert not set(BENCHMARK) & set(known.vllm_flags)
 
 
 def test_a_profile_adds_its_flags() -> None:
