@@ -208,17 +208,17 @@ def invoke(
     url: Address of the server, not with --to sagemaker. A model on Kubernetes is there while the
         command runs that a failure prints.
     """
-    from peagle.deploy.invoke import Acceptance, ask, over_http, question
+    from peagle.deploy.invoke import acceptance, ask, drafted, over_http, question
 
     check_at_least(1, max_tokens=max_tokens)
     body = question(name, prompt, max_tokens)
-    acceptance: object = "acceptance: see the endpoint's metrics in CloudWatch"
+    local = where.to != "sagemaker"
+    before = drafted(url, api_key) if local else None
     with _failures():
-        if where.to == "sagemaker":
-            parts = sagemaker.invoke(resource_name(name), where.aws_region(), body)
-        else:
-            acceptance = Acceptance(url, api_key)
+        if local:
             parts = over_http(url, api_key, body)
+        else:
+            parts = sagemaker.invoke(resource_name(name), where.aws_region(), body)
         try:
             speed = ask(parts, lambda text: typer.echo(text, nl=False))
         except DeployFailed as error:
@@ -226,8 +226,10 @@ def invoke(
                 line = kubernetes.command("forward", resource_name(name), where.cluster())
                 raise DeployFailed(f"{error}; does this run? {shlex.join(line)}") from error
             raise
-    typer.echo()
-    typer.echo(f"{speed}; {acceptance}", err=True)
+    accepted = "its metrics in CloudWatch have the acceptance"
+    if local:
+        accepted = acceptance(before, drafted(url, api_key))
+    typer.echo(f"\n{speed}; {accepted}", err=True)
 
 
 def _with_engine(choices: Choices) -> Choices:

@@ -14,7 +14,6 @@ from peagle.deploy.facts import facts
 from peagle.errors import InputError, InputWarning, first_line
 
 S3 = "s3://"
-FILES = ("config.json", "correction/config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +134,7 @@ def _fetched(head: str) -> Iterator[Path]:
     """A folder with the configuration of a head elsewhere."""
     with TemporaryDirectory() as folder:
         try:
-            if head.startswith(S3):
-                _fetch_from_s3(head, Path(folder))
-            else:
-                _fetch_from_hub(head, Path(folder))
+            _fetch(head, Path(folder))
         except InputError:
             raise
         except Exception as error:  # of botocore, of the hub's client, and of what these use
@@ -148,36 +144,21 @@ def _fetched(head: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _fetch_from_hub(head: str, folder: Path) -> None:
+def _fetch(head: str, folder: Path) -> None:
+    if head.startswith(S3):
+        import boto3  # noqa: PLC0415
+
+        bucket, _, prefix = head.removeprefix(S3).partition("/")
+        key = f"{prefix.strip('/')}/config.json"
+        boto3.client("s3").download_file(bucket, key, str(folder / "config.json"))
+        return
     from huggingface_hub import snapshot_download  # noqa: PLC0415
 
     hub_id, _, revision = head.partition("@")
-    snapshot_download(
-        hub_id, revision=revision or None, allow_patterns=list(FILES), local_dir=folder
-    )
-    if not (folder / FILES[0]).is_file():
+    wanted = ["config.json", "correction/config.json"]
+    snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted, local_dir=folder)
+    if not (folder / "config.json").is_file():
         raise FileNotFoundError("there is none")
-
-
-def _fetch_from_s3(head: str, folder: Path) -> None:
-    try:
-        import boto3  # noqa: PLC0415
-    except ImportError as error:
-        fix = "pip install 'peagle[deploy]'"
-        raise InputError("a head on S3 needs boto3", field="head", value=head, fix=fix) from error
-    from botocore.exceptions import ClientError  # noqa: PLC0415
-
-    bucket, _, prefix = head.removeprefix(S3).partition("/")
-    client = boto3.client("s3")
-    for name in FILES:
-        file = folder / name
-        file.parent.mkdir(exist_ok=True)
-        try:
-            client.download_file(bucket, f"{prefix.strip('/')}/{name}", str(file))
-        except ClientError:
-            if name == FILES[0]:
-                raise
-            file.parent.rmdir()
 
 
 def _warn(text: str) -> None:

@@ -63,31 +63,25 @@ def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes
         raise DeployFailed(f"no answer from {url} ({first_line(error)})") from error
 
 
-class Acceptance:
-    """Acceptance length between two readings of a server's metrics."""
+def drafted(url: str, key: str | None) -> tuple[float, float] | None:
+    """Rounds with drafts and accepted tokens since a server began; None without such metrics."""
+    try:
+        address = f"{url.removesuffix('/v1')}/metrics"
+        text = httpx.get(address, headers=_headers(key), timeout=30).raise_for_status().text
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+    found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+             for name in (ROUNDS, ACCEPTED)]  # fmt: skip
+    rounds, accepted = (sum(map(float, values)) for values in found)
+    return (rounds, accepted) if found[0] else None
 
-    def __init__(self, url: str, key: str | None) -> None:
-        self._url, self._key = url.removesuffix("/v1"), key
-        self._before = self._read()
 
-    def __str__(self) -> str:
-        after = self._read()
-        if self._before is None or after is None:
-            return "acceptance not known: the address has no metrics of drafting"
-        rounds, accepted = (new - old for new, old in zip(after, self._before, strict=True))
-        return f"acceptance length {1 + accepted / rounds:.2f}" if rounds else "nothing was drafted"
-
-    def _read(self) -> tuple[float, float] | None:
-        """Rounds and accepted tokens since the server began."""
-        try:
-            response = httpx.get(f"{self._url}/metrics", headers=_headers(self._key), timeout=30)
-            response.raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL):
-            return None
-        found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", response.text, re.MULTILINE)
-                 for name in (ROUNDS, ACCEPTED)]  # fmt: skip
-        rounds, accepted = (sum(map(float, values)) for values in found)
-        return (rounds, accepted) if found[0] else None
+def acceptance(before: tuple[float, float] | None, after: tuple[float, float] | None) -> str:
+    """The acceptance length between two readings, in words."""
+    if before is None or after is None:
+        return "acceptance not known: the address has no metrics of drafting"
+    rounds, accepted = after[0] - before[0], after[1] - before[1]
+    return f"acceptance length {1 + accepted / rounds:.2f}" if rounds else "nothing was drafted"
 
 
 def _headers(key: str | None) -> dict[str, str]:

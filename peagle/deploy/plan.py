@@ -162,7 +162,10 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
         instance_type=_instance(choices.instance_type, gpu, gpus) if place == "sagemaker" else None,
     )  # fmt: skip
     if engine == "native":
-        return replace(plan, options=_native_options(plan))
+        device = "cuda" if gpus else None
+        given = {"head": head.name, "k": choices.k, "device": device, "served-model-name": name}
+        options = {key: value for key, value in given.items() if value is not None}
+        return replace(plan, options=options | {"engine": engine})
     _check_version(plan, entry, head, place)
     return _with_vllm(plan, entry, head, choices, hardware)
 
@@ -193,18 +196,9 @@ def _speculative(head: Head, k: int) -> dict[str, Any]:
     """vLLM's --speculative-config."""
     assert head.name is not None
     model, _, revision = head.name.partition("@")
-    folder = HEAD_FOLDER if model.startswith(S3) else model
-    config = speculative_config(head.method in PARALLEL_METHODS, folder, k)
+    model = HEAD_FOLDER if model.startswith(S3) else model
+    config = speculative_config(head.method in PARALLEL_METHODS, model, k)
     return config | {"revision": revision} if revision else config
-
-
-def _native_options(plan: Plan) -> VllmFlags:
-    """Options of `peagle serve`."""
-    options: dict[str, Any] = {"head": plan.head, "k": plan.k}
-    if plan.gpus:
-        options["device"] = "cuda"
-    options |= {"served-model-name": plan.name, "engine": "native"}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _engine(name: str, entry: Entry, place: str, engine: str | None) -> str:
@@ -225,7 +219,8 @@ def _gpu(choices: Choices, place: str) -> str:
         return choices.gpu or facts().default_gpu[place]
     instances = {each: name for name, gpu in known.items() for each in gpu.instances}
     if kind not in instances:
-        fix = did_you_mean(kind, instances) or f"for a GPU choose one of {', '.join(instances)}"
+        such = next(iter(known[facts().default_gpu[place]].instances))
+        fix = did_you_mean(kind, instances) or f"choose one such as {such}"
         raise InputError("is no known type with a GPU", field="instance_type", value=kind, fix=fix)
     if choices.gpu not in (None, instances[kind]):
         why, fix = f"has the GPU {instances[kind]}, not {choices.gpu}", "leave out `gpu`"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peagle.deploy.invoke import Acceptance, ask, over_http, question
+from peagle.deploy.invoke import acceptance, ask, drafted, over_http, question
 from peagle.deploy.plan import DeployFailed
 
 
@@ -93,12 +93,12 @@ def url() -> Iterator[str]:
 
 
 def test_a_server_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    acceptance = Acceptance(url, "secret")
-    assert str(acceptance) == "nothing was drafted"
+    before = drafted(url, "secret")
+    assert acceptance(before, before) == "nothing was drafted"
     ask(over_http(f"{url}/v1", "secret", question("me", "Why?", 9)), lambda text: None)
-    assert str(acceptance) == "acceptance length 3.00"
+    assert acceptance(before, drafted(url, "secret")) == "acceptance length 3.00"
     monkeypatch.setattr(Server, "counted", False)
-    assert "not known" in str(Acceptance(url, "secret"))
+    assert "not known" in acceptance(before, drafted(url, "secret"))
 
 
 def test_a_server_that_refuses_or_is_not_there(url: str) -> None:
@@ -108,4 +108,4 @@ def test_a_server_that_refuses_or_is_not_there(url: str) -> None:
     for wrong in ("http://127.0.0.1:1", "http://[", "nowhere"):
         with pytest.raises(DeployFailed, match="no answer from"):
             list(over_http(wrong, None, body))
-        assert "not known" in str(Acceptance(wrong, None))
+        assert drafted(wrong, None) is None

