@@ -119,7 +119,7 @@ def test_instances_and_drivers_are_known_to_aws(name: str) -> None:
     if wanted.gpus:
         amis = shapes.shape_for("ProductionVariantInferenceAmiVersion").enum
         assert found["InferenceAmiVersion"] in amis
-        assert found["InferenceAmiVersion"] == facts().amis[str(wanted.cuda).partition(".")[0]]
+        assert found["InferenceAmiVersion"] == facts().cuda[str(wanted.cuda).partition(".")[0]].ami
     else:
         assert "InferenceAmiVersion" not in found
 
@@ -232,8 +232,10 @@ def test_updates_that_an_alarm_undoes() -> None:
         assert [*deployment] == ["AutoRollbackConfiguration", policy]
         [alarm] = deployment["AutoRollbackConfiguration"]["Alarms"]
         watched = found[alarm["AlarmName"]["Ref"]]
-        values = [each["Value"] for each in watched["Dimensions"]]
-        assert values == [found["Endpoint"]["EndpointName"], variant(found)["VariantName"]]
+        endpoint, *values = [each["Value"] for each in watched["Dimensions"]]
+        assert endpoint == found["Endpoint"]["EndpointName"]
+        config = {"Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]}  # of the new instances
+        assert values == [variant(found)["VariantName"], config]
         waits = json.dumps(deployment[policy])
         assert f'"WaitIntervalInSeconds": {watched["EvaluationPeriods"] * 100}' in waits
 
