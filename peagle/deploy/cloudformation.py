@@ -79,8 +79,9 @@ class Stack:
             line = f"{newest['LogicalResourceId']}: {newest['ResourceStatus']}"
             if line != last:
                 self.report(line)
-            if not found["StackStatus"].endswith("_IN_PROGRESS"):
-                return str(found["StackStatus"])
+            state = str(found["StackStatus"])
+            if not state.endswith("_IN_PROGRESS") or state.startswith("REVIEW"):
+                return state
             last = line
             time.sleep(POLL_SECONDS)
 

@@ -19,7 +19,7 @@ from peagle.catalog import (
 )
 from peagle.catalog_fields import VllmFlags
 from peagle.deploy.facts import Gpu, Image, facts, version
-from peagle.deploy.heads import S3, Head, choose
+from peagle.deploy.heads import Head, choose
 from peagle.errors import InputError, InputWarning
 from peagle.vllm.flags import LOAD, V1_RUNNER, WHOLE_CACHES, gpus_for, k_for_load, load_flags
 
@@ -34,8 +34,6 @@ ELSEWHERE = {  # choices for other places
     "kubernetes": ("instance_type",),
     "sagemaker": (),
 }
-# The folder of a head from S3 in SageMaker's container: an additional model data source, "head".
-HEAD_FOLDER = "/opt/ml/additional-model-data-sources/head"
 
 
 class DeployFailed(RuntimeError):
@@ -196,7 +194,6 @@ def _speculative(head: Head, k: int) -> dict[str, Any]:
     """vLLM's --speculative-config."""
     assert head.name is not None
     model, _, revision = head.name.partition("@")
-    model = HEAD_FOLDER if model.startswith(S3) else model
     config = speculative_config(head.method in PARALLEL_METHODS, model, k)
     return config | {"revision": revision} if revision else config
 

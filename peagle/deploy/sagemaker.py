@@ -16,7 +16,7 @@ import yaml
 
 from peagle.deploy.cloudformation import Stack, client_of, failures
 from peagle.deploy.facts import facts
-from peagle.deploy.plan import HEAD_FOLDER, DeployFailed, Plan
+from peagle.deploy.plan import DeployFailed, Plan
 from peagle.deploy.render import render
 from peagle.errors import InputError, first_line
 
@@ -70,14 +70,8 @@ def template(plan: Plan, account: Account) -> str:
     if weights and head.startswith("s3://") and not head.startswith(weights):
         why, fix = "SageMaker copies one folder, the target's", f"copy it to {weights}head/"
         raise InputError(why, field="head", value=head, fix=fix)
-    return render(
-        "sagemaker.yaml.j2",
-        plan=plan,
-        account=account,
-        registries=registries,
-        head_folder=HEAD_FOLDER,
-        shell=shlex.join,
-    )
+    values = {"plan": plan, "account": account, "registries": registries}
+    return render("sagemaker.yaml.j2", shell=shlex.join, **values)
 
 
 @failures()

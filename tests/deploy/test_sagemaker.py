@@ -154,9 +154,7 @@ def test_an_image_of_ones_own() -> None:
 
 def placed(weights: str | None, head: str | None) -> tuple[str, str | None, Any, bool]:
     """The target and the head for vLLM, the folder on S3, and whether the network is off."""
-    folder = "/opt/ml/additional-model-data-sources/head"
-    written = folder if head and head.startswith("s3://") else head
-    config = json.dumps({"method": "eagle3", "model": written}) if head else None
+    config = json.dumps({"method": "eagle3", "model": head}) if head else None
     options = {"revision": "main", **({"speculative-config": config} if config else {})}
     wanted = replace(plan(), head=head, options=options)
     model = resources(wanted, weights=weights)["Model"]
@@ -173,10 +171,10 @@ def placed(weights: str | None, head: str | None) -> tuple[str, str | None, Any,
 
 def test_weights_on_s3() -> None:
     hub, local = "openai/gpt-oss-20b", "/opt/ml/model"
-    inside = f"{TARGET}heads/mine/"
+    inside = f"{TARGET}heads/mine"
     assert placed(None, None) == (hub, None, None, False)
     assert placed(None, "owner/head") == (hub, "owner/head", None, False)
-    assert placed(None, "s3://heads/mine/") == (hub, local, "s3://heads/mine/", False)
+    assert placed(None, "s3://heads/mine") == (hub, local, "s3://heads/mine/", False)
     assert placed(TARGET, None) == (local, None, TARGET, True)
     assert placed(TARGET.rstrip("/"), "owner/head") == (local, "owner/head", TARGET, False)
     assert placed(TARGET, inside) == (local, f"{local}/heads/mine", TARGET, True)

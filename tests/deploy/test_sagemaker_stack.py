@@ -210,6 +210,13 @@ def test_a_creation_that_fails_while_it_is_waited_for(
     assert there() == ALL
 
 
+def test_a_stack_that_others_only_reviewed(aws: CloudFormation) -> None:
+    """Nothing ends that state but a change."""
+    apply(plan())
+    aws.stack(NAME).status = "REVIEW_IN_PROGRESS"
+    assert apply(plan())[-1] == "nothing has changed"
+
+
 def test_a_missing_permission_is_named(
     aws: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
