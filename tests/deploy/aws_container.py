@@ -1,5 +1,5 @@
-"""How AWS's vLLM image reads its variables (github.com/aws/deep-learning-containers at e0ecede,
-scripts/docker/vllm/sagemaker_args.py): SM_VLLM_A_B=value is vLLM's flag --a-b value.
+"""Rules by which AWS's vLLM image reads its variables (github.com/aws/deep-learning-containers at
+e0ecede, scripts/docker/vllm/sagemaker_args.py): SM_VLLM_A_B=value is vLLM's flag --a-b value.
 
 `true` and an empty value are a bare flag, `false` is no flag. Each element of a JSON array is a
 value; several JSON objects are a value each. Anything else, a single JSON object too, is one value.
