@@ -49,7 +49,6 @@ class PEagle:
     """Versions of vLLM that draft by a P-EAGLE head."""
 
     since: str
-    speculators_since: str
     tried: str
 
 

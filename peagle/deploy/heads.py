@@ -1,17 +1,14 @@
 """The head of a deployment: the one that is named, or the catalog's, and what vLLM needs for it."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from peagle.catalog import METHODS, PARALLEL_METHODS, Entry, PackagedGGUF, how_to_get, load_catalog
 from peagle.catalog_fields import is_hub_id
 from peagle.deploy.facts import facts
-from peagle.errors import InputError, InputWarning, first_line
+from peagle.errors import InputError, InputWarning
 
 S3 = "s3://"
 
@@ -98,67 +95,23 @@ def _named(head: str, method: str | None, entry: Entry, place: str, engine: str)
 
 def _read(head: str, method: str | None, entry: Entry) -> Head:
     """A head elsewhere by its config.json, as vLLM will read it."""
-    from peagle.heads import find  # noqa: PLC0415 (needs torch)
-    from peagle.heads.format import read_keys  # noqa: PLC0415
-    from peagle.methods.keys import UNKNOWN_DEPTHS  # noqa: PLC0415
-    from peagle.vllm.head import is_readable, needs_v1, target_config  # noqa: PLC0415
-    from peagle.vllm.serve import in_one_group  # noqa: PLC0415
+    from peagle.vllm.head import check_for_vllm, target_config  # noqa: PLC0415 (needs torch)
+    from peagle.vllm.kv_groups import WIDER_GROUPS, cache_flags  # noqa: PLC0415
 
-    with _fetched(head) as folder:
-        keys = read_keys(folder)
-        if method not in (None, keys.method):
-            raise InputError(f"its method is {keys.method}, not {method}", field="head", value=head)
-        here = find.Head(head, folder, keys.method, keys.depths or UNKNOWN_DEPTHS)
-        if not is_readable(here):
-            fix = "`peagle export HEAD FOLDER --to vllm` makes one to upload in its place"
-            raise InputError("vLLM cannot read its form", field="head", value=head, fix=fix)
-        if keys.correction is not None:
-            _warn(f"head {head}: vLLM drafts without its correction")
-        parallel = keys.method in PARALLEL_METHODS
-        versions = facts().p_eagle
-        since = versions.speculators_since if keys.speculators else versions.since
-        target = target_config(str(entry.target))
-        sizes = keys.parse(target.num_hidden_layers).transformer
-        return Head(
-            head,
-            keys.method,
-            here.k,
-            since if parallel else None,
-            v1=needs_v1(here),
-            whole_caches=not in_one_group(sizes, target),
-        )
-
-
-@contextmanager
-def _fetched(head: str) -> Iterator[Path]:
-    """A folder with the configuration of a head elsewhere."""
-    with TemporaryDirectory() as folder:
-        try:
-            _fetch(head, Path(folder))
-        except InputError:
-            raise
-        except Exception as error:  # of botocore, of the hub's client, and of what these use
-            why = f"its config.json cannot be read ({first_line(error)})"
-            fix = "name a folder that has one, and log in where it is private"
-            raise InputError(why, field="head", value=head, fix=fix) from error
-        yield Path(folder)
-
-
-def _fetch(head: str, folder: Path) -> None:
-    if head.startswith(S3):
-        import boto3  # noqa: PLC0415
-
-        bucket, _, prefix = head.removeprefix(S3).partition("/")
-        key = f"{prefix.strip('/')}/config.json"
-        boto3.client("s3").download_file(bucket, key, str(folder / "config.json"))
-        return
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
-
-    hub_id, _, revision = head.partition("@")
-    wanted = ["config.json", "correction/config.json"]
-    snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted, local_dir=folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError("there is none")
+    needs = check_for_vllm(head)
+    if method not in (None, needs.method):
+        raise InputError(f"its method is {needs.method}, not {method}", field="head", value=head)
+    if needs.lost:
+        _warn(f"head {head}: vLLM drafts without {needs.lost}")
+    target = target_config(str(entry.target))
+    return Head(
+        head,
+        needs.method,
+        needs.k,
+        needs.since.version,
+        v1=bool(needs.environ),
+        whole_caches=bool(cache_flags(needs.drafter, target, WIDER_GROUPS)),
+    )
 
 
 def _warn(text: str) -> None:

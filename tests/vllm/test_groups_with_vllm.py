@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from peagle.vllm.kv_groups import WIDER_GROUPS, Kind, one_group
 from peagle.vllm.process import environment, look
-from peagle.vllm.serve import Kind, one_group
 
 pytestmark = pytest.mark.vllm
 ASK = """
@@ -53,7 +53,7 @@ def test_groups_are_those_of_vllm() -> None:
     python = os.environ.get("PEAGLE_VLLM_PYTHON")
     if not python:
         pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
-    slack = 1.25 if look(Path(python)).before(32) else 1.5
+    slack = 1.25 if look(Path(python)).before(WIDER_GROUPS) else 1.5
     cases = [(kinds, OWN, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
     ours = [one_group(*case, slack) for case in cases]
     run = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from peagle.vllm.serve import Kind, kinds, one_group
+from peagle.vllm.kv_groups import Kind, kinds, one_group
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from families import FAMILIES  # noqa: E402

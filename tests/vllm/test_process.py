@@ -118,7 +118,7 @@ def test_releases_are_ordered_and_builds_from_source_are_newer() -> None:
         ("1.0", False),
         ("0.1.dev1+gabcdef", False),
     ):
-        assert Installed("vllm", version, Path("/usr")).before(16) == before, version
+        assert Installed("vllm", version, Path("/usr")).before("0.16.0") == before, version
 
 
 @pytest.fixture

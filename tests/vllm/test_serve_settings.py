@@ -22,10 +22,11 @@ from transformers import LlamaConfig
 from peagle.catalog import Entry
 from peagle.cli.main import main
 from peagle.heads.find import Head, find_head
-from peagle.heads.format import read_config
+from peagle.heads.format import read_config, read_keys
 from peagle.heads.save import save_drafter
 from peagle.server.run import bind
-from peagle.vllm.head import is_readable, needs_v1
+from peagle.vllm.flags import RUNNER
+from peagle.vllm.head import unreadable
 from peagle.vllm.process import Installed
 from peagle.vllm.serve import plan, server_environment
 
@@ -292,19 +293,19 @@ def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Pat
     )
     (tmp_path / "config.json").write_text(json.dumps(raw))
     head = found(tmp_path)
-    assert needs_v1(head) and server_environment(GPU, head, {})["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    with expected("VLLM_USE_V2_MODEL_RUNNER"):
-        server_environment(GPU, head, {"VLLM_USE_V2_MODEL_RUNNER": "1"})
-    assert not needs_v1(found(heads["eagle3"]))
+    assert server_environment(GPU, head, {})[RUNNER] == "0"
+    with expected(RUNNER):
+        server_environment(GPU, head, {RUNNER: "1"})
+    assert RUNNER not in server_environment(GPU, found(heads["eagle3"]), {})
 
 
 def test_what_speculators_peagle_loses(heads: dict[str, Path], tmp_path: Path) -> None:
     made = make_target()
     save_drafter(make_drafter(made, "p-eagle"), tmp_path / "head", "speculators")
-    assert is_readable(found(tmp_path / "head")) and not is_readable(found(heads["p-eagle"]))
+    assert not unreadable(read_keys(tmp_path / "head")) and unreadable(read_keys(heads["p-eagle"]))
     raw = json.loads((tmp_path / "head" / "config.json").read_text())
     (tmp_path / "head" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
-    assert not is_readable(found(tmp_path / "head"))
+    assert unreadable(read_keys(tmp_path / "head"))
 
 
 def test_a_head_without_layer_ids_is_read(
@@ -322,7 +323,7 @@ def test_a_head_without_layer_ids_is_read(
 
 def test_int8_heads_are_exported(heads: dict[str, Path], tmp_path: Path) -> None:
     save_drafter(make_drafter(make_target(), "eagle3"), tmp_path / "head", dtype=torch.int8)
-    assert is_readable(found(heads["eagle3"])) and not is_readable(found(tmp_path / "head"))
+    assert not unreadable(read_keys(heads["eagle3"])) and unreadable(read_keys(tmp_path / "head"))
 
 
 def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
