@@ -14,7 +14,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.heads.correction import CORRECTION, digest
 from peagle.heads.format import FETCH_AGAIN, HeadFiles, state_dict_of
-from peagle.methods.keys import FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
+from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS, MASK_ID_KEYS, mask_ids
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
 from peagle.model.config import default_feature_layers
@@ -133,7 +133,9 @@ def feature_layers(head: HeadFiles, target: BaseTarget) -> str:
     ids = top or nested or defaults
     trained = head.trained.feature_layers
     fix = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS} in config.json"
-    if not head.speculators:
+    if head.speculators:
+        fix += f", their number as {AUX_COUNT} in transformer_layer_config"
+    else:
         fix += ", also in eagle_config"
     _require(trained in ([], ids), f"{ids}; the head was trained with {trained}", fix)
     wrong = f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it"
@@ -143,12 +145,11 @@ def feature_layers(head: HeadFiles, target: BaseTarget) -> str:
     width = head.tensors["fc.weight"].shape[1] if "fc.weight" in head.tensors else None
     wrong = f"fc reads {width} features, {ids} are {len(ids)} layers of {head.target_width}"
     _require(width in (None, len(ids) * head.target_width), wrong, fix)
-    # vLLM reads the ids at the top, and counts those in eagle_config.
-    if not head.speculators and nested != ids:
-        wrong = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
-        _require(not nested, wrong, fix, blocks=False)
-        wrong = f"{ids} is not in eagle_config: vLLM would count {len(defaults)}"
-        _require(len(ids) == len(defaults), wrong, fix, blocks=False)
+    # vLLM reads the ids at the top, and may count those in eagle_config.
+    wrong = f"{LAYER_IDS} is {ids}, in eagle_config {nested}"
+    _require(not nested or nested == ids, wrong, fix, blocks=False)
+    counted = head.counted_layers
+    _require(len(ids) == counted, f"{ids}: vLLM would count {counted}", fix, blocks=False)
     wrong = f"{LAYER_IDS} is {ids} in eagle_config only: vLLM would tap {defaults}"
     _require(head.speculators or bool(top) or ids == defaults, wrong, fix, blocks=False)
     return f"{ids} of {count}, as wide as fc"
@@ -262,6 +263,8 @@ def keys(head: HeadFiles, target: BaseTarget) -> str:
     """Keys of config.json that change the computation: all are known here."""
     fix = "remove the key if the head was trained without it; else train another head"
     for name, value in {**head.raw, **head.sizes, **head.eagle}.items():
+        if name == "layer_types" and set(value or ()) <= {"full_attention"}:
+            continue
         if value and name not in known_keys() and any(part in name for part in COMPUTES):
             wrong = f"config.json has {name} {value!r:.40}: it changes what a head computes"
             raise Problem(f"{wrong}, and is not known here", fix)
@@ -279,7 +282,9 @@ def known_keys() -> frozenset[str]:
     """Keys that are read, or have no effect."""
     read = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", *OLD_ROPE}
     unused = {"use_sliding_window", "max_window_layers", "sliding_window"}
-    return LAYER_KEYS | read | unused
+    # NVIDIA's; every head here has these norms.
+    given = {"use_input_layernorm_in_first_layer", "use_last_layernorm"}
+    return LAYER_KEYS | read | unused | given
 
 
 def tensors(head: HeadFiles, target: BaseTarget) -> str:

@@ -304,6 +304,6 @@ def state_dict_of(tensors: Mapping[str, Tensor], config: DrafterConfig) -> dict[
     state.pop("t2d", None)  # the inverse of d2t
     if "mask_hidden" in state:
         state["mask_hidden"] = state["mask_hidden"].flatten()
-    if config.draft_vocab_size == config.transformer.vocab_size:
+    if config.all_drafted:
         state.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
     return state

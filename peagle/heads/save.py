@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peagle.heads.correction import CORRECTION, PREFIX, digest
 from peagle.methods.base import Dialect
-from peagle.methods.keys import FLAGS, LAYER_IDS
+from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
@@ -94,9 +94,12 @@ def _write_json(folder: Path, keys: dict[str, Any]) -> None:
 def _tensors_to_write(drafter: Drafter, dialect: Dialect) -> dict[str, Tensor]:
     config = drafter.config
     tensors = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
-    t2d = torch.zeros(config.transformer.vocab_size, dtype=torch.bool)
-    t2d[drafter.target_ids.cpu()] = True
-    tensors["t2d"] = t2d
+    if config.all_drafted:
+        del tensors["d2t"]  # which vLLM 0.30 and newer do not know
+    else:
+        t2d = torch.zeros(config.transformer.vocab_size, dtype=torch.bool)
+        t2d[drafter.target_ids.cpu()] = True
+        tensors["t2d"] = t2d
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if dialect != "native" and config.embedding == "mask-row":
@@ -131,6 +134,7 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
             "method": config.method,
             "depths": config.depths,
             "embedding": exported,
+            "d2t": not config.all_drafted,  # whether it is stored
             "provenance": asdict(config.provenance),
         },
     }
@@ -143,6 +147,7 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
     sizes["rope_scaling"] = None if rope.get("rope_type") == "default" else rope or None
     if dialect == "speculators":
         sizes["dtype"] = dtype
+        sizes[AUX_COUNT] = len(config.feature_layers)  # vLLM takes 3
         return {**common, **named, "transformer_layer_config": sizes}
     return {
         **sizes,

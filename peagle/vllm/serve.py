@@ -75,7 +75,7 @@ def prepare(settings: ServeSettings) -> Launch:
     installed = look(python)
     entry = known_entry(settings.target)
     load = settings.max_batch or _load(entry)
-    head = _find_head(settings)
+    head = _find_head(settings, installed.version)
     if head is not None:
         head = replace(head, k=settings.k or k_for_load(head.k, load))
     drafting, needed = "no head", list[str]()
@@ -106,7 +106,7 @@ def _flags_draft(settings: ServeSettings) -> bool:
     return any(flag.startswith("--spec") for flag in settings.flags)
 
 
-def _find_head(settings: ServeSettings) -> Head | None:
+def _find_head(settings: ServeSettings, version: str) -> Head | None:
     if not _flags_draft(settings):
         if settings.method == "lookup":
             why = "only the native engine has it"
@@ -116,7 +116,7 @@ def _find_head(settings: ServeSettings) -> Head | None:
             return None
         check_sizes(head, target_config(settings.target))
         template, force = settings.chat_template, settings.force
-        return as_vllm_reads_it(head, settings.target, template, force=force)
+        return as_vllm_reads_it(head, settings.target, version, template, force=force)
     if settings.head or settings.method or settings.k:
         fix = "leave it out, or leave out `head`, `method` and `k`"
         raise InputError("a flag of vLLM's says how to draft", field="vllm_flags", fix=fix)
@@ -171,9 +171,8 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     """
     needs = needs_of(read_keys(head.folder))
     facts = [f"{head.method} ({needs.drafter.num_hidden_layers} layers, K = {head.k})"]
-    if installed.before(needs.since.version):
-        why = f"vLLM {installed.version} does not run {needs.since.runs}"
-        fix = f"install {needs.since.version} or newer, or use another head"
+    if why := needs.refusal(installed.version):
+        fix = f"{installed.version} is installed: install another, or use another head"
         raise InputError(why, field="engine", value="vllm", fix=fix)
     if needs.environ:
         facts.append("by its V1 model runner")

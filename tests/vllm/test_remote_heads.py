@@ -172,11 +172,23 @@ def theirs(kind: str, sizes: dict[str, Any] = SIZES, **keys: Any) -> dict[str, A
         (theirs("peagle", mask_token_id=3), "0.22.0"),
         (theirs("peagle", QWEN3, mask_token_id=3), "0.24.0"),
         (theirs("eagle3", norm_output=True), "0.25.0"),
+        (SIZES | {"mask_token_id": 3}, "0.28.0"),
     ],
     ids=str,
 )
 def test_the_first_release_that_runs_it(raw: dict[str, Any], version: str) -> None:
     assert needs_of(HeadKeys("head", raw)).since.version == version
+
+
+@pytest.mark.parametrize(
+    ("version", "runs"), [("0.15.1", False), ("0.16.0", True), ("0.29.1", True), ("0.30.0", False)]
+)
+def test_a_release_that_does_not_run_it(version: str, runs: bool) -> None:
+    """vLLM from 0.30 on has no place for the d2t of a head that drafts all tokens."""
+    raw = SIZES | PTD | {"draft_vocab_size": SIZES["vocab_size"]}
+    assert (needs_of(HeadKeys("head", raw)).refusal(version) is None) == runs
+    ours = raw | {"peagle": {"method": "p-eagle", "d2t": False}}
+    assert needs_of(HeadKeys("head", ours)).below is None
 
 
 FIVE = {LAYER_IDS: [1, 2, 3, 4, 5]}
