@@ -84,6 +84,25 @@ def test_public_eagle3_heads_are_listed_with_their_source() -> None:
         assert head.source and head.source.startswith("https://")
 
 
+def test_heads_for_long_contexts_have_entries_of_their_own() -> None:
+    """The shorter one is found by the target's hub id."""
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        long, short = find_entry(f"{name}-long"), find_entry(name)
+        assert long.target == short.target and find_name(str(long.target)) == name
+        assert str(long.heads["p-eagle"].hub).endswith("-long-context")
+        assert long.vllm_flags["max-model-len"] == 131072
+        assert long.heads["p-eagle"].depths == short.heads["p-eagle"].depths
+
+
+def test_what_is_known_of_published_heads() -> None:
+    known = find_entry("gpt-oss-20b").heads["p-eagle"]
+    assert (known.layers, known.depths, known.below_vllm) == ((2, 12, 21), 10, "0.30.0")
+    assert "nvidia/gpt-oss-120b-Eagle3-v3" in find_entry("gpt-oss-120b").heads["eagle3"].others
+    for name, entry in load_catalog().items():
+        for head in entry.heads.values():
+            assert head.folder or head.source or head.acceptance, f"{name}: from where?"
+
+
 def test_a_hub_id_finds_the_entry_of_its_target() -> None:
     known = find_entry("gpt-oss-20b")
     assert find_entry("openai/gpt-oss-20b") == known == known_entry("OpenAI/GPT-OSS-20B")

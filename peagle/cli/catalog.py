@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle.catalog import find_name, load_catalog, record
+from peagle.catalog import CatalogHead, find_name, load_catalog, record
 from peagle.catalog_fields import VllmFlags
 from peagle.cli.options import App
 from peagle.shown import mean_length
@@ -37,7 +37,7 @@ def catalog(context: typer.Context, file: CatalogOption = None, as_json: Json = 
         typer.echo(json.dumps([record(name, entry) for name, entry in entries.items()]))
         return
     table = Table()
-    for column in ("name", "target", "head", "K", "acceptance length", "run by us"):
+    for column in ("name", "target", "head", "K", "acceptance length", "run"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name, entry in entries.items():
         run = "yes" if entry.verified else "no"
@@ -87,11 +87,26 @@ def show(
     for method, head in entry.heads.items():
         here = head.location or f"{head.folder} (not here: heads are in the repository)"
         typer.echo(f"  {method} head: {here}, K = {head.k}, licence {head.licence or 'unknown'}")
-        if head.source:
-            typer.echo(f"    source: {head.source}")
+        known: dict[str, object] = {
+            "trained for draft tokens": head.depths,
+            "feature layers": ", ".join(map(str, head.layers)),
+            "vLLM": _versions(head),
+            "note": head.note,
+            "other heads": ", ".join(head.others),
+            "source": head.source,
+        }
+        for what, each in known.items():
+            if each:
+                typer.echo(f"    {what}: {each}")
         for row in head.acceptance:
             what = f"{row.dataset}, K = {row.k}: {mean_length(row.length)}"
             typer.echo(f"    acceptance length, {what} ({row.source})")
+
+
+def _versions(head: CatalogHead) -> str:
+    since = f"{head.min_vllm} or newer" if head.min_vllm else ""
+    below = f"before {head.below_vllm}" if head.below_vllm else ""
+    return ", ".join(filter(None, (since, below)))
 
 
 def _words(flags: VllmFlags) -> str:

@@ -21,6 +21,7 @@ class Head:
     method: str | None = None
     k: int | None = None  # draft tokens per round that suit it; None: not known here
     min_vllm: str | None = None
+    below_vllm: str | None = None  # the first vLLM that does not read it any more
     v1: bool = False  # whether only the V1 model runner drafts by it
     whole_caches: bool = False  # whether vLLM must not split the KV cache
 
@@ -65,7 +66,7 @@ def _of_catalog(name: str, entry: Entry, method: str, place: str) -> Head:
         raise InputError(why, field="head", fix=how_to_get(known))
     parallel = method in PARALLEL_METHODS
     since = known.min_vllm or (facts().p_eagle.since if parallel else None)
-    return Head(known.location, method, known.k, since, v1=parallel)
+    return Head(known.location, method, known.k, since, known.below_vllm, v1=parallel)
 
 
 def _named(head: str, method: str | None, entry: Entry, place: str, engine: str) -> Head:
@@ -109,6 +110,7 @@ def _read(head: str, method: str | None, entry: Entry) -> Head:
         needs.method,
         needs.k,
         needs.since.version,
+        needs.below,
         v1=bool(needs.environ),
         whole_caches=bool(cache_flags(needs.drafter, target, WIDER_GROUPS)),
     )

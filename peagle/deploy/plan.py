@@ -152,7 +152,7 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
         raise InputError(why, field="engine", value=engine, fix="choose vllm")
     target = name if isinstance(entry.target, PackagedGGUF) else entry.target
     model, _, revision = target.partition("@")
-    image = _image(place, choices.image, engine)
+    image = _image(place, choices.image, engine, head)
     plan = Plan(
         name=name, engine=engine, model=model, revision=revision or None, head=head.name,
         method=head.method, k=choices.k, gpus=gpus, gpu=gpu, options={}, env={},
@@ -247,14 +247,15 @@ def _instance(kind: str | None, gpu: str | None, gpus: int) -> str:
     return kind or fitting
 
 
-def _image(place: str, named: str | None, engine: str) -> Image:
+def _image(place: str, named: str | None, engine: str, head: Head) -> Image:
     """The named image, with the versions that are known or written in its tag, or the default."""
     if place == "local":
         return Image(place)
     if named is None:
         if engine == "native":
             raise InputError("no image of peagle is published", field="image", fix=BUILD)
-        return next(image for image in facts().images if image.place == place)
+        images = [image for image in facts().images if image.place == place]
+        return next((image for image in images if _is_before(image, head.below_vllm)), images[0])
     for image in facts().images:
         if named == image.name or named.endswith(f"/{image.name}"):
             return replace(image, name=named)
@@ -262,6 +263,10 @@ def _image(place: str, named: str | None, engine: str) -> Image:
     vllm = re.search(r"\bv?(\d+\.\d+\.\d+)", tag)
     cuda = re.search(r"\bcu(\d\d)(\d)", tag)
     return Image(place, named, vllm and vllm[1], cuda and f"{cuda[1]}.{cuda[2]}")
+
+
+def _is_before(image: Image, release: str | None) -> bool:
+    return release is None or version(image.vllm) < version(release)
 
 
 def _ami(image: Image, gpu: Gpu | None) -> str | None:
@@ -287,6 +292,10 @@ def _check_version(plan: Plan, entry: Entry, head: Head, place: str) -> None:
         why = f"its vLLM is {plan.vllm}; {plan.name} with the head {head.name} needs {since}"
         nearest = min(can, key=lambda each: version(each.vllm)).name
         raise InputError(why, field="image", value=plan.image, fix=f"choose {nearest}")
+    elif head.below_vllm and version(plan.vllm) >= version(head.below_vllm):
+        why = f"its vLLM is {plan.vllm}; the head {head.name} needs one before {head.below_vllm}"
+        fix = f"choose {_image(place, None, plan.engine, head).name}, or export the head"
+        raise InputError(why, field="image", value=plan.image, fix=fix)
     elif head.v1 and version(plan.vllm) > version(facts().p_eagle.tried):
         tried = facts().p_eagle.tried
         _warn(f"image {plan.image}: P-EAGLE was tried up to vLLM {tried}; newer ones may refuse it")

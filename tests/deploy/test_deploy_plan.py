@@ -42,7 +42,7 @@ def test_a_whole_plan() -> None:
         "num_speculative_tokens": 7, "parallel_drafting": True,
     }  # fmt: skip
     assert (made.k, made.gpus, made.gpu, made.key_variable) == (7, 1, "h100", "VLLM_API_KEY")
-    assert (made.vllm, made.cuda, made.ami, made.instance_type) == ("0.32.0", "13.0", None, None)
+    assert (made.vllm, made.cuda, made.ami, made.instance_type) == ("0.29.0", "13.0", None, None)
     assert made.env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert made.options["served-model-name"] == "gpt-oss-20b"
     assert "--tensor-parallel-size" not in made.argv and "--async-scheduling" in made.argv
@@ -133,7 +133,15 @@ def test_an_image_older_than_the_head_needs() -> None:
 )
 def test_images_that_may_not_draft(image: str, said: str) -> None:
     with pytest.warns(InputWarning, match=said):
-        plan(image=image)
+        plan("qwen3-8b", image=image)
+
+
+def test_an_image_newer_than_the_head_can() -> None:
+    """The head stores d2t and drafts all tokens, which vLLM 0.30 does not load."""
+    assert plan().image == "vllm/vllm-openai:v0.29.0"
+    with refused("image") as error:
+        plan(image="vllm/vllm-openai:v0.32.0")
+    assert "vllm/vllm-openai:v0.29.0" in str(error.value.fix)
 
 
 def test_default_images_can_all() -> None:
