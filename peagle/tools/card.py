@@ -31,8 +31,7 @@ def model_card(config: DrafterConfig) -> ModelCard:
     method = method_of(config)
     trained = config.provenance.target
     base = _hub_id(trained)
-    vllm_head = "head-for-vllm" if config.embedding == "mask-row" else HERE
-    speculative = speculative_config(method.parallel, vllm_head, default_k(config))
+    speculative = speculative_config(method.parallel, HERE, default_k(config))
     tags = ["speculative-decoding", *{speculative["method"], config.method}]
     data = ModelCardData(
         base_model=base, library_name="peagle", pipeline_tag="text-generation", tags=sorted(tags)

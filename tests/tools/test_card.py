@@ -52,7 +52,9 @@ def test_the_card_says_what_is_recorded() -> None:
     for row in ("| humaneval | 3 | 1.50 |", "| humaneval | 7 | 1.62 |", "| held out | 8 | 1.40 |"):
         assert row in card.text.splitlines()
     assert f"peagle generate owner/base --head {HERE}" in card.text
-    assert f"peagle export {HERE} head-for-vllm --to vllm" in card.text
+    export = "peagle export FOLDER head-for-vllm --to vllm --target owner/base"
+    assert f"{export}\nhf upload {HERE} head-for-vllm\n" in card.text
+    assert f"peagle deploy owner/base --head {HERE} --to kubernetes" in card.text
     assert '"parallel_drafting": true' in card.text
 
 
@@ -63,4 +65,5 @@ def test_the_card_of_a_head_that_records_nothing(tmp_path: Path) -> None:
         assert card.data.base_model is None and card.text.count("Not recorded") == 2
         assert "/somewhere" not in str(card) and str(tmp_path) not in str(card)
         assert "export" not in card.text and f'"model": "{HERE}"' in card.text
+        assert f"\nhf upload {HERE} FOLDER\n" in card.text
         assert "parallel_drafting" not in card.text and "p-eagle" not in card.data.tags
