@@ -2,15 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle.catalog import CatalogHead, find_name, load_catalog, record
-from peagle.catalog_fields import VllmFlags
+from peagle.catalog import find_name, how_to_get, load_catalog, record
 from peagle.cli.options import App
 from peagle.shown import mean_length
 
@@ -70,44 +70,16 @@ def show(
     if as_json or json_before:
         typer.echo(json.dumps(record(name, entry)))
         return
-    typer.echo(f"{name}: {entry.target_name}")
-    facts = {
-        "licence": entry.licence,
-        "run by this project": "yes" if entry.verified else "no",
-        "least vLLM": entry.min_vllm,
-        "hardware": entry.hardware,
-        "GPU memory": f"{entry.gpu_memory} GiB" if entry.gpu_memory else None,
-        "vLLM flags": _words(entry.vllm_flags),
-        **{f"profile {each}": _words(flags) for each, flags in entry.profiles.items()},
-        "note": entry.note,
-    }
-    for what, value in facts.items():
-        if value:
-            typer.echo(f"  {what}: {value}")
+    recorded = record(name, entry)
+    shown = {recorded.pop("name"): _filled(recorded)}
+    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100), nl=False)
     for method, head in entry.heads.items():
-        here = head.location or f"{head.folder} (not here: heads are in the repository)"
-        typer.echo(f"  {method} head: {here}, K = {head.k}, licence {head.licence or 'unknown'}")
-        known: dict[str, object] = {
-            "trained for draft tokens": head.depths,
-            "feature layers": ", ".join(map(str, head.layers)),
-            "vLLM": _versions(head),
-            "note": head.note,
-            "other heads": ", ".join(head.others),
-            "source": head.source,
-        }
-        for what, each in known.items():
-            if each:
-                typer.echo(f"    {what}: {each}")
-        for row in head.acceptance:
-            what = f"{row.dataset}, K = {row.k}: {mean_length(row.length)}"
-            typer.echo(f"    acceptance length, {what} ({row.source})")
+        if head.location is None:
+            typer.echo(f"The {method} head is not here: {how_to_get(head)}")
 
 
-def _versions(head: CatalogHead) -> str:
-    since = f"{head.min_vllm} or newer" if head.min_vllm else ""
-    below = f"before {head.below_vllm}" if head.below_vllm else ""
-    return ", ".join(filter(None, (since, below)))
-
-
-def _words(flags: VllmFlags) -> str:
-    return " ".join(f"{flag}={value}" for flag, value in flags.items())
+def _filled(value: Any) -> Any:
+    """A record without what is unknown or empty."""
+    if isinstance(value, dict):
+        return {name: _filled(each) for name, each in value.items() if each not in (None, (), {})}
+    return list(map(_filled, value)) if isinstance(value, tuple) else value

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from peagle.errors import InputError, first_line
@@ -218,16 +219,28 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
-    tensors = dict[str, Tensor]()
-    origins = dict[str, str]()
-    for file, wanted in _weight_files(folder).items():
-        for stored, tensor in _read_file(file, wanted).items():
+    """Tensors of a folder. As in vLLM an index decides, and without one every file is read."""
+    index = _index(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not index:
+        raise damaged(folder, "no .safetensors file (pickles are not loaded)")
+    tensors, origins = dict[str, Tensor](), dict[str, str]()
+    left = [file.name for file in files if index and file.name not in index.values()]
+    for file in (file for file in files if file.name not in left):
+        for stored, tensor in _read_file(file).items():
             name = stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
             origin = f"{stored!r} of {file.name}"
+            if index and index.get(stored) != file.name:
+                left.append(origin)
+                continue
             if name in tensors:
                 raise damaged(folder, f"{origins[name]} and {origin} are the same tensor")
-            tensors[name] = tensor
-            origins[name] = origin
+            tensors[name], origins[name] = tensor, origin
+    wanted = [f"{stored!r} of {name}" for stored, name in index.items()]
+    if missing := [origin for origin in wanted if origin not in origins.values()]:
+        raise damaged(folder, f"{missing[0]} is missing, {INDEX} names it")
+    if left:
+        log.warning("%s does not name %s: not read", folder / INDEX, ", ".join(left))
     int8 = {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
     scaled = {name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)}
     for name in sorted(int8 | scaled):
@@ -236,45 +249,23 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _weight_files(folder: Path) -> Mapping[Path, set[str] | None]:
-    """Files to read, and the names of the tensors wanted of each; None: all of them. As in vLLM an
-    index decides, and without one every safetensors file is read."""
-    files = set(folder.glob("*.safetensors"))
-    if (folder / INDEX).is_file():
-        return _indexed(folder, files)
-    if not files:
-        raise damaged(folder, "no .safetensors file (pickles are not loaded)")
-    return dict.fromkeys(sorted(files))
-
-
-def _indexed(folder: Path, files: set[Path]) -> dict[Path, set[str]]:
-    weight_map = _read_object(folder, INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+def _index(folder: Path) -> dict[str, str]:
+    """Names of files by the tensors that are wanted of them; empty without an index."""
+    if not (folder / INDEX).is_file():
+        return {}
+    index = _read_object(folder, INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
         raise damaged(folder, f"{INDEX}: weight_map is not an object of tensors and files")
-    wanted = dict[Path, set[str]]()
-    for tensor, name in weight_map.items():
-        file = folder / str(name)
+    for name in index.values():
+        file = Path(str(name))
         if file.name != name or file.suffix != ".safetensors":
             raise damaged(folder, f"{INDEX}: {name!r} is no .safetensors file of this folder")
-        wanted.setdefault(file, set()).add(tensor)
-    if missing := sorted(wanted.keys() - files):
-        raise damaged(folder, f"{INDEX}: {missing[0].name!r} is missing")
-    if left := sorted(file.name for file in files - wanted.keys()):
-        log.warning("%s does not name %s: not read", folder / INDEX, ", ".join(left))
-    return wanted
+    return index
 
 
-def _read_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
+def _read_file(file: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(file, framework="pt") as shard:
-            stored = set(shard.keys())
-            wanted = stored if wanted is None else wanted
-            if missing := sorted(wanted - stored):
-                why = f"{file.name}: {missing[0]!r} is missing, {INDEX} names it"
-                raise damaged(file.parent, why)
-            if left := sorted(stored - wanted):
-                log.warning("%s: %s does not name %s: not read", file, INDEX, ", ".join(left))
-            return {name: shard.get_tensor(name) for name in sorted(wanted)}
+        return load_file(file)
     except OSError as error:
         raise damaged(file.parent, f"{file.name} cannot be read ({first_line(error)})") from error
     except SafetensorError as error:

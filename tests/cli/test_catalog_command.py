@@ -45,13 +45,16 @@ def _given(value: object) -> object:
     return [_given(each) for each in value] if isinstance(value, list) else value
 
 
-def test_show_says_where_a_figure_is_from() -> None:
-    shown = invoke("catalog", "show", "gpt-oss-20b").stdout
-    assert "HumanEval, K = 7: 3.94 (published: vLLM blog, 2026-03-13)" in shown
-    assert "run by this project: no" in shown
-    assert "profile benchmark: stream-interval=20 enable-prefix-caching=False" in shown
-    assert "eagle3 head: RedHatAI/gpt-oss-20b-speculator.eagle3, K = 3" in shown
-    assert "source: https://github.com/vllm-project/speculators" in shown
+def test_show_has_everything_but_what_is_unknown() -> None:
+    """In the form of catalog.yaml."""
+    [[name, shown]] = yaml.safe_load(invoke("catalog", "show", "gpt-oss-20b").stdout).items()
+    head = shown["heads"]["p-eagle"]
+    source = "published: vLLM blog, 2026-03-13"
+    row = {"dataset": "HumanEval", "k": 7, "length": 3.94, "source": source}
+    assert name == "gpt-oss-20b" and row in head["acceptance"] and head["layers"] == [2, 12, 21]
+    assert shown["profiles"]["benchmark"]["enable-prefix-caching"] is False
+    assert shown["verified"] is False
+    assert not {"folder", "others"} & head.keys() and None not in shown.values()
 
 
 def test_show_takes_a_hub_id() -> None:
