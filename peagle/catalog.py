@@ -64,8 +64,6 @@ class CatalogHead:
     licence: str | None = None
     min_vllm: str | None = None
     below_vllm: str | None = None  # the first release that does not read it any more
-    depths: int | None = None  # tokens that it was trained to draft in one forward
-    layers: tuple[int, ...] = ()  # feature layers, as inputs; empty: not known
     others: tuple[HubId, ...] = ()  # more published heads of the method
     note: str | None = None
     source: str | None = None  # page of a head that others published

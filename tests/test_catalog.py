@@ -91,12 +91,11 @@ def test_heads_for_long_contexts_have_entries_of_their_own() -> None:
         assert long.target == short.target and find_name(str(long.target)) == name
         assert str(long.heads["p-eagle"].hub).endswith("-long-context")
         assert long.vllm_flags["max-model-len"] == 131072
-        assert long.heads["p-eagle"].depths == short.heads["p-eagle"].depths
 
 
 def test_what_is_known_of_published_heads() -> None:
     known = find_entry("gpt-oss-20b").heads["p-eagle"]
-    assert (known.layers, known.depths, known.below_vllm) == ((2, 12, 21), 10, "0.30.0")
+    assert known.below_vllm == "0.30.0" and "feature layers 2, 12 and 21" in str(known.note)
     assert "nvidia/gpt-oss-120b-Eagle3-v3" in find_entry("gpt-oss-120b").heads["eagle3"].others
     for name, entry in load_catalog().items():
         for head in entry.heads.values():

@@ -104,10 +104,7 @@ def provenance(head: HeadFiles, target: BaseTarget) -> str:
         ("weights hash", known.weights_hash, weights_hash(target)),
     )
     trained = model_name(known.target or "another target")
-    fix = (
-        "name that target; for a fine-tune of the same base use `force`, or train the head on its "
-        "answers (`peagle train --init-from`)"
-    )
+    fix = "name that target; for a fine-tune of its base use `force`, or `peagle train --init-from`"
     for name, recorded, found in facts:
         wrong = f"trained for {trained}: {name} {recorded}, here {found}"
         _require(recorded in ("", found), wrong, fix)
@@ -132,11 +129,8 @@ def feature_layers(head: HeadFiles, target: BaseTarget) -> str:
     top, nested = head.raw.get(LAYER_IDS), head.eagle.get(LAYER_IDS)
     ids = top or nested or defaults
     trained = head.trained.feature_layers
-    fix = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS} in config.json"
-    if head.speculators:
-        fix += f", their number as {AUX_COUNT} in transformer_layer_config"
-    else:
-        fix += ", also in eagle_config"
+    also = f"their number as {AUX_COUNT}" if head.speculators else "also in eagle_config"
+    fix = f"write {trained or 'the layers it was trained with'} as {LAYER_IDS}, {also}"
     _require(trained in ([], ids), f"{ids}; the head was trained with {trained}", fix)
     wrong = f"{ids} is not strictly ascending; vLLM sorts and de-duplicates it"
     _require(ids == sorted(set(ids)), wrong, fix)

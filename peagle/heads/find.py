@@ -1,7 +1,6 @@
 """From a name to a head: a catalog entry, a folder, or a repository of the hub."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from peagle.heads.format import read_keys
 from peagle.methods.keys import UNKNOWN_DEPTHS
 from peagle.model.loader import quiet_hub
 
+FILES = ["*.json", "*.safetensors"]  # of folders, too
 FORMS = "give a folder or a hub id (owner/name[@revision])"
 
 
@@ -72,8 +72,9 @@ def _catalog_head(target: str, method: str | None, field: str) -> CatalogHead | 
     return None
 
 
-def head_folder(name: str | Path, field: str = "head") -> Path:
-    """Folder of a head given as folder or hub id[@revision] (downloaded into the hub's cache)."""
+def head_folder(name: str | Path, field: str = "head", wanted: list[str] = FILES) -> Path:
+    """Folder of a head given as folder or hub id[@revision], of which the `wanted` files are
+    downloaded into the hub's cache."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         below = folder / "head"  # of a training run
@@ -83,18 +84,10 @@ def head_folder(name: str | Path, field: str = "head") -> Path:
         return folder
     if not is_hub_id(str(name)):
         raise InputError("no such folder", field=field, value=Path(name), fix=FORMS)
-    return download(str(name), ("*.json", "*.safetensors"), field)  # of folders, too
-
-
-def download(name: str, wanted: Sequence[str], field: str = "head") -> Path:
-    """Folder of the hub's cache with the `wanted` files of a hub id[@revision]."""
-    hub_id, _, revision = name.partition("@")
+    hub_id, _, revision = str(name).partition("@")
     try:
         with quiet_hub():
-            found = snapshot_download(
-                hub_id, revision=revision or None, allow_patterns=list(wanted)
-            )
+            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
         raise InputError(why, field=field, value=Path(name)) from error
-    return Path(found)

@@ -108,15 +108,9 @@ class HeadKeys:
     @property
     def flags(self) -> dict[str, bool]:
         """Its FLAGS, as vLLM reads them."""
-        flags = {flag: bool(self.eagle.get(flag, self.raw.get(flag, False))) for flag in FLAGS}
-        if self.speculators and not self.parallel and "norm_before_residual" not in self.raw:
-            flags["norm_before_residual"] = True  # speculators' and vLLM's default
-        return flags
-
-    @property
-    def parallel(self) -> bool:
-        """Whether all draft tokens come from one forward."""
-        return METHODS[self.method].parallel
+        theirs = self.speculators and not METHODS[self.method].parallel
+        defaults = {"norm_before_residual": theirs}  # speculators' and vLLM's
+        return {f: bool(self.eagle.get(f, self.raw.get(f, defaults.get(f)))) for f in FLAGS}
 
     @property
     def correction(self) -> CorrectionConfig | None:
@@ -137,10 +131,9 @@ class HeadKeys:
             if error.field == "head":
                 raise
             raise damaged(self.place, f"config.json: {error}") from error
-        except KeyError as error:
-            raise damaged(self.place, f"config.json: missing {error.args[0]!r}") from error
-        except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise damaged(self.place, f"config.json: {first_line(error)}") from error
+        except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+            missing = "missing " if isinstance(error, KeyError) else ""
+            raise damaged(self.place, f"config.json: {missing}{first_line(error)}") from error
 
     def _parse(self, target_layers: int | None) -> DrafterConfig:
         raw, sizes = self.raw, self.sizes
@@ -284,9 +277,7 @@ def _restored(folder: Path, name: str, rows: Tensor | None, scales: Tensor | Non
 
 
 def _form(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "missing"
-    return f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"[6:]
 
 
 def state_dict_of(tensors: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
@@ -295,6 +286,6 @@ def state_dict_of(tensors: Mapping[str, Tensor], config: DrafterConfig) -> dict[
     state.pop("t2d", None)  # the inverse of d2t
     if "mask_hidden" in state:
         state["mask_hidden"] = state["mask_hidden"].flatten()
-    if config.all_drafted:
+    if config.draft_vocab_size == config.transformer.vocab_size:
         state.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
     return state

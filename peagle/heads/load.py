@@ -33,14 +33,11 @@ log = logging.getLogger(__name__)
 
 # What the target and the head are run on: questions, an answer and code.
 TEXT = """Why is the sky blue? Explain it in a few sentences.
-
 Sunlight is made of many colors. When it meets the air, the small molecules there scatter blue light
 much more than red light, because blue light has a shorter wavelength. So blue light reaches our
 eyes from every part of the sky. In the evening the light has a longer way through the air, and most
 of the blue is gone before it arrives: the sun looks red.
-
 Write a Python function that returns the sum of the squares of a list of numbers.
-
 def sum_of_squares(numbers):
     total = 0
     for number in numbers:

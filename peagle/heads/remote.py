@@ -6,19 +6,19 @@ from pathlib import Path
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, first_line
 from peagle.heads.correction import CORRECTION
-from peagle.heads.find import download
+from peagle.heads.find import head_folder
 from peagle.heads.format import HeadKeys, read_keys
 
 S3 = "s3://"
 FORMS = "give a hub id (owner/name[@revision]) or s3://bucket/prefix"
-CONFIGS = ("config.json", f"{CORRECTION}/config.json")
+CONFIGS = ["config.json", f"{CORRECTION}/config.json"]
 
 
 def read_remote(location: str) -> HeadKeys:
     """config.json of the head at a hub id or in a folder of S3. Raises InputError where it cannot
     be read."""
     if is_hub_id(location):
-        return read_keys(download(location, CONFIGS), location)
+        return read_keys(head_folder(location, wanted=CONFIGS), location)
     if not location.startswith(S3):
         raise InputError("neither on the hub nor in S3", field="head", value=location, fix=FORMS)
     with tempfile.TemporaryDirectory() as folder:

@@ -94,12 +94,11 @@ def _write_json(folder: Path, keys: dict[str, Any]) -> None:
 def _tensors_to_write(drafter: Drafter, dialect: Dialect) -> dict[str, Tensor]:
     config = drafter.config
     tensors = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
-    if config.all_drafted:
-        del tensors["d2t"]  # which vLLM 0.30 and newer do not know
-    else:
-        t2d = torch.zeros(config.transformer.vocab_size, dtype=torch.bool)
-        t2d[drafter.target_ids.cpu()] = True
-        tensors["t2d"] = t2d
+    t2d = torch.zeros(config.transformer.vocab_size, dtype=torch.bool)
+    t2d[drafter.target_ids.cpu()] = True
+    tensors["t2d"] = t2d
+    if t2d.all():  # vLLM 0.30 and newer end on d2t
+        del tensors["d2t"], tensors["t2d"]
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if dialect != "native" and config.embedding == "mask-row":
@@ -134,7 +133,7 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
             "method": config.method,
             "depths": config.depths,
             "embedding": exported,
-            "d2t": not config.all_drafted,  # whether it is stored
+            "d2t": config.draft_vocab_size < config.transformer.vocab_size,  # whether it is stored
             "provenance": asdict(config.provenance),
         },
     }
@@ -146,9 +145,8 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
     sizes["rope_theta"] = rope.pop("rope_theta", 10_000.0)
     sizes["rope_scaling"] = None if rope.get("rope_type") == "default" else rope or None
     if dialect == "speculators":
-        sizes["dtype"] = dtype
-        sizes[AUX_COUNT] = len(config.feature_layers)  # vLLM takes 3
-        return {**common, **named, "transformer_layer_config": sizes}
+        layers = {**sizes, "dtype": dtype, AUX_COUNT: len(config.feature_layers)}
+        return {**common, **named, "transformer_layer_config": layers}
     return {
         **sizes,
         **common,
@@ -156,11 +154,7 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
         "dtype": dtype,
         "architectures": [ARCHITECTURES[config.transformer.model_type]],
         # vLLM's Llama drafter counts this list, its newer runner reads the top-level one.
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            LAYER_IDS: list(config.feature_layers),
-            "norm_before_fc": config.norm_before_fc,
-        },
+        "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: common[LAYER_IDS]},
     }
 
 

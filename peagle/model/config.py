@@ -64,11 +64,6 @@ class DrafterConfig:
         return InputError(why, field="embedding", value=self.embedding, fix="choose 'full'")
 
     @property
-    def all_drafted(self) -> bool:
-        """Whether the head drafts every token of its target."""
-        return self.draft_vocab_size == self.transformer.vocab_size
-
-    @property
     def feature_width(self) -> int:
         """F·E: numbers in the target's features of a token."""
         return len(self.feature_layers) * self.target_hidden_size

@@ -85,14 +85,15 @@ def check_for_vllm(location: str) -> Needs:
 def needs_of(keys: HeadKeys) -> Needs:
     """What a head needs of vLLM. Raises InputError for damaged keys."""
     with keys.naming():
+        parallel = METHODS[keys.method].parallel
         return Needs(
             method=keys.method,
-            parallel=keys.parallel,
+            parallel=parallel,
             k=keys.depths or UNKNOWN_DEPTHS,
             layers=keys.layers,
             since=_since(keys),
             below=ALL_DRAFTED if _may_store_d2t(keys) else None,
-            environ=V1_RUNNER if keys.parallel or _hides_layers(keys) else {},
+            environ=V1_RUNNER if parallel or _hides_layers(keys) else {},
             lost="its correction" if keys.correction else None,
             drafter=LayerConfig.from_json(keys.sizes),
         )
@@ -111,7 +112,7 @@ def _may_store_d2t(keys: HeadKeys) -> bool:
 
 
 def _since(keys: HeadKeys) -> Release:
-    flags, theirs, parallel = keys.flags, keys.speculators, keys.parallel
+    flags, theirs, parallel = keys.flags, keys.speculators, METHODS[keys.method].parallel
     # A parallel head feeds nothing back.
     post_norm = flags["fc_norm"] or (flags["norm_output"] and not parallel)
     qwen3 = keys.sizes.get("model_type") == "qwen3"
@@ -135,7 +136,7 @@ def unreadable(keys: HeadKeys) -> str | None:
         return "it stores one row of the embedding in place of the table"
     if keys.raw.get("dtype") == "int8":
         return "its matrices are int8 rows with scales"
-    if keys.speculators and keys.parallel and keys.flags["fc_norm"]:
+    if keys.speculators and METHODS[keys.method].parallel and keys.flags["fc_norm"]:
         return "vLLM drops fc_norm of speculators' peagle heads"
     counted = keys.counted_layers
     if len(keys.layers) not in (0, counted):

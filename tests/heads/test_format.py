@@ -262,7 +262,8 @@ def test_without_a_mask_id_it_is_an_eagle3_head(tmp_path: Path) -> None:
 
 def test_norm_before_fc_inside_eagle_config(tmp_path: Path) -> None:
     save_drafter(make_head(head_config(norm_before_fc=True)), tmp_path / "head")
-    change_config(tmp_path / "head", norm_before_fc=None)
+    nested = {"norm_before_fc": True, LAYER_IDS: list(TAPS)}
+    change_config(tmp_path / "head", norm_before_fc=None, eagle_config=nested)
     assert read_config(tmp_path / "head").norm_before_fc
     change_config(tmp_path / "head", eagle_config={}, norm_before_fc=True)
     assert read_config(tmp_path / "head").norm_before_fc
