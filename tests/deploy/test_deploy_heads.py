@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import huggingface_hub
 import pytest
 from moto import mock_aws
 from refusals import refused
@@ -98,16 +97,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of the head me/head, of which only the named files can be fetched."""
     folder = tmp_path / "hub"
 
-    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str], local_dir: Path
-              ) -> str:  # fmt: skip
+    fetched = tmp_path / "fetched"
+
+    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         assert (hub_id, revision) == ("me/head", "v1")
         for name in allow_patterns:
             if (folder / name).is_file():
-                (local_dir / name).parent.mkdir(exist_ok=True)
-                shutil.copy(folder / name, local_dir / name)
-        return str(local_dir)
+                (fetched / name).parent.mkdir(exist_ok=True)
+                shutil.copy(folder / name, fetched / name)
+        return str(fetched)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr("peagle.heads.find.snapshot_download", fetch)
     monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
     return folder
 
@@ -159,7 +159,7 @@ def test_a_head_that_cannot_be_read(hub: Path, monkeypatch: pytest.MonkeyPatch) 
     def missing(*_: Any, **__: Any) -> str:
         raise OSError("no such repository")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", missing)
+    monkeypatch.setattr("peagle.heads.find.snapshot_download", missing)
     with refused("head"):
         chosen(entry(), "me/gone")
 
