@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,13 +15,15 @@ import typer
 from peagle.catalog import Entry, find_entry, flag_options, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.catalog import CatalogOption
-from peagle.cli.options import App, check_at_least, group_with_default
+from peagle.cli.options import App, Fields, check_at_least, group_with_default
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.kubernetes import Cluster
 from peagle.deploy.plan import Choices, DeployFailed, Plan, make_plan, resource_name
 from peagle.deploy.sagemaker import Account
 from peagle.errors import InputError
 
+# Fields of an account that are options; the region is an option of all commands.
+OF_A_START = Fields(*(field.name for field in fields(Account) if field.name != "region"))
 LOCAL_URL = "http://127.0.0.1:8000"
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
@@ -58,39 +60,23 @@ class Where:
             raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
         return self.region
 
-    def cluster(self) -> Cluster:
-        """The cluster to ask about what runs there. Raises InputError for this machine."""
+    def hand_over(self, verb: str, name: str, yes: bool, **given: object) -> None:
+        """For Kubernetes print a command of helm or kubectl, or with `yes` run it, and end. Raises
+        InputError for this machine."""
         if self.to == "local":
             why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
             raise InputError(why, field="to", value=self.to)
-        return Cluster(self.form or "stack", self.namespace)
+        if self.to == "kubernetes":
+            line = self.command(verb, name, **given)
+            if yes:
+                raise typer.Exit(kubernetes.run(line))
+            typer.echo(shlex.join(line))
+            raise typer.Exit
 
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Number of replicas, and the account on SageMaker.
-
-    replicas: Number of replicas (on SageMaker: instances); the minimum if they are scaled.
-    max_replicas: Maximum number of replicas: above --replicas, more are started for waiting
-        requests. Default: --replicas.
-    SageMaker:
-    role: ARN of the execution role. Default: one that is made with the endpoint.
-    weights: Folder on S3 with the target's files, s3://BUCKET/FOLDER. Default: from the hub, at
-        every start of an instance.
-    subnets: ID of a subnet for the instances; repeat the option for several. Default: no VPC.
-    security_groups: ID of a security group for the instances; repeat the option for several.
-    kms_key: ARN of a KMS key for volumes and weights. Default: AWS's own.
-    token_secret: Name of the secret in Secrets Manager that is the hub's token, for gated models.
-    """
-
-    replicas: int = 1
-    max_replicas: int | None = None
-    role: str | None = None
-    weights: str | None = None
-    subnets: tuple[str, ...] = ()
-    security_groups: tuple[str, ...] = ()
-    kms_key: str | None = None
-    token_secret: str | None = None
+    def command(self, verb: str, name: str, **given: object) -> list[str]:
+        """A command of helm or kubectl."""
+        cluster = Cluster(self.form or "stack", self.namespace)
+        return kubernetes.command(verb, resource_name(name), cluster, **given)
 
 
 NameArgument = Annotated[
@@ -116,7 +102,7 @@ def start(
     choices: Choices,
     dry_run: bool = False,
     yes: YesOption = False,
-    size: Size,
+    account: Annotated[Account, OF_A_START],
     port: int | None = None,
     catalog: CatalogOption = None,
 ) -> None:
@@ -140,7 +126,7 @@ def start(
         _serve(_line(plan, choices, port, flag_options(flags)), catalog, run=yes and not dry_run)
     elif where.to == "kubernetes":
         form = where.form or ("stack" if plan.engine == "vllm" else "manifests")
-        cluster = Cluster(form, where.namespace, size.replicas, size.max_replicas)
+        cluster = Cluster(form, where.namespace, account.replicas, account.max_replicas)
         text = kubernetes.rendered(plan, cluster, pinned=choices.gpu is not None)
         line = kubernetes.command("start", plan.resource, cluster, file="-")
         if not yes or dry_run:
@@ -148,15 +134,14 @@ def start(
             return
         raise typer.Exit(kubernetes.run(line, text))
     else:
-        _start_sagemaker(plan, Account(region=where.region, **asdict(size)), dry_run, yes)
+        region = where.region if dry_run else where.aws_region()
+        _start_sagemaker(plan, replace(account, region=region), dry_run, yes)
 
 
 @app.command()
 def status(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
     """Print the state of a model on SageMaker, or the command that does for Kubernetes."""
-    cluster = where.cluster()
-    if where.to == "kubernetes":
-        _hand_over(kubernetes.command("status", resource_name(name), cluster), yes)
+    where.hand_over("status", name, yes)
     with _failures():
         typer.echo(json.dumps(sagemaker.status(resource_name(name), where.aws_region())))
 
@@ -167,10 +152,8 @@ def logs(name: NameArgument, *, where: Where, lines: int = 100, yes: YesOption =
 
     lines: Number of lines to print, from the end.
     """
-    cluster = where.cluster()
     check_at_least(1, lines=lines)
-    if where.to == "kubernetes":
-        _hand_over(kubernetes.command("logs", resource_name(name), cluster, lines=lines), yes)
+    where.hand_over("logs", name, yes, lines=lines)
     with _failures():
         for line in sagemaker.logs(resource_name(name), where.aws_region(), lines):
             typer.echo(line)
@@ -179,9 +162,7 @@ def logs(name: NameArgument, *, where: Where, lines: int = 100, yes: YesOption =
 @app.command()
 def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
     """Stop a model and remove all that was made for it, or print the command for Kubernetes."""
-    cluster = where.cluster()
-    if where.to == "kubernetes":
-        _hand_over(kubernetes.command("delete", resource_name(name), cluster), yes)
+    where.hand_over("delete", name, yes)
     region = where.aws_region()
     _ask(f"delete {name} from SageMaker in {region}", yes)
     with _failures():
@@ -223,8 +204,8 @@ def invoke(
             speed = ask(parts, lambda text: typer.echo(text, nl=False))
         except DeployFailed as error:
             if where.to == "kubernetes" and url == LOCAL_URL:
-                line = kubernetes.command("forward", resource_name(name), where.cluster())
-                raise DeployFailed(f"{error}; does this run? {shlex.join(line)}") from error
+                line = shlex.join(where.command("forward", name))
+                raise DeployFailed(f"{error}; does this run? {line}") from error
             raise
     accepted = "its metrics in CloudWatch have the acceptance"
     if local:
@@ -236,7 +217,7 @@ def _with_engine(choices: Choices) -> Choices:
     """The choices with this machine's engine."""
     from peagle.cli.common import resolve_engine  # needs torch
 
-    return Choices(**{**asdict(choices), "engine": resolve_engine("auto", None, (), "auto")})
+    return replace(choices, engine=resolve_engine("auto", None, (), "auto"))
 
 
 def _line(plan: Plan, choices: Choices, port: int | None, flags: list[str]) -> list[str]:
@@ -261,21 +242,11 @@ def _start_sagemaker(plan: Plan, account: Account, dry_run: bool, yes: bool) -> 
     if dry_run:
         typer.echo(sagemaker.template(plan, account), nl=False)
         return
-    if account.region is None:
-        raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
     instances = f"{account.replicas} × {plan.instance_type}"
     _ask(f"start {plan.name} on {instances} in {account.region}, which costs money", yes)
     with _failures():
         sagemaker.apply(plan, account, _report)
     typer.echo(f"endpoint {plan.resource} in {account.region} is in service")
-
-
-def _hand_over(line: list[str], yes: bool) -> None:
-    """Print a command of helm or kubectl, or with `yes` run it, and end."""
-    if yes:
-        raise typer.Exit(kubernetes.run(line))
-    typer.echo(shlex.join(line))
-    raise typer.Exit
 
 
 def _report(line: str) -> None:

@@ -29,17 +29,31 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Rights, network and size of a deployment."""
+    """Rights, network and size of a deployment.
 
-    region: str | None = None  # None: enough for a template
-    role: str | None = None  # ARN of the execution role; None: the stack makes one
-    weights: str | None = None  # the target's folder on S3; None: it comes from the hub
+    region: AWS region; a template needs none.
+    replicas: Number of replicas (on SageMaker: instances); the minimum if they are scaled.
+    max_replicas: Maximum number of replicas: above --replicas, more are started for waiting
+        requests. Default: --replicas.
+    SageMaker:
+    role: ARN of the execution role. Default: one that is made with the endpoint.
+    weights: Folder on S3 with the target's files, s3://BUCKET/FOLDER. Default: from the hub, at
+        every start of an instance.
+    subnets: ID of a subnet for the instances; repeat the option for several. Default: no VPC.
+    security_groups: ID of a security group for the instances; repeat the option for several.
+    kms_key: ARN of a KMS key for the instances' volumes and the weights. Default: AWS's own.
+    token_secret: Name of the secret in Secrets Manager that is the hub's token, for gated models.
+    """
+
+    region: str | None = None
+    replicas: int = 1
+    max_replicas: int | None = None
+    role: str | None = None
+    weights: str | None = None
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
-    kms_key: str | None = None  # ARN; for the instances' volumes and the weights
-    token_secret: str | None = None  # name of the secret that is the hub's token
-    replicas: int = 1
-    max_replicas: int | None = None  # None: always `replicas`
+    kms_key: str | None = None
+    token_secret: str | None = None
 
     def __post_init__(self) -> None:
         if self.weights is not None and not re.fullmatch("s3://[^/]+/.+", self.weights):
