@@ -133,8 +133,7 @@ def find_name(name: str, extra: Path | None = None) -> str:
 def known_entry(name: str, extra: Path | None = None) -> Entry | None:
     """The entry of a catalog name, or of a target's hub id; None for what no entry knows."""
     entries = load_catalog(extra)
-    known = _names(entries).get(name.lower())
-    return entries[known] if known else None
+    return entries.get(_names(entries).get(name.lower(), name))
 
 
 def _names(entries: Mapping[str, Entry]) -> dict[str, str]:

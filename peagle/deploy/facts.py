@@ -21,10 +21,6 @@ class Gpu:
     fp8: bool = True
     graph_rows: int = 512  # rows of a CUDA graph, by vLLM's own limit
 
-    @property
-    def blackwell(self) -> bool:
-        return version(self.capability) >= (10,)
-
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
@@ -45,14 +41,6 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class PEagle:
-    """Versions of vLLM that draft by a P-EAGLE head."""
-
-    since: str
-    tried: str
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """The content of facts.yaml."""
 
@@ -62,7 +50,7 @@ class Facts:
     images: tuple[Image, ...]
     cuda: Mapping[str, Cuda]  # by major version, the newest last
     registries: Mapping[str, str]  # account of AWS's images by region
-    p_eagle: PEagle
+    p_eagle: Mapping[str, str]  # versions of vLLM that draft by such a head
     shutdown_timeout_since: str
 
 

