@@ -45,22 +45,22 @@ class DeployFailed(RuntimeError):
 class Choices:
     """Choices of the user.
 
-    gpu: Type of GPU, such as h100; not with --to local. Default: rtx-pro-6000 on SageMaker, h100 on
+    gpu: Type of GPU, such as h100; not with `to` local. Default: rtx-pro-6000 on SageMaker, h100 on
         Kubernetes.
     load: Requests at a time on each replica. vLLM takes no more, and drafts fewer tokens for more
         requests. Default: the catalog's, else 64.
-    head: Draft head: a hub id (owner/name@revision), a folder with --to local, or s3://BUCKET/PREFIX
-        with --to sagemaker. Default: the catalog's head for the model.
+    head: Draft head: a hub id (owner/name@revision), a folder with `to` local, or a folder on S3
+        with `to` sagemaker (s3://BUCKET/PREFIX). Default: the catalog's head for the model.
     method: Drafting method, p-eagle or eagle3: chooses among the catalog's heads. Default: p-eagle
         where there is such a head.
     k: Number of draft tokens per round (num_speculative_tokens). Default: with vllm the head's, or
         fewer for a large `load`; chosen every round with native.
     profile: Profile of the catalog entry, such as benchmark: more vLLM flags. Default: none.
-    engine: Engine: native or vllm. Default: with --to local, vllm on a machine with a GPU and an
+    engine: Engine: native or vllm. Default: with `to` local, vllm on a machine with a GPU and an
         installed vLLM, else native; elsewhere vllm (native for packaged models).
-    image: Container image, not with --to local. Default: an image of vLLM; --engine native needs
+    image: Container image, not with `to` local. Default: an image of vLLM; `engine` native needs
         one.
-    instance_type: Instance type, with --to sagemaker, such as ml.p5.4xlarge. Default: the smallest
+    instance_type: Instance type, with `to` sagemaker, such as ml.p5.4xlarge. Default: the smallest
         one with such GPUs.
     """
 

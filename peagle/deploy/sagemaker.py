@@ -33,8 +33,8 @@ class Account:
 
     region: AWS region; a template needs none.
     replicas: Number of replicas (on SageMaker: instances); the minimum if they are scaled.
-    max_replicas: Maximum number of replicas: above --replicas, more are started for waiting
-        requests. Default: --replicas.
+    max_replicas: Maximum number of replicas: above `replicas`, more are started for waiting
+        requests. Default: `replicas`.
     SageMaker:
     role: ARN of the execution role. Default: one that is made with the endpoint.
     weights: Folder on S3 with the target's files, s3://BUCKET/FOLDER. Default: from the hub, at
