@@ -123,7 +123,7 @@ def serve(
     allowed_hosts: Host name that requests without an API key may be addressed to, besides this
         machine's own; * allows every name. Repeat the option for several names.
     max_batch: Maximum number of requests decoded together. Default: 8 on a CPU, 64 on a GPU, fewer
-        where memory is short; vLLM's own with vllm.
+        where memory is short; with vllm 64 on a GPU, vLLM's own on a CPU.
     kv_tokens: Size of the KV cache in tokens. Default: enough for --max-batch requests, or as many
         as fit in free memory.
     max_queue: Maximum number of waiting requests; more are answered with status 429.
