@@ -22,7 +22,7 @@ from peagle.cli.common import (
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.heads.find import head_folder
+from peagle.heads.folder import head_folder
 from peagle.heads.format import read_keys
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter

@@ -1,21 +1,14 @@
-"""From a name to a head: a catalog entry, a folder, or a repository of the hub."""
+"""From a target, or a name, to a head: the catalog's, or the one that is named."""
 
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from peagle.catalog import CHOICES, HEADLESS, METHODS, CatalogHead, how_to_get, known_entry
-from peagle.catalog_fields import is_hub_id
-from peagle.errors import InputError, InputWarning, first_line
+from peagle.errors import InputError, InputWarning
+from peagle.heads.folder import FORMS, head_folder
 from peagle.heads.format import read_keys
 from peagle.methods.keys import UNKNOWN_DEPTHS
-from peagle.model.loader import quiet_hub
-
-FILES = ["*.json", "*.safetensors"]  # of folders, too
-FORMS = "give a folder or a hub id (owner/name[@revision])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +63,3 @@ def _catalog_head(target: str, method: str | None, field: str) -> CatalogHead | 
         raise InputError(why, field=field, fix=fix)
     warnings.warn(InputWarning(f"{why}; {fix}"), stacklevel=3)
     return None
-
-
-def head_folder(name: str | Path, field: str = "head", wanted: list[str] = FILES) -> Path:
-    """Folder of a head given as folder or hub id[@revision], of which the `wanted` files are
-    downloaded into the hub's cache."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        below = folder / "head"  # of a training run
-        if not (folder / "config.json").is_file():
-            fix = f"did you mean {below}?" if (below / "config.json").is_file() else None
-            raise InputError("no config.json", field=field, value=Path(name), fix=fix)
-        return folder
-    if not is_hub_id(str(name)):
-        raise InputError("no such folder", field=field, value=Path(name), fix=FORMS)
-    hub_id, _, revision = str(name).partition("@")
-    try:
-        with quiet_hub():
-            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
-        raise InputError(why, field=field, value=Path(name)) from error

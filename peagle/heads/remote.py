@@ -6,7 +6,7 @@ from pathlib import Path
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, first_line
 from peagle.heads.correction import CORRECTION
-from peagle.heads.find import head_folder
+from peagle.heads.folder import head_folder
 from peagle.heads.format import HeadKeys, read_keys
 
 S3 = "s3://"

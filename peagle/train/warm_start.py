@@ -15,8 +15,8 @@ from peagle.model.config import Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.model.vocab import draft_offsets, frequent_tokens, pick_mask_token
 from peagle.train.spec import HeadSpec, drafter_config
+from peagle.train.vocab import draft_offsets, frequent_tokens, pick_mask_token
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
 
