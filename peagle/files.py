@@ -1,9 +1,10 @@
 """Writing files, and errors of files that cannot be used."""
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -69,4 +70,17 @@ def replacing(file: Path) -> Iterator[Path]:
 def replace_file(file: Path, content: str) -> None:
     """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
     with replacing(file) as made:
-        made.write_text(content)
+        made.write_text(content, encoding="utf-8")
+
+
+def keep(file: Path, content: str) -> None:
+    """Give a file of the cache new content, if it can be written."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
+
+
+def sha256(file: Path) -> str:
+    """The digest of a file. Raises OSError."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

