@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -27,9 +27,11 @@ from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.heads.find import Head
 from peagle.shown import mean_length, model_name
 from peagle.vllm.process import VllmFailed
+
+if TYPE_CHECKING:
+    from peagle.heads.find import Head
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
 LOOKUP = {"on": True, "off": False}
@@ -200,7 +202,7 @@ def _show(found: dict[str, Any], output: Path) -> None:
     console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
-def _from_here(head: Head | None) -> str | None:
+def _from_here(head: "Head | None") -> str | None:
     """A folder below this one by its path from here: results do not name the clone's folder."""
     if head is None:
         return None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peagle.bench.load import Conversations
 from peagle.bench.run import Load, by_repeat
@@ -14,8 +14,9 @@ from peagle.catalog import HEADLESS
 from peagle.cli.common import ModelOptions, open_llm
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
-from peagle.heads.find import Head, find_head
-from peagle.model.loader import resolve_device
+
+if TYPE_CHECKING:
+    from peagle.heads.find import Head
 
 RANDOM_BATCH = 16  # maximum number of concurrent requests that arrive at random times
 
@@ -35,8 +36,10 @@ class BenchPlan:
         """Maximum number of concurrent requests."""
         return max(cell.concurrency for cell in self.cells) or RANDOM_BATCH
 
-    def heads(self) -> dict[str, Head]:
+    def heads(self) -> dict[str, "Head"]:
         """The head of every method that drafts by one: as named, or the catalog's."""
+        from peagle.heads.find import Head, find_head
+
         heads = dict[str, Head]()
         for method in {cell.drafting.method for cell in self.cells} - {*HEADLESS}:
             named = self.named_heads[method]
@@ -53,7 +56,7 @@ class EngineUnderTest:
     device: str
     name: str
     opened: Callable[[Cell, int], AbstractAsyncContextManager[Any]]
-    heads: dict[str, Head]  # by method
+    heads: dict[str, "Head"]  # by method
     close: Callable[[], None] = lambda: None
     one_drafting: bool = False  # it runs one drafting at a time; they cannot be interleaved
 
@@ -73,6 +76,7 @@ def native(plan: BenchPlan) -> EngineUnderTest:
     """The engine in this process; all heads stay loaded."""
     from peagle.bench.native import Native, device_name
     from peagle.engine.params import SamplingParams
+    from peagle.model.loader import resolve_device
 
     heads = plan.heads()
     alone = replace(plan.model, method="none", device=resolve_device(plan.model.device))
@@ -133,7 +137,7 @@ def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:
     return EngineUnderTest(device_name(), name, opened, heads, stack.close, one_drafting=True)
 
 
-def _serve_options(plan: BenchPlan, drafting: Drafting, head: Head | None) -> list[str]:
+def _serve_options(plan: BenchPlan, drafting: Drafting, head: "Head | None") -> list[str]:
     """Options of `peagle serve` for one drafting."""
     options = [plan.target, "--method", drafting.method, "--max-batch", str(plan.max_batch)]
     options += ["--dtype", plan.model.dtype, "--served-model-name", "bench"]

@@ -14,18 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from peagle.cli.options import check_at_least, flag, with_flags
-from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure
-from peagle.engine.run import Run
 from peagle.errors import InputError
 from peagle.files import unusable
-from peagle.heads.find import find_head
-from peagle.model.loader import load_target, resolve_device
-from peagle.model.template import use_template
 from peagle.shown import model_name
 from peagle.vllm.process import default_engine
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what runs models is imported by what runs: --help does not wait for torch
+    from peagle.engine.llm import LLM
+    from peagle.engine.run import Run
     from peagle.model.target import Target
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -149,10 +146,14 @@ def open_llm(
     *,
     max_batch: int | None = None,  # None: LLM's default
     kv_tokens: int | None = None,
-) -> LLM:
+) -> "LLM":
     """Load the target and the head that the options name. The head's record is compared with the
     chat template that is used."""
     from transformers.utils import logging
+
+    from peagle.engine.llm import LLM
+    from peagle.heads.find import find_head
+    from peagle.model.template import use_template
 
     method = options.drafting
     check_at_least(1, k=options.k)
@@ -171,7 +172,7 @@ def open_llm(
     return llm.use(drafter, options.k, nodes=options.nodes, lookup=lookup)
 
 
-def make_engine(llm: LLM) -> None:
+def make_engine(llm: "LLM") -> None:
     """Make the engine, which measures for some seconds where no earlier run did."""
     with screen.status("preparing the engine (a new machine is measured first)"):
         assert llm.engine
@@ -183,6 +184,9 @@ def open_target(
     """Load a target without an engine, with the chat template that is used."""
     from transformers.utils import logging
 
+    from peagle.model.loader import load_target
+    from peagle.model.template import use_template
+
     logging.disable_progress_bar()
     target = load_target(name, dtype=dtype, device=device)
     assert target.tokenizer is not None
@@ -192,6 +196,8 @@ def open_target(
 
 def announced_device(name: str) -> str:
     """Resolve `--device`; print on stderr when auto selects a GPU."""
+    from peagle.model.loader import resolve_device
+
     device = resolve_device(name)
     if name == "auto" and device != "cpu":
         advice = "the native engine is hardly tried on GPUs (--device cpu selects the CPU)"
@@ -234,7 +240,7 @@ def resolve_engine(
     return choice.engine
 
 
-def check_answered(run: Run) -> None:
+def check_answered(run: "Run") -> None:
     """Raises RequestFailure when the first answer could not go on."""
     answer = run.completions()[0]
     if answer.failure is not None:

@@ -7,16 +7,12 @@ import typer
 from rich.table import Table
 
 from peagle.bench import summary
-from peagle.bench.native import device_name, side_by_side
 from peagle.bench.run import write_json
-from peagle.bench.workload import human_eval_prompts
 from peagle.cli.common import ModelOptions, console, progress_bar, screen
 from peagle.cli.options import App, Fields
 from peagle.engine.drafting import Drafting
-from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.files import check_folder
-from peagle.heads.find import find_head
 from peagle.shown import mean_length
 
 app = App()
@@ -37,6 +33,11 @@ def demo(
     output: JSON file to write.
     """
     from transformers.utils import logging
+
+    from peagle.bench.native import device_name, side_by_side
+    from peagle.bench.workload import human_eval_prompts
+    from peagle.engine.llm import LLM
+    from peagle.heads.find import find_head
 
     logging.disable_progress_bar()
     ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from peagle.bench.native import measure_acceptance
-from peagle.bench.verdict import time_head, verdict
 from peagle.cli.common import (
     JsonOption,
     ModelOptions,
@@ -21,7 +19,6 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields, parse_list
-from peagle.data.dataset import read_prompts
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -61,6 +58,10 @@ def evaluate(
     batch: Number of prompts decoded together.
     no_timing: Do not time the target with and without the head; no verdict is given.
     """
+    from peagle.bench.native import measure_acceptance
+    from peagle.bench.verdict import time_head, verdict
+    from peagle.data.dataset import read_prompts
+
     params = replace(sampling, seed=0)
     conversations = read_prompts(dataset)[:limit]
     if not conversations:

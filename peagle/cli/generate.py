@@ -6,11 +6,10 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from peagle.bench.summary import acceptance_row
 from peagle.cli.common import (
     JsonOption,
     ModelOptions,
@@ -23,15 +22,15 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields
-from peagle.data.chat import Message, prompt_ids
-from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
-from peagle.engine.run import Run
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
-from peagle.model.template import check_template
 from peagle.shown import mean_length
+
+if TYPE_CHECKING:
+    from peagle.engine.llm import LLM
+    from peagle.engine.run import Run
 
 app = App()
 chat_app = App()
@@ -69,6 +68,9 @@ def generate(
     raw: Continue the text as it is, without the chat template.
     show_tree: Print the draft tree of every round to stderr first.
     """
+    from peagle.data.chat import prompt_ids
+    from peagle.model.template import check_template
+
     if show_tree and as_json:
         raise InputError("trees are text for people", field="show_tree", fix="leave out --json")
     if sampling.logprobs is not None and not as_json:
@@ -101,6 +103,9 @@ def chat(
     sampling: Annotated[SamplingParams, CHAT_SAMPLING],
 ) -> None:
     """Chat with a model. An empty line or the end of input ends the conversation."""
+    from peagle.data.chat import Message, prompt_ids
+    from peagle.model.template import check_template
+
     llm = open_llm(target, model)
     check_template(llm.tokenizer)  # before anything is typed
     make_engine(llm)
@@ -148,8 +153,10 @@ def show(chunks: Iterable[Chunk]) -> None:
     typer.echo()
 
 
-def summary(run: Run) -> dict[str, object]:
+def summary(run: "Run") -> dict[str, object]:
     """The JSON of `--json`."""
+    from peagle.bench.summary import acceptance_row
+
     answer = run.completions()[0]
     shown: dict[str, object] = {
         "text": answer.text,
@@ -168,7 +175,7 @@ def summary(run: Run) -> dict[str, object]:
     return shown
 
 
-def last_line(llm: LLM, run: Run, model: ModelOptions) -> str:
+def last_line(llm: "LLM", run: "Run", model: ModelOptions) -> str:
     """One line about the drafting of an answer and its speed."""
     result = summary(run)
     stats = run.completions()[0].stats
@@ -195,7 +202,7 @@ class Node(NamedTuple):
     accepted: bool
 
 
-def show_trees(llm: LLM, run: Run) -> list[Chunk]:
+def show_trees(llm: "LLM", run: "Run") -> list[Chunk]:
     """Decode the one request of `run`, and write the draft tree of every round to stderr. Returns
     what was emitted."""
     chunks = list[Chunk]()

@@ -22,12 +22,7 @@ from peagle.cli.common import (
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.heads.folder import head_folder
-from peagle.heads.format import read_keys
-from peagle.heads.load import load_drafter
-from peagle.heads.save import save_drafter
 from peagle.shown import model_name
-from peagle.tools.card import write_card
 
 doctor_app = App()
 export_app = App()
@@ -51,6 +46,7 @@ def doctor(
     prompt: Text on which features and logits are compared. Default: a short one.
     dtype: Data type of the weights; float32 shows errors that bfloat16 hides.
     """
+    from peagle.heads.folder import head_folder
     from peagle.tools.doctor import PROMPT, examine, verdict
 
     head_folder(head)  # before the target takes its time to load
@@ -93,6 +89,12 @@ def export(
     to: Checkpoint format to write: vllm or speculators.
     target: Target model of the head. Default: the one it was trained for.
     """
+    from peagle.heads.folder import head_folder
+    from peagle.heads.format import read_keys
+    from peagle.heads.load import load_drafter
+    from peagle.heads.save import save_drafter
+    from peagle.tools.card import write_card
+
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         fix = "name a new one"
         raise InputError("is not an empty folder", field="output", value=output, fix=fix)

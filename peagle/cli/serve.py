@@ -23,7 +23,6 @@ from peagle.cli.common import (
 )
 from peagle.cli.options import App, check_at_least, given
 from peagle.errors import InputError
-from peagle.model.loader import resolve_device
 from peagle.shown import model_name
 
 if TYPE_CHECKING:
@@ -132,6 +131,7 @@ def serve(
         part without .gguf.
     """
     try:
+        from peagle.model.loader import resolve_device
         from peagle.server.app import ServerConfig
         from peagle.server.run import bind, check_host, log_to_stderr
         from peagle.server.run import serve as run

@@ -227,6 +227,6 @@ def test_an_error_of_another_file_keeps_its_name(refused, heads, tmp_path, monke
     def fails(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/elsewhere/file")
 
-    monkeypatch.setattr("peagle.cli.head.write_card", fails)
+    monkeypatch.setattr("peagle.tools.card.write_card", fails)
     line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
     assert line == "peagle: /elsewhere/file: Permission denied; name another path"
