@@ -27,11 +27,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from peagle.data.captured import Captures
 from peagle.data.dataset import read_examples
 from peagle.data.example import Example
-from peagle.model.device import keep_freed_memory
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
+from peagle.train.freed_memory import keep_freed_memory
 from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction

