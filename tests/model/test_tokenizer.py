@@ -34,8 +34,8 @@ LLAMA = ["<unk>", "<s>", "</s>"]
 CHAT = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "<s>sat"}]
 # Of a tokenizer's state: compared as JSON and text, or read only while it is built.
 STATE = {
-    "_tokenizer", "_vocab", "_merges", "_special_tokens_map", "init_kwargs", "name_or_path",
-    "vocab_file", "legacy", "use_default_system_prompt",
+    "_tokenizer", "_vocab", "_merges", "_special_tokens_map", "_extra_special_tokens",
+    "init_kwargs", "name_or_path", "vocab_file", "legacy", "use_default_system_prompt",
 }  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def many_facts() -> PreTrainedTokenizerBase:
         response_template={"fields": {}}, chat_control_tokens=["<|im_end|>"],
         model_input_names=["input_ids"],
     )  # fmt: skip
+    made.add_special_tokens({"extra_special_tokens": ["<|reserved_1|>", AddedToken("<tool>")]})
     made.chat_template = {"default": CHATML, "tool_use": CHATML + "tools"}
     made.add_tokens([AddedToken("<call>", normalized=False), AddedToken(" on", lstrip=True)])
     return made
@@ -131,6 +132,7 @@ def results(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...] = TEXTS) 
     found |= {"json": tokenizer.backend_tokenizer.to_str(), "named": tokenizer.special_tokens_map}
     found |= {"special": tokenizer.all_special_ids, "added": tokenizer.added_tokens_decoder}
     found |= {"size": len(tokenizer), "vocab": tokenizer.get_vocab()}
+    found["extra"] = tokenizer.extra_special_tokens
     for text in texts:
         for special in (True, False):
             how = {"add_special_tokens": special, "return_offsets_mapping": True}
@@ -237,7 +239,7 @@ def test_a_full_disk(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_damaged_tokenizer_is_named(folder: Path, cache: Path) -> None:
-    cut(folder / "tokenizer.json")
+    (folder / "tokenizer.json").write_text("{")
     with refused("target"):
         read(folder)
     assert not cache.exists()
