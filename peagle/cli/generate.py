@@ -117,7 +117,7 @@ def chat(
         history.append({"role": "assistant", "content": run.completions()[0].text})
 
 
-def _show_answer(llm: LLM, run: Run, model: ModelOptions, chunks: Iterable[Chunk]) -> None:
+def _show_answer(llm: "LLM", run: "Run", model: ModelOptions, chunks: Iterable[Chunk]) -> None:
     """Print the answer as it comes, then its last line."""
     show(chunks)
     check_answered(run)

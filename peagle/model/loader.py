@@ -171,7 +171,8 @@ def locate(name: str) -> tuple[str, str | None]:
     hub_id, _, revision = source.partition("@")
     if source.startswith((".", "/", "~")) or hub_id.count("/") != 1:
         near = did_you_mean(name, entries)
-        fix = f"{near} Or {KNOWN}" if near else f"{KNOWN} or a catalog name ({', '.join(entries)})"
+        named = f"a catalog name such as {next(iter(entries))} (`peagle catalog` lists them)"
+        fix = f"{near} Or {KNOWN}" if near else f"{KNOWN} or {named}"
         raise InputError("unknown model", field="target", value=name, fix=fix)
     return hub_id, revision or None
 

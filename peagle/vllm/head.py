@@ -72,7 +72,7 @@ class Needs(NamedTuple):
 
 
 def check_for_vllm(location: str) -> Needs:
-    """What a head on the hub (owner/name[@revision]) or in S3 (s3://bucket/prefix) needs of vLLM.
+    """Return the needs of a head on the hub (owner/name[@revision]) or in S3 (s3://bucket/prefix).
     Only its config.json is read. Raises InputError where it cannot be, or where vLLM cannot read
     the head as it is."""
     keys = read_remote(location)
@@ -83,7 +83,7 @@ def check_for_vllm(location: str) -> Needs:
 
 
 def needs_of(keys: HeadKeys) -> Needs:
-    """What a head needs of vLLM. Raises InputError for damaged keys."""
+    """Return what a head needs of vLLM. Raises InputError for damaged keys."""
     with keys.naming():
         parallel = METHODS[keys.method].parallel
         return Needs(

@@ -9,6 +9,7 @@ from tiny import make_drafter, make_target
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
+from peagle.engine.setup import MIXED_CHUNKS
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -39,7 +40,9 @@ def facts(llm: LLM) -> dict[str, Any]:
     proposer, scheduler = engine.proposer, engine.scheduler
     settings, trees = engine.settings, llm.drafting.max_nodes
     room = settings.kv_tokens
-    assert settings == Settings(llm.max_batch, room, settings.k, trees, llm.drafting.lookup)
+    drafting = (settings.k, trees, llm.drafting.lookup)
+    chunk = MIXED_CHUNKS["cpu"]
+    assert settings == Settings(llm.max_batch, room, *drafting, mixed_chunk=chunk)
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
     assert scheduler.budget >= llm.max_batch * (settings.k + 1)
     return {

@@ -234,7 +234,7 @@ def written(layout: Layout, target: Target, folder: Path) -> Drafter:
 
 
 def logits(head: Drafter) -> Tensor:
-    """Of random features and tokens."""
+    """Logits of random features and tokens."""
     features = torch.randn(6, head.config.feature_width, generator=torch.Generator().manual_seed(0))
     ids, places = torch.tensor([5, 3, 9, 3, 40, 7]), torch.arange(6)
     with torch.no_grad():
