@@ -55,11 +55,12 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
 
 
 def _from_words(context: typer.Context, words: list[str] | None) -> None:
-    _use(context, read_pairs(words or [], "overrides"))
+    _use(context, read_pairs(words or [], "overrides", options=True))
 
 
-def read_pairs(texts: Iterable[str], field: str) -> dict[str, Any]:
-    """["a=1"] → {"a": 1}, values as in YAML. Raises InputError of `field` for another text."""
+def read_pairs(texts: Iterable[str], field: str, *, options: bool = False) -> dict[str, Any]:
+    """["a=1"] → {"a": 1}, values as in YAML. Raises InputError of `field` for another text, and of
+    the name for a value if names are `options`."""
     pairs: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.strip().partition("=")
@@ -68,7 +69,8 @@ def read_pairs(texts: Iterable[str], field: str) -> dict[str, Any]:
         try:
             pairs[name] = yaml.safe_load(value)
         except NOT_YAML as error:
-            raise InputError("the value is not YAML", field=field, value=text) from error
+            wrong = name if options else field
+            raise InputError(first_line(error), field=wrong, value=value) from error
     return pairs
 
 
