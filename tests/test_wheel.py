@@ -155,7 +155,8 @@ def test_the_wheel_is_what_runs(installed: Installed) -> None:
     entries = {each["name"]: each for each in json.loads(installed.works("catalog", "--json"))}
     for head in entries[TARGET]["heads"].values():
         assert Path(head["folder"]).is_relative_to(installed.folder)
-    manifests = installed.works("deploy", "gpt-oss-20b", "--to", "kubernetes", "--dry-run")
+    place = ("--to", "kubernetes", "--as", "manifests")
+    manifests = installed.works("deploy", "gpt-oss-20b", *place, "--dry-run")
     assert "kind: Deployment\n" in manifests, "the templates are in the wheel"
 
 

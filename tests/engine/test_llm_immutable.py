@@ -9,8 +9,8 @@ from tiny import make_drafter, make_target
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
-from peagle.engine.setup import MIXED_CHUNKS
 from peagle.engine.params import SamplingParams
+from peagle.engine.setup import MIXED_CHUNKS
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
