@@ -114,9 +114,9 @@ def measure_acceptance(
 ) -> dict[str, Any]:
     """Answer every turn of every conversation (later turns see the target's earlier answers).
 
-    Returns what is drafted, temperature, what was accepted, rounds, output tokens, and how many
-    turns were left out because their prompt fills the target's context. Raises InputError for a
-    target without a chat template.
+    Returns the cell, what was accepted, rounds, output tokens, and how many turns were left out
+    because their prompt fills the target's context. Raises InputError for a target without a chat
+    template.
     """
     prompt_ids(llm.tokenizer, [{"role": "user", "content": conversations[0][0]}])
 
@@ -125,8 +125,7 @@ def measure_acceptance(
     played = play_once(load, lambda _, seed: Native(llm, params), on_turns=on_turns)
     answered = [sample for sample in played.samples if sample.error is None]
     return {
-        **llm.drafting.row,
-        "temperature": params.temperature,
+        **cell.row,
         **acceptance_row(played.drafting),
         "rounds": played.drafting.rounds,
         "output_tokens": sum(sample.tokens for sample in answered),

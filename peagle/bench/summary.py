@@ -38,10 +38,14 @@ class Cell:
         """The inverse of `row`."""
         return cls(Drafting.from_row(row), row["concurrency"], row["temperature"])
 
+    @property
+    def load(self) -> str:
+        """Load and temperature, in words."""
+        load = f"c = {self.concurrency}" if self.concurrency else "random"
+        return f"{load}, t = {self.temperature:g}" if self.temperature else load
+
     def __str__(self) -> str:
-        load = f"c = {self.concurrency}" if self.concurrency else "random arrival"
-        temperature = f", temperature {self.temperature:g}" if self.temperature else ""
-        return f"{self.drafting.method} {self.drafting}, {load}{temperature}"
+        return f"{self.drafting.method} {self.drafting}, {self.load}"
 
 
 @dataclass(slots=True)

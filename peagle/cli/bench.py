@@ -23,17 +23,21 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
+from peagle.cli.rows import rows_table
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.shown import mean_length, model_name
+from peagle.shown import model_name
 from peagle.vllm.process import VllmFailed
 
 if TYPE_CHECKING:
     from peagle.heads.find import Head
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
+COLUMNS = (
+    "method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT", "same",
+)  # fmt: skip
 LOOKUP = {"on": True, "off": False}
 MODEL = Fields("no_lookup", "chat_template", "dtype", "device", "quantize", "force")
 
@@ -198,7 +202,10 @@ def _show(found: dict[str, Any], output: Path) -> None:
 
     with writing(output):
         written = pages.write(found, output)
-    print_table(_table(found))
+    settings = found["settings"]
+    title = f"{settings['target']}, {settings['dataset']}, {found['device']}"
+    note = "nodes: draft tokens a round; TTFT and TPOT: medians in ms"
+    print_table(rows_table(found["rows"], *COLUMNS, title=title, caption=note))
     console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
@@ -266,37 +273,3 @@ def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
     if rate <= 0:
         raise InputError("must be above 0", field="rate", value=rate)
     return (0,)
-
-
-def _table(report: dict[str, Any]) -> Table:
-    title = f"{report['settings']['target']}, {report['settings']['dataset']}, {report['device']}"
-    columns = ("method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT",
-               "same")  # fmt: skip
-    table = Table(*columns, title=title,
-                  caption="nodes: draft tokens a round; TTFT and TPOT: medians in ms")  # fmt: skip
-    for row in report["rows"]:
-        load = f"c = {row['concurrency']}" if row["concurrency"] else "random"
-        if row["temperature"]:
-            load += f", t = {row['temperature']:g}"
-        same = _or_dash("p = {:.2f}", row.get("same_p"))
-        if "same" in row:
-            same = f"{row['same']}/{row['compared']}"
-        table.add_row(
-            row["method"],
-            str(Drafting.from_row(row)),
-            load,
-            f"{row['output_tps']:.1f}",
-            _or_dash("{:.2f}", row.get("speed_up")),
-            _or_dash("{0[0]:.2f}–{0[1]:.2f}", row.get("speed_up_95")),
-            _or_dash("{:.1f}", row["nodes"]),
-            _or_dash("{}", row["acceptance_length"] and mean_length(row["acceptance_length"])),
-            f"{row['ttft_ms_p50'] or 0:.0f}",
-            f"{row['tpot_ms_p50'] or 0:.1f}",
-            same,
-        )
-    return table
-
-
-def _or_dash(form: str, value: Any) -> str:
-    """A value as text; "-" where it was not measured."""
-    return "-" if value is None else form.format(value)

@@ -1,22 +1,21 @@
 """`peagle demo`: the demo target alone, with EAGLE-3 and with P-EAGLE, side by side."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from peagle.bench import summary
-from peagle.bench.run import write_json
-from peagle.cli.common import ModelOptions, console, progress_bar, screen
+from peagle.bench.run import environment, report, write_json
+from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
 from peagle.cli.options import App, Fields
+from peagle.cli.rows import rows_table
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.files import check_folder
-from peagle.shown import mean_length
 
 app = App()
 TARGET = "smollm2-135m"
+COLUMNS = ("method", "nodes", "tok/s", "×", "95 %", "tokens / forward", "per position")
 
 
 @app.command()
@@ -54,42 +53,17 @@ def demo(
     with progress_bar("answers") as bar:
         task = bar.add_task("", total=prompts * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
-    same = all(summary.same(result, measured[0])["same"] == prompts for result in measured)
-    results = [_row(result) for result in measured]
-    report = {
-        "device": device_name(),
-        "target": TARGET,
-        "dtype": model.dtype,
-        "quantize": model.quantize,
-        "prompts": prompts,
-        "max_tokens": sampling.max_tokens,
-        "identical": same,
-        "rows": results,
-    }
-    write_json(output, report)
-    base = results[0]["tokens_per_second"]
-    table = Table("method", "nodes", "tok/s", "speed-up", "tokens a target forward",
-                  "accepted per position")  # fmt: skip
-    for row in results:
-        shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
-        speed = row["tokens_per_second"]
-        nodes = f"{row['nodes']:.1f}" if row["nodes"] else "-"
-        table.add_row(row["method"], nodes, f"{speed:.1f}", f"{speed / base:.2f}×",
-                      mean_length(row["tokens_per_forward"]), shares)  # fmt: skip
+    device = device_name()
+    settings = {
+        "target": TARGET, "dtype": model.dtype, "quantize": model.quantize, "dataset": "humaneval",
+        "max_tokens": sampling.max_tokens, "repeats": prompts, "engine": "native",
+    }  # fmt: skip
+    found = report(measured, {**environment(device), "settings": settings})
+    write_json(output, found)
     weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
-    console.print(f"{TARGET}, {weights}, greedy, {prompts} HumanEval prompts, {device_name()}")
-    console.print(table)
+    console.print(f"{TARGET}, {weights}, greedy, {prompts} HumanEval prompts, {device}")
+    print_table(rows_table(found["rows"], *COLUMNS))
+    same = all(row.get("same", prompts) == prompts for row in found["rows"])
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
     if not same:
         raise typer.Exit(1)
-
-
-def _row(result: summary.Result) -> dict[str, Any]:
-    """The row as the JSON file has it."""
-    return {
-        **result.cell.drafting.row,
-        "tokens_per_second": round(result.tokens / result.seconds, 2),
-        **summary.acceptance_row(result.stats),
-        "output_tokens": result.tokens,
-        "seconds": round(result.seconds, 3),
-    }

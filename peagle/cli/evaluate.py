@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from peagle.cli.common import (
     JsonOption,
@@ -19,13 +18,16 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields, parse_list
-from peagle.engine.drafting import Drafting
+from peagle.cli.rows import rows_table
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.shown import mean_length
 
 app = App()
 CHAINS = "3,7"
+COLUMNS = (
+    "dataset", "drafts", "nodes", "acceptance length", "per position", "tokens / forward",
+    "rounds", "output tokens",
+)  # fmt: skip
 MODEL = Fields(
     "head", "method", "no_lookup", "chat_template", "dtype", "device", "quantize", "force"
 )
@@ -91,23 +93,6 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"rows": rows, "verdict": judged}, indent=1))
         return
-    print_table(_table(rows))
+    print_table(rows_table(rows, *COLUMNS))
     if judged is not None:
         console.print(judged["sentence"])
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("dataset", "drafts", "nodes", "acceptance length", "per position",
-                  "tokens / forward", "rounds", "output tokens")  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row["dataset"],
-            str(Drafting.from_row(row)),
-            f"{row['nodes'] or 0:.1f}",
-            mean_length(row["acceptance_length"]),
-            " ".join(f"{share:.3f}" for share in row["accepted_per_position"]),
-            mean_length(row["tokens_per_forward"] or 1),
-            str(row["rounds"]),
-            str(row["output_tokens"]),
-        )
-    return table

@@ -42,6 +42,7 @@ def test_equals_the_turns_one_by_one(llm: LLM) -> None:
         "k": 3,
         "max_nodes": None,
         "lookup": False,
+        "concurrency": 2,
         "temperature": 0.0,
         "acceptance_length": round(stats.acceptance_length, 4),
         "accepted_per_position": [round(share, 4) for share in stats.accepted_per_position],

@@ -6,8 +6,8 @@ import pytest
 from runner import invoke, printed, write_lines
 
 FIELDS = {
-    "dataset", "method", "k", "max_nodes", "lookup", "temperature", "acceptance_length",
-    "accepted_per_position", "nodes", "rows_per_round", "tokens_per_forward",
+    "dataset", "method", "k", "max_nodes", "lookup", "concurrency", "temperature",
+    "acceptance_length", "accepted_per_position", "nodes", "rows_per_round", "tokens_per_forward",
     "accepted_from_lookup", "rounds", "output_tokens", "skipped_turns",
 }  # fmt: skip
 
