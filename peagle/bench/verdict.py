@@ -1,11 +1,11 @@
 """Time the target alone and with its head side by side, and judge the head."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from peagle.bench.load import Conversations
 from peagle.bench.native import side_by_side
-from peagle.bench.summary import Result, interval
+from peagle.bench.summary import row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
@@ -17,38 +17,7 @@ MIN_GAIN = 1.05  # a smaller speed-up is noise
 TRAINED = 1.3  # acceptance length of a head that has learned its target
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """The head in one setting, and the target alone, on the same prompts one at a time."""
-
-    drafting: Drafting
-    acceptance_length: float  # on all prompts
-    tokens_per_second: float
-    target_tokens_per_second: float
-    speed_up_95: list[float] | None = None  # interval, over the prompts; None for a single one
-
-    @property
-    def certain(self) -> bool:
-        """True when the interval excludes equal speed."""
-        edges = self.speed_up_95
-        return edges is not None and not edges[0] <= 1 <= edges[1]
-
-    @property
-    def speed_up(self) -> float:
-        """Times the speed of the target alone."""
-        return self.tokens_per_second / self.target_tokens_per_second
-
-    def row(self) -> dict[str, Any]:
-        """The timing as the JSON output has it."""
-        measured = asdict(self)
-        del measured["drafting"]
-        return self.drafting.row | measured
-
-    @property
-    def worth_it(self) -> bool:
-        """A round takes at least one forward of the target, so a speed-up beyond the acceptance
-        length is noise."""
-        return self.certain and min(self.speed_up, self.acceptance_length) >= MIN_GAIN
+Timing = dict[str, Any]  # a row of `summary.row`, with the acceptance length on all prompts
 
 
 def time_head(
@@ -62,7 +31,8 @@ def time_head(
     lengths = {Drafting.from_row(row): row["acceptance_length"] for row in measured}
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
     alone, *heads = side_by_side(llm, dict.fromkeys(lengths, llm.drafter), fitting, few)
-    return [_timing(lengths[head.cell.drafting], head, alone) for head in heads]
+    timings = [row(head, alone) for head in heads]
+    return [one | {"acceptance_length": lengths[Drafting.from_row(one)]} for one in timings]
 
 
 def _fits(llm: LLM, prompt: str) -> bool:
@@ -70,37 +40,38 @@ def _fits(llm: LLM, prompt: str) -> bool:
     return len(ids) < llm.target.max_context
 
 
-def _timing(length: float, head: Result, alone: Result) -> Timing:
-    speed, base = (round(one.tokens / one.seconds, 2) for one in (head, alone))
-    edges = interval(speed / base, head, alone)
-    return Timing(head.cell.drafting, length, speed, base, edges)
+def _certain(timing: Timing) -> bool:
+    """True when the interval excludes equal speed."""
+    edges = timing["speed_up_95"]
+    return edges is not None and not edges[0] <= 1 <= edges[1]
+
+
+def _worth_it(timing: Timing) -> bool:
+    """A round takes at least one forward of the target, so a speed-up beyond the acceptance length
+    is noise."""
+    return _certain(timing) and min(timing["speed_up"], timing["acceptance_length"]) >= MIN_GAIN
 
 
 def verdict(timings: list[Timing]) -> dict[str, Any]:
     """The best setting, whether it is worth it, and that in one sentence."""
-    best = max(timings, key=lambda timing: timing.speed_up)
-    return {
-        "worth_it": best.worth_it,
-        "k": best.drafting.row["k"],
-        "max_nodes": best.drafting.row["max_nodes"],
-        "speed_up": round(best.speed_up, 2),
-        "speed_up_95": best.speed_up_95,
-        "sentence": sentence(best),
-        "timings": [timing.row() for timing in timings],
-    }
+    best = max(timings, key=lambda timing: timing["speed_up"])
+    setting = {name: best[name] for name in ("k", "max_nodes", "speed_up", "speed_up_95")}
+    judged = {"worth_it": _worth_it(best), "sentence": sentence(best)}
+    return judged | setting | {"timings": timings}
 
 
 def sentence(best: Timing) -> str:
     """A sentence: is the head worth it on these prompts and this machine, and if not, the fix."""
-    edges = "" if best.speed_up_95 is None else " ({:.2f}–{:.2f})".format(*best.speed_up_95)
-    speed = f"{best.speed_up:.2f} ×{edges} the target alone at {best.drafting}"
-    length = f"acceptance length {mean_length(best.acceptance_length)}"
-    if not best.certain:
+    edges = "" if best["speed_up_95"] is None else " ({:.2f}–{:.2f})".format(*best["speed_up_95"])
+    drafts = Drafting.from_row(best)
+    speed = f"{best['speed_up']:.2f} ×{edges} the target alone at {drafts}"
+    length = f"acceptance length {mean_length(best['acceptance_length'])}"
+    if not _certain(best):
         few = "too few prompts to tell whether it is worth it"
         return f"{few}: {speed} ({length}); peagle bench measures more"
-    if best.worth_it:
+    if _worth_it(best):
         return f"worth it: {speed} ({length})"
     advice = "drafting costs more here than it saves: try another K or a smaller head"
-    if best.acceptance_length < TRAINED:
+    if best["acceptance_length"] < TRAINED:
         advice = "train it on answers of this target (peagle train --init-from)"
     return f"not worth it: {speed}; {length}: {advice}"
