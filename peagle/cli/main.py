@@ -16,28 +16,22 @@ from peagle.cli.options import INTERRUPTED, with_flags
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
-# command → (module:app below peagle.cli, help). A module is imported when its command runs, so that
-# `peagle --version` and `--help` do not wait for torch.
+# command → (module:app below peagle.cli, panel of --help, help). A module is imported when its
+# command runs, so that `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": ("demo:app", "Compare plain decoding, EAGLE-3 and P-EAGLE on one model."),
-    "generate": ("generate:app", "Complete a prompt, streaming."),
-    "chat": ("generate:chat_app", "Chat with a model in the terminal."),
-    "serve": ("serve:app", "Serve a model by OpenAI's API, with a console."),
-    "eval": ("evaluate:app", "Measure the acceptance length of a head on your prompts."),
-    "bench": ("bench:app", "Measure throughput, latency and acceptance under load."),
-    "train": ("train:app", "Train a draft head for a model."),
-    "data": ("data:app", "Make training data, and inspect it."),
-    "plan": ("plan:app", "Estimate memory, disk and hours that training a head takes."),
-    "export": ("head:export_app", "Write a head for vLLM or in the speculators format."),
-    "doctor": ("head:doctor_app", "Check that a head fits its target; name what differs."),
-    "catalog": ("catalog:app", "List the models known by name, and their heads."),
-    "deploy": ("deploy:app", "Serve a model here, on Kubernetes or on SageMaker."),
-}
-PANELS = {  # how `peagle --help` groups them
-    "Run": ("demo", "generate", "chat", "serve", "catalog"),
-    "Measure": ("eval", "bench", "doctor"),
-    "Train": ("train", "data", "plan"),
-    "Deploy": ("deploy", "export"),
+    "demo": ("demo:app", "Run", "Compare plain decoding, EAGLE-3 and P-EAGLE on one model."),
+    "generate": ("generate:app", "Run", "Complete a prompt, streaming."),
+    "chat": ("generate:chat_app", "Run", "Chat with a model in the terminal."),
+    "serve": ("serve:app", "Run", "Serve a model by OpenAI's API, with a console."),
+    "catalog": ("catalog:app", "Run", "List the models known by name, and their heads."),
+    "eval": ("evaluate:app", "Measure", "Measure the acceptance length of a head on your prompts."),
+    "bench": ("bench:app", "Measure", "Measure throughput, latency and acceptance under load."),
+    "doctor": ("head:doctor_app", "Measure", "Check that a head fits its target."),
+    "train": ("train:app", "Train", "Train a draft head for a model."),
+    "data": ("data:app", "Train", "Make training data, and inspect it."),
+    "plan": ("plan:app", "Train", "Estimate memory, disk and hours that training a head takes."),
+    "deploy": ("deploy:app", "Deploy", "Serve a model here, on Kubernetes or on SageMaker."),
+    "export": ("head:export_app", "Deploy", "Write a head for vLLM or in the speculators format."),
 }
 GONE = {  # commands and options of earlier versions, and what does it now
     "push": "`hf upload OWNER/NAME FOLDER` publishes a head with its model card",
@@ -83,7 +77,7 @@ class _LazyGroup(TyperGroup):
     """Imports a command's module when the command is run; `--help` lists stand-ins."""
 
     def list_commands(self, ctx):  # type: ignore[no-untyped-def]
-        return [name for names in PANELS.values() for name in names]
+        return list(COMMANDS)
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
         if not args and not ctx.resilient_parsing:
@@ -101,8 +95,8 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx, cmd_name):  # type: ignore[no-untyped-def]
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        [panel] = [panel for panel, names in PANELS.items() if cmd_name in names]
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=panel)
+        _, panel, text = COMMANDS[cmd_name]
+        return TyperCommand(cmd_name, help=text, rich_help_panel=panel)
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
         check_gone(*args)
