@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
 
 from peagle.bench.load import Conversations
-from peagle.data.chat import to_messages
-from peagle.data.dataset import read_records
+from peagle.data.dataset import read_prompts
 from peagle.errors import InputError, first_line
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, where a text is elsewhere
@@ -57,64 +55,22 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     hub, `owner/name[@revision]`, with the beginning of a path inside it to choose a part:
     `openai/gsm8k/main/test`.
 
-    A record has `turns` (a list, or one text), `messages` or `conversations`, or a `question`.
-    Raises InputError for what cannot be read, is empty, or holds SPEED-Bench's placeholders.
+    Records are read as by `read_prompts`. Raises InputError for what cannot be read, is empty, or
+    holds SPEED-Bench's placeholders.
     """
     path = Path(expanduser(name))
     if name == "humaneval":
         conversations = [[question] for question in human_eval()]
-    elif path.is_file():
-        conversations = list(_conversations(path))
     else:
-        files = _files(path) if path.is_dir() else _hub_files(name)
-        conversations = [turns for file in files for turns in _conversations(file)]
-    if not conversations[:limit]:
-        raise InputError("no conversation in it", field="dataset", value=name)
+        files = [path]
+        if not path.is_file():
+            files = _files(path) if path.is_dir() else _hub_files(name)
+        conversations = [turns for file in files for turns in read_prompts(file, strict=True)]
+    if any(PLACEHOLDER in turn for turn in chain.from_iterable(conversations)):
+        fix = "fill the set in with its own tool, and name the file that tool writes"
+        raise InputError("placeholders stand for texts", field="dataset", value=name, fix=fix)
     shown = path.stem if path.exists() else name
     return Workload(shown, conversations[:limit])
-
-
-def _conversations(file: Path) -> Iterator[list[str]]:
-    for number, record in enumerate(_records(file), start=1):
-        turns = _turns(record)
-        if not turns:
-            keys = ", ".join(record) or "nothing"
-            why = f"found {keys}; expected turns, messages, conversations or question"
-            raise InputError(f"record {number}: {why}", field="dataset", value=file)
-        if any(PLACEHOLDER in turn for turn in turns):
-            why = f"record {number}: a placeholder stands for its text"
-            fix = "fill the set in with its own tool, and name the file that tool writes"
-            raise InputError(why, field="dataset", value=file, fix=fix)
-        yield turns
-
-
-def _turns(record: dict[str, Any]) -> list[str]:
-    turns = record.get("turns", record.get("question"))
-    if isinstance(turns, str):
-        return [turns]
-    if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
-        return turns
-    if "messages" in record or "conversations" in record:
-        return [m["content"] for m in to_messages(record) if m["role"] == "user"]
-    return []
-
-
-def _records(file: Path) -> Iterator[dict[str, Any]]:
-    if file.suffix != ".parquet":
-        yield from read_records(file)
-        return
-    try:
-        from pyarrow import ArrowException, parquet  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        fix = "pip install 'peagle[bench]'"
-        raise InputError(
-            "pyarrow is not installed", field="dataset", value=file, fix=fix
-        ) from error
-    try:
-        yield from parquet.read_table(file).to_pylist()
-    except (ArrowException, OSError) as error:
-        why = f"cannot be read ({first_line(error)})"
-        raise InputError(why, field="dataset", value=file) from error
 
 
 def _files(folder: Path, beginning: str = "") -> list[Path]:

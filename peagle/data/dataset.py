@@ -1,4 +1,4 @@
-"""JSONL files (plain or .gz): prompts to answer, and documents to train on."""
+"""JSONL files (plain or .gz) and Parquet files: prompts to answer, and documents to train on."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ from peagle.data.chat import (
 )
 from peagle.data.conversation import Conversation
 from peagle.data.example import Example
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputError, InputWarning, first_line
 from peagle.model.template import NO_ARGS
 
 MAX_UNUSABLE = 0.05  # share of the records
@@ -37,10 +37,14 @@ class NoAnswer(InputError):
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a JSONL file. Raises InputError with file and line number."""
+    """Yield the JSON objects of a JSONL file, or the rows of a Parquet file. Raises InputError with
+    file and line number."""
     path = Path(path)
     if not path.is_file():
         raise InputError("no such data file", value=path)
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -60,6 +64,18 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet  # noqa: PLC0415 (an extra)
+    except ImportError as error:
+        fix = "pip install 'peagle[bench]'"
+        raise InputError("pyarrow is not installed", value=path, fix=fix) from error
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise InputError(f"cannot be read ({first_line(error)})", value=path) from error
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -68,11 +84,12 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise InputError(f"cannot be read ({error})", value=path) from error
 
 
-def read_prompts(path: str | Path) -> list[list[str]]:
-    """Return the user turns of every record: `turns`, or the user messages of a conversation."""
+def read_prompts(path: str | Path, *, strict: bool = False) -> list[list[str]]:
+    """Return the user turns of every record: `turns` (a list, or one text), a `question`, or the
+    user messages of a conversation."""
     return [
         [m["content"] for ask in conversation.asks for m in ask if m["role"] == "user"]
-        for conversation in read_conversations(path)
+        for conversation in read_conversations(path, strict=strict)
         if conversation.asks
     ]
 
@@ -141,7 +158,7 @@ def usable(path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool)
 
 def _messages(record: dict[str, Any]) -> list[Message]:
     """Messages of a record, whose user turns are texts. Raises InputError otherwise."""
-    turns = record.get("turns")
+    turns = record.get("turns", record.get("question"))
     if turns is None:
         try:
             messages = to_messages(record)
@@ -150,7 +167,7 @@ def _messages(record: dict[str, Any]) -> list[Message]:
                 raise
             raise InputError(f"needs 'turns', or {error.why}") from error
     else:
-        texts = turns if isinstance(turns, list) else []
+        texts = turns if isinstance(turns, list) else [turns]
         messages = [{"role": "user", "content": text} for text in texts]
     asked = [message["content"] for message in messages if message["role"] == "user"]
     if not asked or not all(isinstance(text, str) and text.strip() for text in asked):

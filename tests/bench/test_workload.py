@@ -54,7 +54,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "test.parquet")
     assert read_workload(str(tmp_path)).conversations == [["one"], ["two"]]
     (tmp_path / "test.parquet").write_bytes(b"PAR1 but no more")
-    with refused("dataset"):
+    with refused():
         read_workload(str(tmp_path))
 
 
@@ -74,12 +74,19 @@ def test_a_folder_of_one_split(tmp_path: Path) -> None:
         "",
         lines({"text": "x"}),
         lines({"turns": []}),
-        lines({"turns": ["x"]}, {"turns": [f"{PLACEHOLDER} FROM THE SOURCE"]}),
+        lines({"turns": ["x"]}, {"text": "x"}),
     ],
 )
 def test_records_that_cannot_be_asked(tmp_path: Path, text: str) -> None:
     file = tmp_path / "set.jsonl"
     file.write_text(text)
+    with refused():
+        read_workload(str(file))
+
+
+def test_placeholders_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text(lines({"turns": ["x"]}, {"turns": [f"{PLACEHOLDER} FROM THE SOURCE"]}))
     with refused("dataset"):
         read_workload(str(file))
 

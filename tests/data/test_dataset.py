@@ -67,7 +67,7 @@ def test_prompts(tmp_path: Path) -> None:
     assert read_prompts(file) == [["a", "b"], ["the cat"], ["one"]]
 
 
-@pytest.mark.parametrize("turns", [[], ["a", " "], [3], "text", {"a": "b"}, None])
+@pytest.mark.parametrize("turns", [[], ["a", " "], [3], "", {"a": "b"}, None])
 def test_bad_prompts(tmp_path: Path, turns: object) -> None:
     """The last record is a conversation in which the user has no turn."""
     record = {"messages": TALK[1:]} if turns is None else {"turns": turns}
