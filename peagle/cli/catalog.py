@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from peagle.catalog import find_name, how_to_get, load_catalog, record
+from peagle.cli.common import JsonOption, print_table
 from peagle.cli.options import App
 from peagle.shown import mean_length
 
@@ -23,11 +23,12 @@ CatalogOption = Annotated[
         help="YAML file with entries of your own. Default: $PEAGLE_CATALOG.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 @app.callback(invoke_without_command=True)
-def catalog(context: typer.Context, file: CatalogOption = None, as_json: Json = False) -> None:
+def catalog(
+    context: typer.Context, file: CatalogOption = None, as_json: JsonOption = False
+) -> None:
     """List the models known by name and the heads made for them."""
     if context.invoked_subcommand is not None:
         context.obj = file, as_json
@@ -50,7 +51,7 @@ def catalog(context: typer.Context, file: CatalogOption = None, as_json: Json = 
             table.add_row(*map(Text, (*first, who, str(head.k), lengths, run)))
         if not entry.heads:
             table.add_row(*map(Text, (name, target, "none yet", "", "", run)))
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 @app.command()
@@ -61,16 +62,16 @@ def show(
         typer.Argument(help="Name of the model: a catalog name or a hub id.", show_default=False),
     ],
     file: CatalogOption = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Everything recorded of one model."""
     file_before, json_before = context.obj
     name = find_name(name, file or file_before)
     entry = load_catalog(file or file_before)[name]
-    if as_json or json_before:
-        typer.echo(json.dumps(record(name, entry)))
-        return
     recorded = record(name, entry)
+    if as_json or json_before:
+        typer.echo(json.dumps(recorded))
+        return
     shown = {recorded.pop("name"): _filled(recorded)}
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100), nl=False)
     for method, head in entry.heads.items():
