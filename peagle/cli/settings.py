@@ -17,19 +17,7 @@ from peagle.errors import InputError, first_line
 NOT_YAML = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 TRUTH = {"true": True, "false": False}
 EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
-
-# Of the P-EAGLE paper; `cli/train.py` adds its feature layers and its length of documents.
-RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {
-        "ratio": 0.8,
-        "decay": 1.0,
-        "embedding": "full",
-        "lr": 1e-4,
-        "warmup": 0.0025,
-        "cooldown": 1.0,
-        "batch": 8,
-    }
-}
+RECIPES = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text())
 
 
 def _from_recipe(context: typer.Context, name: str | None) -> str | None:
