@@ -51,22 +51,12 @@ app = App(
 
 @app.command()
 def run(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="Target model: a folder, a hub id, a .gguf file or a catalog name. With --url, "
-            "the model's name there."
-        ),
-    ] = None,
+    target: str | None = None,
     *,
     methods: str = "none,eagle3,p-eagle",
     eagle3: str | None = None,
     p_eagle: str | None = None,
-    k: Annotated[
-        str | None,
-        "Numbers of draft tokens per round, separated by commas; adaptive chooses every round. "
-        f"Default: adaptive; {PINNED} with vllm; none where --nodes is given.",
-    ] = None,
+    k: str | None = None,
     nodes: str | None = None,
     lookup: str = "on",
     concurrency: str = "1",
@@ -89,9 +79,13 @@ def run(
     """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
     rows with 95 % intervals as JSON, and a page with plots next to it.
 
+    target: Target model: a folder, a hub id, a .gguf file or a catalog name. With --url, the
+        model's name there.
     methods: Drafting methods to compare, separated by commas.
     eagle3: EAGLE-3 head: a folder or hub id. Default: the catalog's.
     p_eagle: P-EAGLE head: a folder or hub id. Default: the catalog's.
+    k: Numbers of draft tokens per round, separated by commas; adaptive chooses every round.
+        Default: adaptive; 7 with vllm; none where --nodes is given.
     nodes: Numbers of draft tokens per round as a tree, separated by commas.
     lookup: Lookup in addition to a head, in trees and where drafts are chosen every round: on,
         off, or on,off to compare both.
@@ -167,12 +161,13 @@ def _measure(
 
 
 @app.command()
-def compare(
-    before: Annotated[Path, typer.Argument(help="JSON file that `peagle bench` wrote.")],
-    after: Annotated[Path, typer.Argument(help="JSON file of a later run with the same settings.")],
-) -> None:
+def compare(before: Path, after: Path) -> None:
     """Compare two measurements; exit code 1 when something is slower and the intervals do not
-    overlap."""
+    overlap.
+
+    before: JSON file that `peagle bench` wrote.
+    after: JSON file of a later run with the same settings.
+    """
     from peagle.bench.compare import compare_files
 
     changes = compare_files(before, after)

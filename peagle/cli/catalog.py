@@ -57,14 +57,14 @@ def catalog(
 @app.command()
 def show(
     context: typer.Context,
-    name: Annotated[
-        str,
-        typer.Argument(help="Name of the model: a catalog name or a hub id.", show_default=False),
-    ],
+    name: str,
     file: CatalogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Everything recorded of one model."""
+    """Everything recorded of one model.
+
+    name: Name of the model: a catalog name or a hub id.
+    """
     file_before, json_before = context.obj
     name = find_name(name, file or file_before)
     entry = load_catalog(file or file_before)[name]

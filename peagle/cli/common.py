@@ -34,18 +34,9 @@ LOG_SECONDS = 30.0  # between lines about progress, where stderr is no terminal
 
 TargetArgument = Annotated[
     str,
-    typer.Argument(
-        help="Target model: a folder, a hub id (owner/name@revision), a .gguf file or a catalog "
-        "name.",
-        show_default=False,
-    ),
+    "Target model: a folder, a hub id (owner/name@revision), a .gguf file or a catalog name.",
 ]
-HeadArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Draft head: a folder or a hub id (owner/name@revision).", show_default=False
-    ),
-]
+HeadArgument = Annotated[str, "Draft head: a folder or a hub id (owner/name@revision)."]
 DeviceOption = Annotated[
     str,
     "Device to run on: auto, cpu, cuda or cuda:N. Auto is cuda where torch sees a GPU, else cpu.",

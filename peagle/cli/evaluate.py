@@ -38,11 +38,7 @@ def evaluate(
     target: TargetArgument,
     *,
     dataset: Path,
-    k: Annotated[
-        str | None,
-        "Numbers of draft tokens per round to measure, separated by commas. Default: "
-        f"{CHAINS}; none where --nodes is given.",
-    ] = None,
+    k: str | None = None,
     nodes: str | None = None,
     limit: int | None = None,
     model: Annotated[ModelOptions, MODEL],
@@ -55,6 +51,8 @@ def evaluate(
     then time a few prompts with and without the head.
 
     dataset: JSONL file of {"turns": [...]} or conversations.
+    k: Numbers of draft tokens per round to measure, separated by commas. Default: 3,7; none where
+        --nodes is given.
     nodes: The same of draft trees, with lookup unless --no-lookup is given.
     limit: Number of records to use. Default: all.
     batch: Number of prompts decoded together.

@@ -47,25 +47,20 @@ SAMPLING = Fields(
 @app.command()
 def generate(
     target: TargetArgument,
-    prompt: Annotated[
-        str, typer.Argument(help="Text of the user's message, or the text to continue with --raw.")
-    ],
+    prompt: str,
+    *,
     model: ModelOptions,
     sampling: Annotated[SamplingParams, SAMPLING],
     raw: bool = False,
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with a JSON schema that the answer must satisfy (structured output).",
-        ),
-    ] = None,
+    json_schema: Path | None = None,
     show_tree: bool = False,
     as_json: JsonOption = False,
 ) -> None:
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own.
 
+    prompt: Text of the user's message, or the text to continue with --raw.
     raw: Continue the text as it is, without the chat template.
+    json_schema: File with a JSON schema that the answer must satisfy (structured output).
     show_tree: Print the draft tree of every round to stderr first.
     """
     from peagle.data.chat import prompt_ids

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from rich.table import Table
@@ -33,6 +33,7 @@ COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow
 def doctor(
     head: HeadArgument,
     target: TargetArgument,
+    *,
     prompt: str | None = None,
     chat_template: ChatTemplateOption = None,
     dtype: str = "float32",
@@ -76,9 +77,8 @@ def doctor(
 @export_app.command()
 def export(
     head: HeadArgument,
-    output: Annotated[
-        Path, typer.Argument(help="New folder to write the head to.", show_default=False)
-    ],
+    output: Path,
+    *,
     to: Literal["vllm", "speculators"],
     target: str | None = None,
     chat_template: ChatTemplateOption = None,
@@ -86,6 +86,7 @@ def export(
 ) -> None:
     """Write a head in a format that vLLM serves, with the target's embedding where needed.
 
+    output: New folder to write the head to.
     to: Checkpoint format to write: vllm or speculators.
     target: Target model of the head. Default: the one it was trained for.
     """

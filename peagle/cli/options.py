@@ -1,6 +1,7 @@
 """Options made from commands' parameters and from dataclasses.
 
-A parameter's type, its line of help and its default are an option's. Help is in the command's
+A parameter's type, its line of help and its default are an option's, or an argument's where it may
+be given by its place (before `*`). Help is in the command's
 docstring, in lines `name: A sentence.`; a longer one goes on indented. A parameter whose type is a
 dataclass stands for an option for each of its fields, with their help in the dataclass's docstring.
 A line `Panel:` in either begins a panel of --help. A type that commands share has its help with it:
@@ -143,7 +144,7 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
             options += members
         else:
             hint = Annotated[hints[name], *texts[name]] if name in texts else hints[name]
-            options.append(_option(name, hint, parameter.default))
+            options.append(_option(name, hint, parameter.default, parameter.kind))
 
     @wraps(function)
     def run(**values: Any) -> Any:
@@ -217,10 +218,14 @@ def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
     return found
 
 
-def _option(name: str, hint: Any, default: Any) -> Parameter:
+def _option(
+    name: str, hint: Any, default: Any, parameter: Any = Parameter.KEYWORD_ONLY
+) -> Parameter:
     """A parameter as Typer takes it; one with an option of Typer is unchanged."""
     kind, note, panel = _plain(hint)
-    if isinstance(note, str):
+    if isinstance(note, str) and parameter is not Parameter.KEYWORD_ONLY:
+        hint = Annotated[kind, typer.Argument(help=note, show_default=False)]
+    elif isinstance(note, str):
         kind, spelling, settings = _typed(kind, flag(name), default)
         text = FIELD.sub(lambda found: flag(found[1]), note)
         settings["rich_help_panel"] = panel[0] if panel else None

@@ -27,7 +27,7 @@ COLUMNS = {  # heading: a field of the row, and its form
 }
 
 
-def rows_table(rows: list[dict[str, Any]], *headings: str, **about: str) -> Table:
+def rows_table(rows: list[dict[str, Any]], *headings: str, **about: Any) -> Table:
     """A table with some of the columns; "-" stands where nothing was measured."""
     table = Table(*headings, **about)
     for row in rows:
