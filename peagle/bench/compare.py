@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from peagle.bench.run import FORMAT
 from peagle.bench.summary import Cell
@@ -11,30 +11,9 @@ from peagle.errors import InputError
 Row = dict[str, Any]
 
 
-class Change(NamedTuple):
-    """One row, before and after."""
-
-    cell: Cell
-    before: Row
-    after: Row
-
-    @property
-    def ratio(self) -> float:
-        """Throughput after ÷ before."""
-        return float(self.after["output_tps"] / self.before["output_tps"])
-
-    @property
-    def verdict(self) -> str:
-        """Slower or faster where the 95 % intervals do not overlap, else alike."""
-        was = self.before["output_tps_95"]
-        now = self.after["output_tps_95"]
-        if was is None or now is None or (was[0] <= now[1] and now[0] <= was[1]):
-            return "alike"
-        return "slower" if self.ratio < 1 else "faster"
-
-
-def compare_files(before: Path, after: Path) -> list[Change]:
-    """Rows that both have. Raises InputError when hardware or settings differ."""
+def compare_files(before: Path, after: Path) -> list[Row]:
+    """Rows of `after` that both have, each with its `change`, the `ratio` of throughput after ÷
+    before, and that of `before`. Raises InputError when hardware or settings differ."""
     old = _read(before, "before")
     new = _read(after, "after")
     for name in sorted((old.keys() | new.keys()) - {"rows", "repeats"}):
@@ -42,11 +21,22 @@ def compare_files(before: Path, after: Path) -> list[Change]:
             values = f"{name} {old.get(name)!r} in {before}, {new.get(name)!r} in {after}"
             raise InputError(f"not comparable: {values}")
     earlier = {Cell.from_row(row): row for row in old["rows"]}
-    later = {Cell.from_row(row): row for row in new["rows"]}
-    changes = [Change(cell, earlier[cell], row) for cell, row in later.items() if cell in earlier]
+    pairs = [(earlier.get(Cell.from_row(row)), row) for row in new["rows"]]
+    changes = [_changed(was, row) for was, row in pairs if was is not None]
     if not changes:
         raise InputError(f"{before} and {after} have no row in common")
     return changes
+
+
+def _changed(before: Row, after: Row) -> Row:
+    """Slower or faster where the 95 % intervals do not overlap, else alike."""
+    was = before["output_tps_95"]
+    now = after["output_tps_95"]
+    ratio = after["output_tps"] / before["output_tps"]
+    change = "slower" if ratio < 1 else "faster"
+    if was is None or now is None or (was[0] <= now[1] and now[0] <= was[1]):
+        change = "alike"
+    return after | {"before": before["output_tps"], "ratio": ratio, "change": change}
 
 
 def _read(file: Path, field: str) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class Sample:
     error: str | None = None
 
     @property
+    def key(self) -> tuple[int, int]:
+        """Its conversation and turn."""
+        return self.conversation, self.turn
+
+    @property
     def tpot(self) -> float | None:
         """Seconds per token after the first; None for a single token."""
         if self.tokens < 2:

@@ -179,20 +179,14 @@ def _by_conversation(result: Result) -> dict[int, np.ndarray]:
 
 def same(result: Result, base: Result) -> dict[str, Any]:
     """Count turns with the same answer, and list the first difference of the others."""
-    expected = {(s.conversation, s.turn): s.output for s in base.samples}
-    shared = [s for s in result.samples if (s.conversation, s.turn) in expected]
-    differing = dict[tuple[int, int], int]()
-    alike = 0
-    for sample in shared:
-        turn = sample.conversation, sample.turn
-        if sample.output == expected[turn]:
-            alike += 1
-        else:
-            differing[turn] = _first_difference(sample.output, expected[turn])
-    differences = [
-        {"conversation": conversation, "turn": turn, "position": position}
-        for (conversation, turn), position in differing.items()
-    ]
+    expected = {s.key: s.output for s in base.samples}
+    shared = [s for s in result.samples if s.key in expected]
+    differing = {s.key: s.output for s in shared if s.output != expected[s.key]}
+    differences = []
+    for key, output in differing.items():
+        position = _first_difference(output, expected[key])
+        differences.append({"conversation": key[0], "turn": key[1], "position": position})
+    alike = sum(s.output == expected[s.key] for s in shared)
     return {"same": alike, "compared": len(shared), "differences": differences[:MAX_DIFFERENCES]}
 
 
@@ -215,10 +209,8 @@ def two_sample(result: Result, base: Result) -> float | None:
     column = {word: number for number, word in enumerate(total)}
     difference = np.zeros((len(pairs), len(total)))
     for line, (answer, other) in zip(difference, pairs, strict=True):
-        for word in answer:
-            line[column[word]] += 1
-        for word in other:
-            line[column[word]] -= 1
+        np.add.at(line, [column[word] for word in answer], 1)
+        np.subtract.at(line, [column[word] for word in other], 1)
     counts = np.array(list(total.values()))
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
     drawn = ((signs @ difference) ** 2 / counts).sum(1)

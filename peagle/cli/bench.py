@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import CHOICES, PARALLEL_METHODS
@@ -38,6 +37,7 @@ PINNED = "7"  # draft tokens per round where K cannot be chosen every round
 COLUMNS = (
     "method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT", "same",
 )  # fmt: skip
+COMPARED = ("method", "drafts", "load", "before", "after", "ratio", "change")
 LOOKUP = {"on": True, "off": False}
 MODEL = Fields("no_lookup", "chat_template", "dtype", "device", "quantize", "force")
 
@@ -171,12 +171,8 @@ def compare(before: Path, after: Path) -> None:
     from peagle.bench.compare import compare_files
 
     changes = compare_files(before, after)
-    table = Table("tok/s", "before", "after", "ratio", "")
-    for change in changes:
-        speeds = f"{change.before['output_tps']:.1f}", f"{change.after['output_tps']:.1f}"
-        table.add_row(str(change.cell), *speeds, f"{change.ratio:.2f}", change.verdict)
-    print_table(table)
-    if any(change.verdict == "slower" for change in changes):
+    print_table(rows_table(changes, *COMPARED))
+    if any(row["change"] == "slower" for row in changes):
         raise typer.Exit(1)
 
 

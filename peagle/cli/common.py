@@ -43,13 +43,9 @@ DeviceOption = Annotated[
 ]
 ChatTemplateOption = Annotated[
     str | None,
-    typer.Option(
-        "--chat-template",
-        metavar="FILE",
-        rich_help_panel="Model",
-        help="Chat template: a Jinja file, or plain, which joins the messages' texts. Default: the "
-        "target's own.",
-    ),
+    "Chat template: a Jinja file, or plain, which joins the messages' texts. Default: the target's "
+    "own.",
+    "Model",
 ]
 StrictOption = Annotated[
     bool,

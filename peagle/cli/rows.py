@@ -6,24 +6,19 @@ from rich.table import Table
 
 from peagle.bench.summary import Cell
 
-COLUMNS = {  # heading: a field of the row, and its form
-    "dataset": ("dataset", "{}"),
-    "method": ("method", "{}"),
-    "drafts": ("drafts", "{}"),
-    "load": ("load", "{}"),
+COLUMNS = {  # heading: a field of the row, and its form; others are shown as they are
     "tok/s": ("output_tps", "{:.1f}"),
+    "before": ("before", "{:.1f}"),
+    "after": ("output_tps", "{:.1f}"),
+    "ratio": ("ratio", "{:.2f}"),
     "×": ("speed_up", "{:.2f}"),
     "95 %": ("speed_up_95", "{0[0]:.2f}–{0[1]:.2f}"),
     "nodes": ("nodes", "{:.1f}"),
     "AL": ("acceptance_length", "{:.2f}"),
     "acceptance length": ("acceptance_length", "{:.2f}"),
-    "per position": ("shares", "{}"),
     "tokens / forward": ("tokens_per_forward", "{:.2f}"),
     "TTFT": ("ttft_ms_p50", "{:.0f}"),
     "TPOT": ("tpot_ms_p50", "{:.1f}"),
-    "rounds": ("rounds", "{}"),
-    "output tokens": ("output_tokens", "{}"),
-    "same": ("alike", "{}"),
 }
 
 
@@ -37,7 +32,7 @@ def rows_table(rows: list[dict[str, Any]], *headings: str, **about: Any) -> Tabl
 
 
 def _cell(heading: str, row: dict[str, Any]) -> str:
-    field, form = COLUMNS[heading]
+    field, form = COLUMNS.get(heading, (heading.replace(" ", "_"), "{}"))
     value = row.get(field)
     return "-" if value is None else form.format(value)
 
@@ -46,9 +41,9 @@ def _texts(row: dict[str, Any]) -> dict[str, str]:
     """Values that are made of several fields."""
     cell = Cell.from_row(row)
     shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
-    texts = {"drafts": str(cell.drafting), "load": cell.load, "shares": shares}
+    texts = {"drafts": str(cell.drafting), "load": cell.load, "per_position": shares}
     if "same" in row:
-        texts["alike"] = f"{row['same']}/{row['compared']}"
+        texts["same"] = f"{row['same']}/{row['compared']}"
     elif row.get("same_p") is not None:
-        texts["alike"] = f"p = {row['same_p']:.2f}"
+        texts["same"] = f"p = {row['same_p']:.2f}"
     return texts
