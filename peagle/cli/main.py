@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
@@ -42,13 +43,6 @@ GONE = {  # commands and options of earlier versions, and what does it now
     "train --loss": "KL divergence is the only loss",
     "train --floor": "--ratio alone sets the number of elements that a depth keeps",
 }
-FIRST = {  # what `peagle` alone shows: the commands that most people need first
-    "demo": "See the speed-up: one model alone, with EAGLE-3 and with P-EAGLE.",
-    "serve smollm2-135m": "Serve a model by OpenAI's API, with a console in the browser.",
-    "generate smollm2-135m 'Hello!'": "Complete a prompt in the terminal.",
-    "train MODEL --data synth --output FOLDER": "Train a draft head for your own model.",
-    "bench smollm2-135m": "Measure throughput, latency and acceptance length.",
-}
 
 
 def load_command(name: str) -> Any:
@@ -57,12 +51,8 @@ def load_command(name: str) -> Any:
 
 
 def first_screen() -> str:
-    """The text that `peagle` without a command prints."""
-    lines = ["P-EAGLE speculative decoding: run, measure and train draft heads.", ""]
-    for call, text in FIRST.items():
-        lines += [f"  peagle {call}", f"      {text}"]
-    more = "peagle --help lists all commands, peagle COMMAND --help the options of one."
-    return "\n".join([*lines, "", more])
+    """The text that `peagle` without a command prints: the commands that most people need first."""
+    return Path(__file__).with_name("first_screen.txt").read_text()
 
 
 def check_gone(command: str, *arguments: str) -> None:
@@ -81,7 +71,7 @@ class _LazyGroup(TyperGroup):
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
         if not args and not ctx.resilient_parsing:
-            typer.echo(first_screen())
+            typer.echo(first_screen(), nl=False)
             ctx.exit()
         return super().parse_args(ctx, args)
 
