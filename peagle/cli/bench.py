@@ -140,6 +140,7 @@ def _measure(
     output: Path,
 ) -> None:
     """Play every cell, write what was measured after each, and print it in the end."""
+    from peagle.bench import report as pages
     from peagle.bench.run import Stopped, environment, play, report, write_json
 
     about = {**environment(engine.device), "settings": {**settings, "engine": engine.name}}
@@ -157,7 +158,13 @@ def _measure(
         except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped
-    _show(report(results, about), output)
+    found = report(results, about)
+    with writing(output):
+        written = pages.write(found, output)
+    title = f"{settings['target']}, {settings['dataset']}, {engine.device}"
+    note = "nodes: draft tokens a round; TTFT and TPOT: medians in ms"
+    print_table(rows_table(found["rows"], *COLUMNS, title=title, caption=note))
+    console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
 @app.command()
@@ -186,18 +193,6 @@ def _not_vllms(k: str | None, nodes: str | None, methods: str, model: ModelOptio
         "quantize": model.quantize is not None,
     }
     return [option for option, is_used in used.items() if is_used]
-
-
-def _show(found: dict[str, Any], output: Path) -> None:
-    from peagle.bench import report as pages
-
-    with writing(output):
-        written = pages.write(found, output)
-    settings = found["settings"]
-    title = f"{settings['target']}, {settings['dataset']}, {found['device']}"
-    note = "nodes: draft tokens a round; TTFT and TPOT: medians in ms"
-    print_table(rows_table(found["rows"], *COLUMNS, title=title, caption=note))
-    console.print("written: " + ", ".join(map(str, [output, *written])))
 
 
 def _from_here(head: "Head | None") -> str | None:

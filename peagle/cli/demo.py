@@ -7,7 +7,7 @@ import typer
 
 from peagle.bench.run import environment, report, write_json
 from peagle.cli.common import ModelOptions, console, print_table, progress_bar, screen
-from peagle.cli.options import App, Fields
+from peagle.cli.options import App, Fields, check_at_least
 from peagle.cli.rows import rows_table
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
@@ -34,15 +34,16 @@ def demo(
     from transformers.utils import logging
 
     from peagle.bench.native import device_name, side_by_side
-    from peagle.bench.workload import human_eval_prompts
+    from peagle.bench.workload import human_eval
     from peagle.engine.llm import LLM
     from peagle.heads.find import find_head
 
+    check_at_least(1, prompts=prompts)
     logging.disable_progress_bar()
     ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]
     heads = {way: find_head(TARGET, method=way.method) for way in ways}
     check_folder(output.parent)
-    questions = human_eval_prompts(prompts)
+    questions = human_eval()[-prompts:]  # each K was chosen on the first ones
     with screen.status(f"loading {TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
         llm = LLM(
@@ -51,19 +52,19 @@ def demo(
         )  # fmt: skip
         drafters = {way: llm.load_head(head.folder) for way, head in heads.items() if head}
     with progress_bar("answers") as bar:
-        task = bar.add_task("", total=prompts * (1 + len(drafters)))
+        task = bar.add_task("", total=len(questions) * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
     device = device_name()
     settings = {
         "target": TARGET, "dtype": model.dtype, "quantize": model.quantize, "dataset": "humaneval",
-        "max_tokens": sampling.max_tokens, "repeats": prompts, "engine": "native",
+        "max_tokens": sampling.max_tokens, "repeats": len(questions), "engine": "native",
     }  # fmt: skip
     found = report(measured, {**environment(device), "settings": settings})
     write_json(output, found)
     weights = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
-    console.print(f"{TARGET}, {weights}, greedy, {prompts} HumanEval prompts, {device}")
+    console.print(f"{TARGET}, {weights}, greedy, {len(questions)} HumanEval prompts, {device}")
     print_table(rows_table(found["rows"], *COLUMNS))
-    same = all(row.get("same", prompts) == prompts for row in found["rows"])
+    same = all(row.get("same") in (None, len(questions)) for row in found["rows"])
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
     if not same:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ import pytest
 from peagle import LLM, SamplingParams
 from peagle.bench.native import side_by_side
 from peagle.bench.summary import same
-from peagle.bench.workload import human_eval_prompts
+from peagle.bench.workload import human_eval
 from peagle.data.chat import prompt_ids
 from peagle.data.example import Example
 from peagle.engine.drafting import Drafting
@@ -31,7 +31,7 @@ def target(dtype: str) -> Target:
 
 def prompts(count: int) -> list[list[int]]:
     tokenizer = target("float32").tokenizer
-    asked = [[{"role": "user", "content": q}] for q in human_eval_prompts(count)]
+    asked = [[{"role": "user", "content": q}] for q in human_eval()[-count:]]
     return [prompt_ids(tokenizer, messages) for messages in asked]
 
 
@@ -64,7 +64,7 @@ def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
     llm = LLM(TARGET, dtype="bfloat16", max_batch=1, deterministic=True)  # as a user's is
     drafters = {Drafting(m, "auto", lookup=True): llm.load_head(HEADS[m]) for m in HEADS}
     params = SamplingParams(max_tokens=48)
-    results = side_by_side(llm, drafters, human_eval_prompts(3), params)
+    results = side_by_side(llm, drafters, human_eval()[-3:], params)
     assert [same(result, results[0])["same"] for result in results] == [3, 3, 3]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from peagle.bench.workload import human_eval_prompts
+from peagle.bench.workload import human_eval
 from peagle.data.captured import Captured, Captures
 from peagle.data.example import Example
 from peagle.model.config import default_feature_layers
@@ -36,7 +36,7 @@ def test_features_and_hidden_states_are_those_of_transformers(
     monkeypatch.setattr(vllm_capture, "WINDOW", WINDOW)
     target = load_target("smollm2-135m", dtype="float32")
     assert target.tokenizer is not None
-    ids = [target.tokenizer.encode(prompt) for prompt in human_eval_prompts(6)]
+    ids = [target.tokenizer.encode(prompt) for prompt in human_eval()[-6:]]
     data = [Example(one, [True] * len(one)) for one in ids]
     layers = (*default_feature_layers(len(target.layers)), len(target.layers))
     theirs, exact = through_vllm(Vllm(Path(python)), target, layers, tmp_path / "vllm"), []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from peagle.bench.workload import human_eval_prompts
+from peagle.bench.workload import human_eval
 from peagle.catalog import PARALLEL_METHODS, speculative_config
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
@@ -78,7 +78,7 @@ def compared(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, Callable]:
 
 @pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[list[int]]:
-    questions = human_eval_prompts(PROBLEMS)[:PROMPTS]
+    questions = human_eval()[-PROBLEMS:][:PROMPTS]
     return [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in questions]
 
 
