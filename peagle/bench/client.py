@@ -21,7 +21,7 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 FROM_LOOKUP = "peagle:spec_decode_num_accepted_tokens_from_lookup_total"
 FORWARDS = "peagle:decode_forwards_total"
 TOKENS = "peagle:decode_tokens_total"  # vLLM has none of the last three
-COUNTED = (ROUNDS, DRAFTED, ACCEPTED, FROM_LOOKUP, FORWARDS, TOKENS)
+COUNTED = (ROUNDS, DRAFTED, FROM_LOOKUP, FORWARDS, TOKENS)
 Totals = Counter[tuple[str, str]]  # of counters, by their name and their label "position", or ""
 
 
@@ -72,14 +72,9 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
             return Stats()
         counted.subtract(self._before)
         positions = sorted(int(position) for name, position in counted if name == ACCEPTED)
-        return Stats(
-            counted[ROUNDS, ""],
-            counted[DRAFTED, ""],
-            [counted[ACCEPTED, str(position)] for position in positions],
-            counted[FROM_LOOKUP, ""],
-            counted[FORWARDS, ""],
-            counted[TOKENS, ""],
-        )
+        accepted = [counted[ACCEPTED, str(position)] for position in positions]
+        rounds, drafted, *others = (counted[name, ""] for name in COUNTED)
+        return Stats(rounds, drafted, accepted, *others)
 
     async def _counted(self) -> Totals | None:
         """The drafting counters of /metrics since the server began; None where it has none."""
@@ -93,7 +88,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
             return None
         totals = Totals()
         for sample in (sample for family in families for sample in family.samples):
-            if sample.name in COUNTED:
+            if sample.name in (*COUNTED, ACCEPTED):
                 totals[sample.name, sample.labels.get("position", "")] += int(sample.value)
         return totals if (ROUNDS, "") in totals else None
 

@@ -149,9 +149,8 @@ def device_name() -> str:
     """The machine, in words."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
-        model = found[1] if found else model
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    model = found[1] if found else platform.processor() or platform.machine()
     return f"{model}, {torch.get_num_threads()} of {os.cpu_count()} cores"

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -107,8 +108,7 @@ def fastest(rows: list[Row]) -> list[Row]:
     found = dict[tuple[str, int, float], Row]()
     for row in rows:
         key = row["method"], row["concurrency"], row["temperature"]
-        if key not in found or row["output_tps"] > found[key]["output_tps"]:
-            found[key] = row
+        found[key] = max(found.get(key, row), row, key=itemgetter("output_tps"))
     return list(found.values())
 
 

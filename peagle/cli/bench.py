@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -30,15 +30,11 @@ from peagle.files import check_folder, writing
 from peagle.shown import model_name
 from peagle.vllm.process import VllmFailed
 
-if TYPE_CHECKING:
-    from peagle.heads.find import Head
-
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
 COLUMNS = (
     "method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT", "same",
 )  # fmt: skip
 COMPARED = ("method", "drafts", "load", "before", "after", "ratio", "change")
-LOOKUP = {"on": True, "off": False}
 MODEL = Fields("no_lookup", "chat_template", "dtype", "device", "quantize", "force")
 
 
@@ -58,7 +54,7 @@ def run(
     p_eagle: str | None = None,
     k: str | None = None,
     nodes: str | None = None,
-    lookup: str = "on",
+    lookup: Literal["on", "off", "on,off"] = "on",
     concurrency: str = "1",
     rate: float | None = None,
     dataset: str = "humaneval",
@@ -144,7 +140,9 @@ def _measure(
     from peagle.bench.run import Stopped, environment, play, report, write_json
 
     about = {**environment(engine.device), "settings": {**settings, "engine": engine.name}}
-    results = [Result(cell, _from_here(engine.heads.get(cell.drafting.method))) for cell in cells]
+    here = f"{Path.cwd()}/"  # results do not name the clone's folder
+    heads = {method: head.name.removeprefix(here) for method, head in engine.heads.items()}
+    results = [Result(cell, heads.get(cell.drafting.method)) for cell in cells]
     loads = list(engine.loads(results, conversations, settings["repeats"]))
 
     def on_load() -> None:
@@ -195,28 +193,17 @@ def _not_vllms(k: str | None, nodes: str | None, methods: str, model: ModelOptio
     return [option for option, is_used in used.items() if is_used]
 
 
-def _from_here(head: "Head | None") -> str | None:
-    """A folder below this one by its path from here: results do not name the clone's folder."""
-    if head is None:
-        return None
-    if Path(head.name).is_relative_to(Path.cwd()):
-        return str(Path(head.name).relative_to(Path.cwd()))
-    return head.name
-
-
 def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
     """Every chain, and every tree with each kind of lookup, without a method."""
-    kinds = dict.fromkeys(lookup.split(","))
-    if not kinds.keys() <= LOOKUP.keys():
-        raise InputError("choose on, off or on,off", field="lookup", value=lookup)
+    kinds = [kind == "on" for kind in lookup.split(",")]
     found = list[Drafting]()
     for depth in k.split(",") if k else []:
         if depth == ADAPTIVE:
-            found += [Drafting("", "auto", lookup=LOOKUP[kind]) for kind in kinds]
+            found += [Drafting("", "auto", lookup=kind) for kind in kinds]
         else:
             found.append(Drafting("", "chain", parse_list(depth, "k", int, 1)[0]))
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    found += [Drafting("", "tree", size, LOOKUP[kind]) for size in trees for kind in kinds]
+    found += [Drafting("", "tree", size, kind) for size in trees for kind in kinds]
     return list(dict.fromkeys(found))
 
 

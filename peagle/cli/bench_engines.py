@@ -31,11 +31,6 @@ class BenchPlan:
     sampling: dict[str, Any]  # max_tokens and ignore_eos
     cells: list[Cell]
 
-    @property
-    def max_batch(self) -> int:
-        """Maximum number of concurrent requests."""
-        return max(cell.concurrency for cell in self.cells) or RANDOM_BATCH
-
     def heads(self) -> dict[str, "Head"]:
         """The head of every method that drafts by one: as named, or the catalog's."""
         from peagle.heads.find import Head, find_head
@@ -139,7 +134,8 @@ def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:
 
 def _serve_options(plan: BenchPlan, drafting: Drafting, head: "Head | None") -> list[str]:
     """Options of `peagle serve` for one drafting."""
-    options = [plan.target, "--method", drafting.method, "--max-batch", str(plan.max_batch)]
+    batch = max(cell.concurrency for cell in plan.cells) or RANDOM_BATCH
+    options = [plan.target, "--method", drafting.method, "--max-batch", str(batch)]
     options += ["--dtype", plan.model.dtype, "--served-model-name", "bench"]
     if plan.model.force:
         options.append("--force")

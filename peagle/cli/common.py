@@ -61,7 +61,6 @@ EngineOption = Annotated[
 VllmPythonOption = Annotated[
     Path | None,
     typer.Option(
-        "--vllm-python",
         envvar="PEAGLE_VLLM_PYTHON",
         help="Python interpreter that has vLLM installed. Default: the one that runs peagle.",
     ),
