@@ -52,20 +52,17 @@ def write(report: dict[str, Any], output: Path) -> list[Path]:
 def published(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Published ratios for the report's data set, each with the ratio measured here under the same
     number of conversations; None where it was not measured."""
-    methods = read_methods()
     greedy = [row for row in fastest(report["rows"]) if not row["temperature"]]
     speeds = {(row["method"], row["concurrency"]): row["output_tps"] for row in greedy}
     found = []
     for figure in yaml.safe_load((HERE / "published.yaml").read_text()):
         if figure["dataset"] != report["settings"]["dataset"]:
             continue
-        what = f"{methods[figure['method']].title} ÷ {methods[figure['over']].title}"
         for concurrency, ratio in figure["by_concurrency"].items():
             speed = speeds.get((figure["method"], concurrency))
             base = speeds.get((figure["over"], concurrency))
             here = round(speed / base, 2) if speed and base else None
-            row = {"what": what, "concurrency": concurrency, "ratio": ratio, "here": here}
-            found.append({**figure, **row})
+            found.append({**figure, "concurrency": concurrency, "ratio": ratio, "here": here})
     return found
 
 

@@ -119,13 +119,9 @@ def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
     complete = all(len(result.repeats) == repeats for result in results)
     complete &= all(played.whole for result in results for played in result.repeats)
     played = [result for result in results if result.repeats]
-    alone = {_load(result.cell): result for result in played if result.cell.drafting.mode == "none"}
-    rows = [row(result, alone.get(_load(result.cell))) for result in played]
+    alone = {result.cell.load: result for result in played if result.cell.drafting.mode == "none"}
+    rows = [row(result, alone.get(result.cell.load)) for result in played]
     return {"format": FORMAT, "complete": complete, **about, "rows": rows}
-
-
-def _load(cell: Cell) -> tuple[int, float]:
-    return cell.concurrency, cell.temperature
 
 
 def environment(device: str) -> dict[str, Any]:

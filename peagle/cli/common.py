@@ -80,9 +80,7 @@ NOT_VLLMS = {
     "max_queue": ("has no limit of waiting requests", LEAVE_OUT),
     "max_seconds": ("has no limit of time", LEAVE_OUT),
 }
-ForceOption = Annotated[
-    bool, "Accept a head that was trained for another target of the same sizes."
-]
+ForceOption = Annotated[bool, "Accept a head trained for another target of the same sizes."]
 
 
 @dataclass(frozen=True, slots=True)

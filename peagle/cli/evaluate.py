@@ -17,7 +17,7 @@ from peagle.cli.common import (
     progress_bar,
     screen,
 )
-from peagle.cli.options import App, Fields, parse_list
+from peagle.cli.options import App, Fields, check_at_least, parse_list
 from peagle.cli.rows import rows_table
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -62,10 +62,9 @@ def evaluate(
     from peagle.bench.verdict import time_head, verdict
     from peagle.data.dataset import read_prompts
 
+    check_at_least(1, limit=limit)
     params = replace(sampling, seed=0)
     conversations = read_prompts(dataset)[:limit]
-    if not conversations:
-        raise InputError(f"leaves no record of {dataset}", field="limit", value=limit)
     chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
     llm = open_llm(target, model, max_batch=batch)
