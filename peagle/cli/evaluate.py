@@ -50,7 +50,7 @@ def evaluate(
     """Measure acceptance length and per-position acceptance, all turns, with the chat template;
     then time a few prompts with and without the head.
 
-    dataset: JSONL file of {"turns": [...]} or conversations.
+    dataset: JSONL or Parquet file of {"turns": [...]} or conversations.
     k: Numbers of draft tokens per round to measure, separated by commas. Default: 3,7; none where
         --nodes is given.
     nodes: The same of draft trees, with lookup unless --no-lookup is given.

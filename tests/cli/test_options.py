@@ -131,6 +131,25 @@ def test_a_command_takes_some_fields_with_its_own_defaults() -> None:
     assert CliRunner().invoke(small, ["--sugar", "1"]).exit_code == 2
 
 
+def test_a_parameter_before_the_star_is_an_argument() -> None:
+    small = App()
+
+    @small.command()
+    def make(cake: str, *, spoons: int = 2) -> None:
+        """Make.
+
+        cake: Name of the cake.
+        spoons: Number of spoons.
+        """
+        seen.append((cake, spoons))
+
+    cake, spoons = get_command(small).params[:2]
+    assert (cake.param_type_name, cake.help) == ("argument", "Name of the cake.")
+    assert (spoons.param_type_name, spoons.help) == ("option", "Number of spoons.")
+    assert CliRunner().invoke(small, ["plum", "--spoons", "3"]).exit_code == 0
+    assert seen.pop() == ("plum", 3)
+
+
 @pytest.mark.parametrize(
     ("args", "field", "said"),
     [
