@@ -30,7 +30,7 @@ from peagle.server.responses import ChatChoice, ChatPart, Delta, Message, TextCh
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import Worker
 
-Logprobs = list[TokenLogprob] | None
+Logprobs = list[TokenLogprob]
 
 
 class _Builder:
@@ -41,7 +41,7 @@ class _Builder:
 
     def tokens(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> list[Token]:
         """Tokens whose text is certain now; none where log-probabilities are not requested."""
-        if logprobs is None:
+        if request.params.logprobs is None:
             return []
         return self._logprobs[request.index].push(logprobs, text, ended)
 
@@ -61,9 +61,9 @@ class TextBuilder(_Builder):
         shown = of_text(self.tokens(request, text, logprobs, ended))
         return TextChoice(index=request.index, text=text, finish_reason=reason, logprobs=shown)
 
-    def whole(self, request: Request, text: str, logprobs: Logprobs) -> TextChoice:
+    def whole(self, request: Request) -> TextChoice:
         """The only part."""
-        return self.part(request, text, logprobs, ended=True)
+        return self.part(request, request.text.text, request.logprobs, ended=True)
 
 
 class ChatBuilder(_Builder):
@@ -104,9 +104,9 @@ class ChatBuilder(_Builder):
         shown = of_chat(self.tokens(request, text, logprobs, ended))
         return ChatPart(index=request.index, delta=delta, finish_reason=reason, logprobs=shown)
 
-    def whole(self, request: Request, text: str, logprobs: Logprobs) -> ChatChoice:
+    def whole(self, request: Request) -> ChatChoice:
         """The only part, as a message; its tool calls have no index."""
-        part = self.part(request, text, logprobs, ended=True)
+        part = self.part(request, request.text.text, request.logprobs, ended=True)
         calls = part.delta.tool_calls
         for call in calls:
             call.index = None
@@ -150,10 +150,7 @@ async def answer(
         return stream(_parts(head, builder, job, updates, body.stream_options))
     async for _ in updates:
         pass
-    choices = list[Any]()
-    for request in job.requests:
-        logprobs = None if request.params.logprobs is None else request.logprobs
-        choices.append(builder.whole(request, request.text.text, logprobs))
+    choices: list[Any] = [builder.whole(request) for request in job.requests]
     made = builder.response(**head, choices=choices, usage=usage(job))
     return Response(made.model_dump_json(), media_type="application/json")
 
@@ -177,9 +174,7 @@ async def _parts(
                 yield made([opening])
         async for update in updates:
             text = "".join(chunk.text for chunk in update.chunks)
-            logprobs: Logprobs = None
-            if update.request.params.logprobs is not None:
-                logprobs = [one.logprob for one in update.chunks if one.logprob is not None]
+            logprobs = [one.logprob for one in update.chunks if one.logprob is not None]
             choice = builder.part(update.request, text, logprobs, update.ended)
             if options.peagle_drafts:
                 choice.peagle_drafts = update.drafts

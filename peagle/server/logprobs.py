@@ -1,28 +1,21 @@
 """Log-probabilities in the form of the two APIs."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from peagle.engine.params import TokenLogprob
-from peagle.server.responses import ChatLogprobs, ContentLogprob, TextLogprobs, TopLogprob
+from peagle.server.responses import ChatLogprobs, ContentLogprob, TextLogprobs
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 LONE = "\N{REPLACEMENT CHARACTER}".encode()  # replaces bytes that are no character
 MAX_SKIPPED = 8  # bytes of tokens that the text may lack before its next character
 
 
-@dataclass(slots=True)
-class Token:
+class Token(ContentLogprob):
     """A token as it is shown. An emitted token has its part of the text, others have their own."""
 
     id: int
-    logprob: float
-    name: str
-    bytes: bytearray
-    top: list["Token"] = field(default_factory=list)  # the most likely tokens at its position
+    top_logprobs: list["Token"] = []  # type: ignore[assignment]
     offset: int = 0  # characters of the text before it
 
 
@@ -50,11 +43,13 @@ class AnswerLogprobs:
         """Add tokens, and text that is certain; returns the tokens whose text is certain."""
         for token, logprob, top in tokens:
             emitted = self._token(token, logprob)
-            emitted.top = [emitted if id == token else self._token(id, value) for id, value in top]
-            self._bytes += emitted.bytes
+            emitted.top_logprobs = [
+                emitted if id == token else self._token(id, value) for id, value in top
+            ]
+            self._bytes.extend(emitted.bytes)
             self._owners += [emitted] * len(emitted.bytes)
             self._waiting.append((emitted, len(self._bytes)))
-            emitted.bytes = bytearray()
+            emitted.bytes = []
         for character in text:
             self._share(character.encode(errors="replace"))
         certain = sum(ended or end <= self._found for _, end in self._waiting)
@@ -64,8 +59,8 @@ class AnswerLogprobs:
             begins = [byte & 0xC0 != 0x80 for byte in each.bytes]  # others go on with a character
             each.offset = self._characters - (begins[:1] == [False])
             self._characters += sum(begins)
-            if each.bytes and each.name == f" {each.bytes.decode(errors='replace')}":
-                each.name = each.name[1:]  # a text may begin without the space of a word
+            if each.bytes and each.token == f" {bytes(each.bytes).decode(errors='replace')}":
+                each.token = each.token[1:]  # a text may begin without the space of a word
         return ready
 
     def _share(self, character: bytes) -> None:
@@ -89,7 +84,8 @@ class AnswerLogprobs:
             name = spelled.decode() or (self._added[id].content if id in self._added else by_id(id))
         except UnicodeDecodeError:
             name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
-        return Token(id, max(logprob, MIN_LOGPROB), name, bytearray(spelled))
+        logprob = max(logprob, MIN_LOGPROB)
+        return Token(id=id, token=name, logprob=logprob, bytes=list(spelled))
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added and self._added[token].special:
@@ -109,15 +105,7 @@ def by_id(token: int) -> str:
 
 def of_chat(tokens: list[Token]) -> ChatLogprobs | None:
     """A list with one entry per token; None without tokens."""
-    content = list[ContentLogprob]()
-    for token in tokens:
-        top = [TopLogprob(**_entry(one)) for one in token.top]
-        content.append(ContentLogprob(**_entry(token), top_logprobs=top))
-    return ChatLogprobs(content=content) if content else None
-
-
-def _entry(token: Token) -> dict[str, Any]:
-    return {"token": token.name, "logprob": token.logprob, "bytes": list(token.bytes)}
+    return ChatLogprobs(content=[*tokens]) if tokens else None
 
 
 def of_text(tokens: list[Token]) -> TextLogprobs | None:
@@ -125,7 +113,7 @@ def of_text(tokens: list[Token]) -> TextLogprobs | None:
     if not tokens:
         return None
     return TextLogprobs(
-        tokens=[token.name for token in tokens],
+        tokens=[token.token for token in tokens],
         token_logprobs=[token.logprob for token in tokens],
         top_logprobs=[_by_name(token) for token in tokens],
         text_offset=[token.offset for token in tokens],
@@ -136,7 +124,7 @@ def _by_name(emitted: Token) -> dict[str, float]:
     """Log-probabilities of the most likely tokens and the emitted one. Where several have one name,
     the emitted one keeps it, or else the most likely; the others are named by their ids."""
     names = dict[str, Token]()
-    for token in (emitted, *emitted.top):
-        if names.setdefault(token.name, token) is not token:
-            names[by_id(token.id)] = token
-    return {name: token.logprob for name, token in names.items()}
+    for each in (emitted, *emitted.top_logprobs):
+        if names.setdefault(each.token, each) is not each:
+            names[by_id(each.id)] = each
+    return {name: each.logprob for name, each in names.items()}

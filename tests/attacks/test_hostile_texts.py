@@ -66,7 +66,7 @@ def test_requests_together(make: Make, count: Any) -> None:
             own = [chunk for chunk in chunks if chunk.index == at]
             assert "".join(chunk.text for chunk in own) == answer.text
             entries = AnswerLogprobs(tokenizer).push(answer.logprobs or [], answer.text, True)
-            assert b"".join(entry.bytes for entry in entries) == answer.text.encode()
+            assert b"".join(bytes(entry.bytes) for entry in entries) == answer.text.encode()
             if answer.finish_reason == "length":
                 assert answer.text == tokenizer.backend_tokenizer.decode(answer.token_ids)
         [alone] = llm.generate([prompts[3]], params[3])

@@ -25,7 +25,7 @@ def request(answer: str) -> Any:
 
 def whole(answer: str, max_calls: int | None) -> Any:
     ended = request(answer)
-    return ChatBuilder(TOKENIZER, max_calls).whole(ended, ended.text.text, None)
+    return ChatBuilder(TOKENIZER, max_calls).whole(ended)
 
 
 def test_whole() -> None:
@@ -35,8 +35,8 @@ def test_whole() -> None:
 
 def test_streamed() -> None:
     form, ended = ChatBuilder(TOKENIZER, max_calls=0), request(THOUGHT)
-    assert form.part(ended, ended.text.text, None, ended=False).delta.model_dump() == {}
-    delta = form.part(ended, "", None, ended=True).delta
+    assert form.part(ended, ended.text.text, [], ended=False).delta.model_dump() == {}
+    delta = form.part(ended, "", [], ended=True).delta
     assert (delta.content, delta.reasoning) == ("it sat", "hm")
 
 

@@ -54,10 +54,12 @@ MAKERS = [byte_level, byte_fallback]
 both = pytest.mark.parametrize("make", MAKERS)
 
 
-def request(text: str = "", index: int = 0) -> Any:
+def request(text: str = "", logprobs: list[TokenLogprob] | None = None) -> Any:
     params = SimpleNamespace(logprobs=2)
-    return SimpleNamespace(index=index, finish_reason="stop", params=params, output=[], tokens=[],
-                           prompt_length=0, text=SimpleNamespace(text=text))  # fmt: skip
+    return SimpleNamespace(
+        index=0, finish_reason="stop", params=params, output=[], tokens=[], prompt_length=0,
+        text=SimpleNamespace(text=text), logprobs=logprobs,
+    )  # fmt: skip
 
 
 def rounds(
@@ -80,7 +82,7 @@ def chat(tokenizer: Any, parts: list[tuple[list[TokenLogprob], str]], stream: bo
     form = ChatBuilder(tokenizer, max_calls=0)
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text), text, logprobs).model_dump()["logprobs"]["content"]
+        return form.whole(request(text, logprobs)).model_dump()["logprobs"]["content"]
     found = list[Any]()
     for number, (logprobs, text) in enumerate(parts, start=1):
         part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
@@ -196,7 +198,7 @@ def text_logprobs(tokenizer: Any, parts: list[Any], stream: bool) -> dict[str, l
     form = TextBuilder(tokenizer)
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text), text, logprobs).model_dump()["logprobs"]
+        return form.whole(request(text, logprobs)).model_dump()["logprobs"]
     found: dict[str, list[Any]] = {}
     for number, (logprobs, text) in enumerate(parts, start=1):
         part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()

@@ -47,13 +47,13 @@ def parse(
     pieces.append(text.finish())
     request: Any = SimpleNamespace(
         index=0, tokens=[*prompt, *output], prompt_length=len(prompt), output=output,
-        text=text, finish_reason="stop", params=SimpleNamespace(logprobs=None),
+        text=text, finish_reason="stop", logprobs=[], params=SimpleNamespace(logprobs=None),
     )  # fmt: skip
     if not stream:
-        message = form.whole(request, text.text, None).message
+        message = form.whole(request).message
         return message.reasoning, message.content, message.tool_calls
-    deltas = [form.part(request, piece, None, ended=False).delta for piece in pieces]
-    deltas.append(form.part(request, "", None, ended=True).delta)
+    deltas = [form.part(request, piece, [], ended=False).delta for piece in pieces]
+    deltas.append(form.part(request, "", [], ended=True).delta)
     reasoning = "".join(delta.reasoning for delta in deltas)
     content = "".join(delta.content or "" for delta in deltas)
     return reasoning, content, deltas[-1].tool_calls
@@ -132,9 +132,9 @@ def test_thoughts_come_as_they_are_thought() -> None:
     tokenizer = byte_level()
     form = ChatBuilder(tokenizer, 0)
     form.begin(prompt_ids(tokenizer, ASKED))
-    request: Any = SimpleNamespace(index=0)
+    request: Any = SimpleNamespace(index=0, params=SimpleNamespace(logprobs=None))
     pieces = ["<think>", "hm", " so", " ", "</think>", "\n", "it", " sat"]
-    deltas = [form.part(request, piece, None, ended=False).delta for piece in pieces]
+    deltas = [form.part(request, piece, [], ended=False).delta for piece in pieces]
     assert [delta.reasoning for delta in deltas[1:4]] == ["hm", " so", ""]
     assert [delta.content for delta in deltas[5:]] == [None, "it", " sat"]
 
