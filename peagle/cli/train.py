@@ -166,20 +166,17 @@ def _split(
     strict: bool,
 ) -> _Split:
     """Hold documents out of the data, unless a file to measure on is named."""
+
+    def states(numbers: list[int]) -> States | None:
+        return None if captured is None else captured.only(numbers).output
+
     if measured_on is not None:
         assert target.tokenizer is not None
         read = read_examples(measured_on, target.tokenizer, target.max_context, strict=strict)
-        states = None if captured is None else captured.output
-        return _Split(examples, states, Walk(target, read))
+        return _Split(examples, states(list(range(len(examples)))), Walk(target, read))
     train, measured = hold_out(examples)
-    documents = [examples[number] for number in measured]
-    if captured is None:
-        states = None
-        walk = Walk(target, documents)
-    else:
-        states = captured.only(train).output
-        walk = Walk(target, documents, captured.only(measured).output)
-    return _Split([examples[number] for number in train], states, walk)
+    walk = Walk(target, [examples[number] for number in measured], states(measured))
+    return _Split([examples[number] for number in train], states(train), walk)
 
 
 def _measure(walk: Walk) -> Measure | None:

@@ -55,43 +55,34 @@ class BlockAttend:
 
 def mask_entries(elements: Elements, documents: Tensor) -> int:
     """Upper bound of the entries that the masks of all blocks have together."""
-    ranges = _ranges(elements, documents)
-    keys = ranges.context_end - ranges.context_start + ranges.chain_end - ranges.chain_start
+    _, ranges = _ranges(elements, documents)
+    first, last, begin, end = ranges.unbind(-1)
+    keys = last - first + end - begin
     return sum(ROWS * (count + missing_rows(count)) for count in keys.tolist())
 
 
-class Ranges(NamedTuple):
-    """Elements in the order of anchor, then depth, and the ranges that each of B blocks reads, (B,)
-    each. Ends are exclusive."""
-
-    order: Tensor  # (E,)
-    context_start: Tensor  # among the depth-0 elements
-    context_end: Tensor
-    chain_start: Tensor  # in `order`: all elements of its anchors
-    chain_end: Tensor
-
-
-def _ranges(elements: Elements, documents: Tensor) -> Ranges:
+def _ranges(elements: Elements, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Elements in the order of anchor, then depth, (E,); and what each of B blocks reads, (B, 4):
+    beginning and end among the depth-0 elements, and in that order, of its anchors' elements."""
     anchor, depth = elements
     order = anchor.argsort(stable=True)
     ordered = anchor[order]
     context = anchor[depth == 0]
     first = ordered[::ROWS].contiguous()
     last = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
-    return Ranges(
-        order,
+    ranges = [
         torch.searchsorted(documents[context], documents[first]),
         torch.searchsorted(context, last, right=True),
         torch.searchsorted(ordered, first),
         torch.searchsorted(ordered, last, right=True),
-    )
+    ]
+    return order, torch.stack(ranges, dim=-1)
 
 
 def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterator[Block]:
     owner = documents[elements.anchor]
-    order, *bounds = _ranges(elements, documents)
-    bounds_of = torch.stack(bounds, dim=-1).tolist()
-    for rows, (first, last, begin, end) in zip(order.split(ROWS), bounds_of, strict=True):
+    order, ranges = _ranges(elements, documents)
+    for rows, (first, last, begin, end) in zip(order.split(ROWS), ranges.tolist(), strict=True):
         context = torch.arange(first, last, device=order.device)
         near = order[begin:end]
         keys = torch.cat([context, near[elements.depth[near] > 0]])

@@ -35,13 +35,6 @@ class Labels(NamedTuple):
     entropy: Tensor  # (R,) Σ p log p, which is the negative entropy
 
 
-class Divergence(NamedTuple):
-    """KL divergence of R rows, in float32 at least."""
-
-    each: Tensor  # (R,)
-    gradient: Tensor  # (R, V) of the sum, by the draft logits
-
-
 def labels_of(target_logits: Tensor) -> Labels:
     """The target's distribution, renormalised over the draft vocabulary, by its logits (R, V)."""
     target = _precise(target_logits)
@@ -49,8 +42,9 @@ def labels_of(target_logits: Tensor) -> Labels:
     return Labels(p, torch.linalg.vecdot(p, target) - _logsumexp(target, p))
 
 
-def divergence(draft_logits: Tensor, labels: Labels) -> Divergence:
-    """KL(labels ‖ draft) of draft logits (R, V).
+def divergence(draft_logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+    """KL(labels ‖ draft) of draft logits (R, V), of each row (R,), and the gradient of its sum by
+    the logits.
 
     Written out with its gradient, softmax(draft) − p: autograd reads and writes (R, V) twice as
     often.
@@ -59,13 +53,7 @@ def divergence(draft_logits: Tensor, labels: Labels) -> Divergence:
     q = draft.softmax(-1)
     # Σ p (log p − log q) = Σ p log p − p·z + lse(z)
     each = labels.entropy - torch.linalg.vecdot(labels.p, draft) + _logsumexp(draft, q)
-    return Divergence(each, q.sub_(labels.p))
-
-
-def _blocks(rows: Tensor) -> list[slice]:
-    """Slices of rows (R,) that are compared together: on a GPU all of a chunk."""
-    size = BLOCK if rows.device.type == "cpu" else len(rows)
-    return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
+    return each, q.sub_(labels.p)
 
 
 def _precise(logits: Tensor) -> Tensor:
@@ -84,12 +72,14 @@ def _weighted(
     gradients = [torch.zeros_like(logits) for logits in scored]
     share = chunk.weights.to(precise) / len(scored)
     total = share.new_zeros(())
-    for block in _blocks(chunk.rows):
+    size = BLOCK if share.is_cpu else len(share)  # rows that are compared together
+    for start in range(0, len(share), size):
+        block = slice(start, min(start + size, len(share)))
         labels = labels_of(chunk.target_logits[block].to(precise))
         for logits, gradient in zip(scored, gradients, strict=True):
-            found = divergence(logits.detach()[block], labels)
-            total += found.each @ share[block]
-            gradient[block] = found.gradient.mul_(share[block, None])
+            each, of_logits = divergence(logits.detach()[block], labels)
+            total += each @ share[block]
+            gradient[block] = of_logits.mul_(share[block, None])
     return total, gradients
 
 

@@ -48,8 +48,7 @@ def resume(trainer: Trainer) -> None:
 
 
 def start_from_here(trainer: Trainer) -> None:
-    """Drop the metrics of later steps than the trainer's, which will be done again: a killed run
-    leaves them. Raises InputError, and leaves the file as it is, when it is anything else."""
+    """Make the metrics on disk those of a run that begins, or goes on, at the trainer's step."""
     if trainer.accelerator.is_main_process:
         forget_after(trainer.config.output / METRICS, trainer.progress.step)
 
@@ -147,19 +146,13 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
 
 
 def _check_shapes(saved: Saved, now: dict[str, Tensor]) -> None:
-    shapes_there = _shapes(saved.tensors)
-    shapes_now = _shapes(now)
-    for name in sorted(shapes_there.keys() | shapes_now.keys()):
-        before = shapes_there.get(name, "absent")
-        after = shapes_now.get(name, "absent")
-        if before != after:
-            why = f"{saved.folder / STATE}: {name} is {before} there and {after} now"
+    for name in sorted(saved.tensors.keys() | now.keys()):
+        if name.startswith(MOMENTS):  # the first step makes these
+            continue
+        there, here = (list(t[name].shape) if name in t else "absent" for t in (saved.tensors, now))
+        if there != here:
+            why = f"{saved.folder / STATE}: {name} is {there} there and {here} now"
             raise InputError(why, fix="give the settings that the run was started with")
-
-
-def _shapes(tensors: dict[str, Tensor]) -> dict[str, object]:
-    """Shapes by name, without moments: the first step makes these."""
-    return {name: list(t.shape) for name, t in tensors.items() if not name.startswith(MOMENTS)}
 
 
 def forget_after(file: Path, step: int) -> None:

@@ -51,12 +51,11 @@ class HeadSpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError("must be at least 1", field=name, value=value)
-        if self.method not in METHODS:
-            fix = f"choose {' or '.join(METHODS)}"
-            raise InputError("is no method", field="method", value=self.method, fix=fix)
-        if self.embedding not in (None, *get_args(Embedding)):
-            fix = f"choose {' or '.join(get_args(Embedding))}"
-            raise InputError("is unknown", field="embedding", value=self.embedding, fix=fix)
+        for name, known in {"method": METHODS, "embedding": get_args(Embedding)}.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                fix = f"choose {' or '.join(known)}"
+                raise InputError("is unknown", field=name, value=value, fix=fix)
 
 
 def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) -> DrafterConfig:

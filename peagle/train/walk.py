@@ -11,7 +11,7 @@ Shapes: N tokens, E elements, K draft tokens, D drafter hidden.
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,15 +81,14 @@ class Walk:
 
     def rounds(self, drafter: Drafter, k: int) -> list[list[Round]]:
         """The rounds of each document with chains of k."""
-        found = []
-        for number, example in enumerate(self.documents):
-            accepted = [0, *self._accepted(drafter, number, k)]  # by the newest token
-            found.append(_walk(example, accepted))
-        return found
+        return [
+            _walk(example, self._accepted(drafter, number, k))
+            for number, example in enumerate(self.documents)
+        ]
 
     @torch.no_grad()
     def _accepted(self, drafter: Drafter, number: int, k: int) -> list[int]:
-        """For each anchor in an answer, the right draft tokens up to the first wrong one.
+        """For each newest token, the right draft tokens up to the first wrong one.
 
         The drafter runs given the true tokens before each element. A chain is drafted given its own
         tokens: as long as they are right, these are the true ones.
@@ -110,7 +109,7 @@ class Walk:
             logits = method.logits(drafter, normed[part], ids[predicted[part] - 1])
             best = drafter.target_ids[logits.max(-1).indices]
             right[depth[part], anchor[part]] = (best == ids[predicted[part]]).long()
-        return cast(list[int], right.cumprod(0).sum(0).tolist())
+        return [0, *right.cumprod(0).sum(0).tolist()]
 
     def _target_features(
         self, number: int, sequence: PackedDocuments, length: int, layers: tuple[int, ...]
