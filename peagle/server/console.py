@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import cache, partial
 from os.path import commonprefix
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -42,13 +42,6 @@ class RaceBody(Body):
 
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 96
-
-
-class Lane(NamedTuple):
-    """One way to decode; `head` is the served one, a folder, or None without a head."""
-
-    method: str
-    head: Drafter | Path | None
 
 
 class Console:
@@ -89,17 +82,17 @@ class Console:
         steps = self.steps(ids, body.max_tokens)
         return stream(self._worker.run_exclusively(steps))
 
-    def lanes(self) -> list[Lane]:
-        """The target alone, then the heads in the catalog's order: those in folders of this
-        machine (nothing is downloaded for a race), and the served one."""
+    def lanes(self) -> dict[str, Drafter | Path | None]:
+        """Methods and their heads: the target alone, then the heads in the catalog's order, those
+        in folders of this machine (nothing is downloaded for a race), and the served one."""
         llm = self._llm
-        lanes = {"none": Lane("none", None)}
+        lanes: dict[str, Drafter | Path | None] = {"none": None}
         entry = known_entry(llm.target.name)
         for method, head in (entry.heads if entry else {}).items():
             if head.folder and head.folder.is_dir():
-                lanes[method] = Lane(method, head.folder)
-        lanes[llm.drafting.method] = Lane(llm.drafting.method, llm.drafter)
-        return list(lanes.values())
+                lanes[method] = head.folder
+        lanes[llm.drafting.method] = llm.drafter
+        return lanes
 
     def steps(self, ids: list[int], max_tokens: int) -> Generator[Event, None, None]:
         """Decode greedily, one round per step. Raises InputError for a prompt that is too long, and
@@ -110,13 +103,13 @@ class Console:
         room = len(ids) + max_tokens + MAX_NODES + 2 * BLOCK
         alone = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
         lanes = self.lanes()
-        runners = [self._use(alone, lane) for lane in lanes]
+        runners = [self._use(alone, *lane) for lane in lanes.items()]
         drafting = [llm.drafting for llm in runners]
         yield {"lanes": [{"method": d.method, "drafts": str(d).strip("-")} for d in drafting]}
         params = SamplingParams(max_tokens=max_tokens)
         answers = list[list[int]]()
-        for number, (lane, llm) in enumerate(zip(lanes, runners, strict=True)):
-            warm_up = self._use(alone, lane)  # kernels for these numbers of rows
+        for number, (lane, llm) in enumerate(zip(lanes.items(), runners, strict=True)):
+            warm_up = self._use(alone, *lane)  # kernels for these numbers of rows
             warm_up.generate([ids], SamplingParams(max_tokens=4))
             # Another engine: its cache is empty.
             request = yield from _run(llm, ids, params, number)
@@ -124,11 +117,12 @@ class Console:
         same = len(commonprefix(answers))
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
 
-    def _use(self, alone: LLM, lane: Lane) -> LLM:
+    def _use(self, alone: LLM, method: str, head: Drafter | Path | None) -> LLM:
         """Another LLM over the target of `alone`, with a lane's head and the server's options."""
-        if lane.method == "none":
+        if method == "none":
             return alone.use(None, lookup=False)
-        head = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
+        if isinstance(head, Path):
+            head = self._load(head)
         served = self._llm.drafting
         chains = head is not None and not method_of(head.config).parallel
         if served.mode == "none":

@@ -25,7 +25,7 @@ from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.heads.folder import head_folder
 from peagle.heads.format import FETCH_AGAIN, read_head
 from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
-from peagle.methods.base import DraftPass, DraftSteps, Elements, NewSlots, advance
+from peagle.methods.base import DraftPass, Elements, NewSlots, advance
 from peagle.methods.keys import LAYER_IDS, default_k
 from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
@@ -195,9 +195,8 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     tapped = features.view(len(ids), len(layers), -1)
     gap = tapped - expected
     away = (gap.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)).amax(0)  # (F,)
-    largest = (
-        f"{_name(target.dtype)}: max difference {gap.abs().max():.1e}, {away.max():.0e} of a row"
-    )
+    dtype = str(target.dtype).removeprefix("torch.")
+    largest = f"{dtype}: max difference {gap.abs().max():.1e}, {away.max():.0e} of a row"
     if not float(away.max()) <= ROUNDING[target.dtype]:
         layer = layers[int(away.argmax())]
         raise Problem(
@@ -274,22 +273,16 @@ def _drafted(
         batch = Batch.of([Span(blocks, start, ids[start:end])])
         features = model.forward(batch, cache, drafter.config.feature_layers).features
         slots = [NewSlots(blocks, start, ids[start + 1 : end + 1], depths)]
-        given = DraftPass(drafts, drafter_cache, slots, features)
-        chain = _likeliest(drafter, method.draft(given), ids[end])
-    return chain
-
-
-def _likeliest(drafter: Drafter, steps: DraftSteps, newest: int) -> tuple[list[int], Tensor]:
-    """The likeliest token of each depth, after the one before, and the logits of all."""
-    method = method_of(drafter.config)
-    tokens, logits = [newest], list[Tensor]()
-    drafted = next(steps, None)
-    while drafted is not None:
-        for state in drafted.normed.split(1):
-            before = torch.tensor(tokens[-1:], device=state.device)
-            logits.append(method.logits(drafter, state, before))
-            tokens += drafter.target_ids[logits[-1].argmax(-1)].tolist()
-        drafted = advance(steps, torch.tensor(tokens[-1:], device=state.device))
+        steps = method.draft(DraftPass(drafts, drafter_cache, slots, features))
+        logits = list[Tensor]()
+        tokens = ids[end : end + 1]
+        drafted = next(steps, None)
+        while drafted is not None:
+            for state in drafted.normed.split(1):
+                before = torch.tensor(tokens[-1:], device=state.device)
+                logits.append(method.logits(drafter, state, before))
+                tokens += drafter.target_ids[logits[-1].argmax(-1)].tolist()
+            drafted = advance(steps, torch.tensor(tokens[-1:], device=state.device))
     return tokens[1:], torch.cat(logits)
 
 
@@ -309,7 +302,3 @@ def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int])
     )
     normed = run_drafter(drafter, sequence, features, elements)[last:]
     return method_of(drafter.config).logits(drafter, normed, tokens[last + 1 : -1])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -6,7 +6,7 @@ arXiv 2312.02696, section 3.1).
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from peagle.model.drafter import Drafter
 from peagle.train.config import TrainConfig
@@ -52,7 +52,3 @@ class Average:
         share = 1 - (1 - gap / step) ** (GAMMA + 1)
         for average, parameter in zip(self.weights.values(), self.parameters, strict=True):
             average.lerp_(parameter, share)
-
-    def over(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict of the module with the averaged weights in it."""
-        return state | self.weights

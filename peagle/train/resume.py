@@ -20,19 +20,9 @@ from peagle.data.example import Example, fingerprint
 from peagle.errors import InputError, first_line
 from peagle.files import replace_file
 from peagle.model.drafter import Drafter
+from peagle.train import state
 from peagle.train.optimizer import Average
 from peagle.train.sharding import shard_like
-from peagle.train.state import (
-    AVERAGE,
-    METRICS,
-    MOMENTS,
-    PROGRESS,
-    STATE,
-    SUMS,
-    Progress,
-    checkpoints,
-    checksum,
-)
 from peagle.train.trainer import Trainer
 
 
@@ -50,7 +40,7 @@ def resume(trainer: Trainer) -> None:
 def start_from_here(trainer: Trainer) -> None:
     """Make the metrics on disk those of a run that begins, or goes on, at the trainer's step."""
     if trainer.accelerator.is_main_process:
-        forget_after(trainer.config.output / METRICS, trainer.progress.step)
+        forget_after(trainer.config.output / state.METRICS, trainer.progress.step)
 
 
 class Saved(NamedTuple):
@@ -58,7 +48,7 @@ class Saved(NamedTuple):
 
     folder: Path
     tensors: dict[str, Tensor]
-    progress: Progress
+    progress: state.Progress
 
 
 @contextmanager
@@ -74,7 +64,7 @@ def _reading() -> Iterator[None]:
 def newest_checkpoint(output: Path) -> Saved:
     """The newest checkpoint of a run. Raises InputError when there is none, and when it is damaged:
     then the fix names the newest one that is not."""
-    found = checkpoints(output)
+    found = state.checkpoints(output)
     if not found:
         raise InputError(f"no checkpoint in {output}", field="resume")
     try:
@@ -98,18 +88,18 @@ def _fix(found: list[Path]) -> str:
 @_reading()
 def read_checkpoint(folder: Path) -> Saved:
     """A checkpoint. Raises InputError when any part of it is damaged."""
-    for name in (PROGRESS, STATE):
-        line = checksum(folder / name)
-        if line.encode() not in (folder / SUMS).read_bytes().splitlines():
-            raise InputError(f"{folder / name}: damaged (its checksum is not that in {SUMS})")
+    for name in (state.PROGRESS, state.STATE):
+        line = state.checksum(folder / name)
+        if line.encode() not in (folder / state.SUMS).read_bytes().splitlines():
+            raise InputError(f"{folder / name}: damaged (its checksum is not that in {state.SUMS})")
     try:
-        progress = Progress(**json.loads((folder / PROGRESS).read_text()))
+        progress = state.Progress(**json.loads((folder / state.PROGRESS).read_text()))
     except TypeError as error:
-        raise InputError(f"{folder / PROGRESS}: of another version ({error})") from error
-    tensors = load_file(folder / STATE)
+        raise InputError(f"{folder / state.PROGRESS}: of another version ({error})") from error
+    tensors = load_file(folder / state.STATE)
     for name, tensor in tensors.items():  # a run may have saved them before its loss was NaN
         if not tensor.isfinite().all():
-            raise InputError(f"{folder / STATE}: {name} holds values that are not finite")
+            raise InputError(f"{folder / state.STATE}: {name} holds values that are not finite")
     return Saved(folder, tensors, progress)
 
 
@@ -130,28 +120,30 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
     """Put a checkpoint's tensors into drafter, optimizer and average. Raises InputError, with
     nothing changed, when the drafter's tensors have other names or shapes."""
     tensors = saved.tensors
-    state = drafter.state_dict()
-    now = {f"weights/{name}": tensor for name, tensor in state.items()}
-    now |= {f"{AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
+    own = drafter.state_dict()
+    now = {f"weights/{name}": tensor for name, tensor in own.items()}
+    now |= {f"{state.AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
     _check_shapes(saved, now)
-    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in state.items()}
+    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in own.items()}
     drafter.load_state_dict(weights)
     for name, average in averaged.weights.items():
-        average.copy_(shard_like(tensors[f"{AVERAGE}/{name}"], average))
+        average.copy_(shard_like(tensors[f"{state.AVERAGE}/{name}"], average))
     for name, parameter in drafter.named_parameters():
-        if f"{MOMENTS[0]}/{name}" in tensors:  # not before the first step
-            moments = {kind: shard_like(tensors[f"{kind}/{name}"], parameter) for kind in MOMENTS}
+        if f"{state.MOMENTS[0]}/{name}" in tensors:  # not before the first step
+            moments = {
+                kind: shard_like(tensors[f"{kind}/{name}"], parameter) for kind in state.MOMENTS
+            }
             step = torch.tensor(float(saved.progress.step), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **moments}
 
 
 def _check_shapes(saved: Saved, now: dict[str, Tensor]) -> None:
     for name in sorted(saved.tensors.keys() | now.keys()):
-        if name.startswith(MOMENTS):  # the first step makes these
+        if name.startswith(state.MOMENTS):  # the first step makes these
             continue
         there, here = (list(t[name].shape) if name in t else "absent" for t in (saved.tensors, now))
         if there != here:
-            why = f"{saved.folder / STATE}: {name} is {there} there and {here} now"
+            why = f"{saved.folder / state.STATE}: {name} is {there} there and {here} now"
             raise InputError(why, fix="give the settings that the run was started with")
 
 

@@ -15,6 +15,7 @@ from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
 from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
+from peagle.train import state
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
 from peagle.train.drafter_pass import compile_layers, recompute_layers
@@ -23,14 +24,6 @@ from peagle.train.optimizer import Average, make_optimizer, rate
 from peagle.train.processes import make_accelerator, numbers
 from peagle.train.sampler import Sampler, TrainingSequence
 from peagle.train.sharding import idle_pass, pad_passes, shard, whole_copy
-from peagle.train.state import (
-    METRICS,
-    Progress,
-    append_line,
-    checkpoints,
-    save_checkpoint,
-    snapshot,
-)
 from peagle.train.target_pass import run_target
 from peagle.train.trainee import StepResult, Trainee
 
@@ -79,7 +72,7 @@ class Trainer:
         self.average = Average(drafter)
         self.only_correction = not drafter.norm.weight.requires_grad
         self.earlier_data = drafter.config.provenance.data  # counts of runs before this one
-        self.progress = Progress(settings=self._settings())
+        self.progress = state.Progress(settings=self._settings())
         self.total_steps = self._total_steps()
         self._stop = False
 
@@ -189,7 +182,7 @@ class Trainer:
     def _update(self, result: StepResult) -> None:
         step = self.progress.step
         if not torch.isfinite(result.loss):
-            saved = checkpoints(self.config.output)
+            saved = state.checkpoints(self.config.output)
             good = f"the last good checkpoint is {saved[-1]}" if saved else "nothing was saved yet"
             bad = self.batches.numbers(step)
             why = f"loss is {float(result.loss)} at step {step} (sequences {bad[0]} to {bad[-1]})"
@@ -219,7 +212,7 @@ class Trainer:
         if self.measure is not None and due:
             metrics |= self._measured(self.measure)
         if self.accelerator.is_main_process:
-            append_line(self.config.output / METRICS, metrics)
+            state.append_line(self.config.output / state.METRICS, metrics)
         self.accelerator.log(numbers(metrics), step=progress.step)
         return metrics
 
@@ -239,9 +232,9 @@ class Trainer:
         return found
 
     def _save(self) -> None:
-        tensors = snapshot(self.drafter, self.optimizer, self.average)
+        tensors = state.snapshot(self.drafter, self.optimizer, self.average)
         if self.accelerator.is_main_process:
-            save_checkpoint(self.config.output, tensors, self.progress, self.config.keep)
+            state.save_checkpoint(self.config.output, tensors, self.progress, self.config.keep)
         self.save_head("head")
         self.accelerator.wait_for_everyone()
 
@@ -258,7 +251,8 @@ class Trainer:
 
     def averaged(self, dtype: torch.dtype) -> Drafter:
         """A copy of the head with averaged weights, whole; all processes call it together."""
-        return whole_copy(self.drafter, dtype, self.average.over(self.drafter.state_dict()))
+        weights = self.drafter.state_dict() | self.average.weights
+        return whole_copy(self.drafter, dtype, weights)
 
     def _sum(self, numbers: list[float]) -> Tensor:
         """Over all processes."""

@@ -39,24 +39,18 @@ class Round(NamedTuple):
     accepted: int  # draft tokens; none of them after the answer's end
 
 
-class HeldOut(NamedTuple):
-    """Numbers of documents: to train on, and to measure on."""
-
-    train: list[int]
-    measured: list[int]
-
-
-def hold_out(data: list[Example]) -> HeldOut:
+def hold_out(data: list[Example]) -> tuple[list[int], list[int]]:
     """Keep documents from training, spread evenly over the data: at most HELD_OUT and a tenth.
+    Returns the numbers of those to train on, and of those to measure on.
 
-    Of these, documents whose prompt occurs among those to train on are not measured.
+    Of the latter, documents whose prompt occurs among those to train on are not measured.
     """
     count = min(HELD_OUT, len(data) // 10)
     chosen = {number * len(data) // count for number in range(count)}
     train = [number for number in range(len(data)) if number not in chosen]
     seen = {tuple(prompt_of(data[number])) for number in train}
     measured = [number for number in sorted(chosen) if tuple(prompt_of(data[number])) not in seen]
-    return HeldOut(train, measured)
+    return train, measured
 
 
 def prompt_of(example: Example) -> list[int]:

@@ -7,11 +7,7 @@ import os
 
 import torch
 from safetensors.torch import save_file
-from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
-    ExampleHiddenStatesConnector,
-    PendingSave,
-    extract_from_kv_cache,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as base
 
 
 class _Done:
@@ -21,15 +17,15 @@ class _Done:
         return True
 
 
-class CpuConnector(ExampleHiddenStatesConnector):
+class CpuConnector(base.ExampleHiddenStatesConnector):
     """The same files, at once."""
 
-    def _submit_async_write(self, pending: PendingSave) -> None:
+    def _submit_async_write(self, pending: base.PendingSave) -> None:
         if not self._is_tp_rank_zero:
             return
         blocks = torch.tensor(pending.block_ids)[:, None] * self._block_size
         slots = (blocks + torch.arange(self._block_size)).flatten()
-        states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
+        states = base.extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
         tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids}
         try:
             save_file(tensors, pending.filename)
