@@ -44,7 +44,7 @@ from peagle.train.resume import resume as continue_run
 from peagle.train.resume import start_from_here
 from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
-from peagle.train.trainer import Measure, States, Trainer
+from peagle.train.trainer import States, Trainer
 from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
 from peagle.train.warm_start import new_drafter, with_correction, with_norms
 
@@ -136,8 +136,10 @@ def train(
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
     examples, states, walk = _split(examples, captured, model, measured_on, strict)
-    where = torch.device(device)
-    trainer = Trainer(training, model, drafter, examples, _measure(walk), states, where)
+    measure = partial(acceptance, walk) if walk.documents else None
+    if measure is None:
+        screen.print("too few documents to keep some from training: acceptance is not measured")
+    trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
     (continue_run if start.resume else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
 
@@ -177,14 +179,6 @@ def _split(
     train, measured = hold_out(examples)
     walk = Walk(target, [examples[number] for number in measured], states(measured))
     return _Split([examples[number] for number in train], states(train), walk)
-
-
-def _measure(walk: Walk) -> Measure | None:
-    """The acceptance length over held-out documents; None without any."""
-    if walk.documents:
-        return partial(acceptance, walk)
-    screen.print("too few documents to keep some from training: acceptance is not measured")
-    return None
 
 
 def _own_device(name: str) -> str:

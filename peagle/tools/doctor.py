@@ -79,11 +79,9 @@ def examine(
         others = _skipped("the files cannot be read", *CHECKS, "loading", *RUNNING)
         return [_refused("files", error), *others]
     checks = [Check("files", "ok", f"config.json and {len(files.tensors)} tensors")]
-    checks += [_judge(name, partial(run_check, name, files, target)) for name in CHECKS]
-    if force:
-        checks = [
-            _milder(check, "forced") if check.name in FORGIVABLE else check for check in checks
-        ]
+    for name in CHECKS:
+        wrong: State = "forced" if force and name in FORGIVABLE else "wrong"
+        checks.append(_judge(name, partial(run_check, name, files, target), wrong))
     try:
         drafter = load_drafter(folder, target, force=True)
     except InputError as error:
@@ -98,9 +96,7 @@ def examine(
         *checks,
         _judge("features", partial(_features, drafter, target, ids)),
         _judge("logits", partial(_logits, drafter, target, ids)),
-        _milder(
-            _judge("acceptance", partial(_acceptance, drafter, target, prompt, len(ids))), "warning"
-        ),
+        _judge("acceptance", partial(_acceptance, drafter, target, prompt, len(ids)), "warning"),
     ]
 
 
@@ -121,18 +117,19 @@ def verdict(checks: list[Check]) -> str:
     return f"nothing differs in {passed} checks{left}" + "".join(warnings)
 
 
-def _judge(name: str, check: Callable[[], str]) -> Check:
+def _judge(name: str, check: Callable[[], str], wrong: State = "wrong") -> Check:
+    """Run a check; `wrong` is its state where it finds a fault."""
     try:
         return Check(name, "ok", check())
     except Skipped as reason:
         return Check(name, "skipped", str(reason))
     except InputError as error:
-        return _refused(name, error)
+        return _refused(name, error, wrong)
 
 
-def _refused(name: str, error: InputError) -> Check:
+def _refused(name: str, error: InputError, state: State = "wrong") -> Check:
     found = InputError(error.why, field=error.field, value=error.value)
-    return Check(name, "wrong", str(found), error.fix or FETCH_AGAIN)
+    return Check(name, state, str(found), error.fix or FETCH_AGAIN)
 
 
 def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
@@ -148,11 +145,6 @@ def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
 
 def _skipped(why: str, *names: str) -> list[Check]:
     return [Check(name, "skipped", why) for name in names]
-
-
-def _milder(check: Check, state: State) -> Check:
-    """The check, in another state where it is wrong."""
-    return check._replace(state=state) if check.state == "wrong" else check
 
 
 def _prompt_ids(target: Target, prompt: str) -> list[int]:

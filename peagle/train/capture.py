@@ -93,13 +93,11 @@ def plan_capture(
     shard_sizes = [MAX_HEADER + sum(sizes[shard.start : shard.stop]) for shard in shards]
     left = sum(size for number, size in enumerate(shard_sizes) if number not in done)
     tokens = sum(len(example.ids) for example in examples)
-    plan = Plan(origin, shards, done, tokens, sum(shard_sizes), left)
-    needed = left
     if left:
-        rows = target.config.hidden_size * (len(layers) + 1) * target.dtype.itemsize
-        needed += passing * rows
-    _check_room(config.output, plan, needed)
-    return plan
+        row = target.config.hidden_size * (len(layers) + 1) * target.dtype.itemsize
+        documents = f"{len(examples)} documents ({tokens} tokens)"
+        _check_room(config.output, left + passing * row, documents)
+    return Plan(origin, shards, done, tokens, sum(shard_sizes), left)
 
 
 def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
@@ -164,11 +162,10 @@ def _done(output: Path, origin: Origin, shards: list[range]) -> set[int]:
     return {number for number, shard in enumerate(shards) if shard.start in starts}
 
 
-def _check_room(output: Path, plan: Plan, needed: int) -> None:
+def _check_room(output: Path, needed: int, documents: str) -> None:
     there = next(p for p in (output, *output.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
-        documents = f"{plan.origin.documents} documents ({plan.tokens} tokens)"
         why = f"needs {size_text(needed)} for {documents}, {size_text(free)} are free"
         fix = "make room, or name another folder"
         raise InputError(why, field="output", value=output, fix=fix)

@@ -123,7 +123,13 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
     own = drafter.state_dict()
     now = {f"weights/{name}": tensor for name, tensor in own.items()}
     now |= {f"{state.AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
-    _check_shapes(saved, now)
+    for name in sorted(tensors.keys() | now.keys()):
+        if name.startswith(state.MOMENTS):  # the first step makes these
+            continue
+        there, here = (list(t[name].shape) if name in t else "absent" for t in (tensors, now))
+        if there != here:
+            why = f"{saved.folder / state.STATE}: {name} is {there} there and {here} now"
+            raise InputError(why, fix="give the settings that the run was started with")
     weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in own.items()}
     drafter.load_state_dict(weights)
     for name, average in averaged.weights.items():
@@ -135,16 +141,6 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
             }
             step = torch.tensor(float(saved.progress.step), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **moments}
-
-
-def _check_shapes(saved: Saved, now: dict[str, Tensor]) -> None:
-    for name in sorted(saved.tensors.keys() | now.keys()):
-        if name.startswith(state.MOMENTS):  # the first step makes these
-            continue
-        there, here = (list(t[name].shape) if name in t else "absent" for t in (saved.tensors, now))
-        if there != here:
-            why = f"{saved.folder / state.STATE}: {name} is {there} there and {here} now"
-            raise InputError(why, fix="give the settings that the run was started with")
 
 
 def forget_after(file: Path, step: int) -> None:

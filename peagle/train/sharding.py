@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -29,7 +29,14 @@ if TYPE_CHECKING:  # a target is an argument, as a backend is
 def shard(trainee: Trainee, target: "Target", device: torch.device) -> None:
     """Spread drafter and target over all processes, each holding its parts on its `device`."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    _shard_target(target, mesh, device)
+    # `target.forward` gathers layer by layer: all processes call it together. Embedding and head
+    # stay whole, so that each process may call `target.logits` at any time.
+    for part in target.layers:
+        fully_shard(part, mesh=mesh)
+    table = cast(nn.Parameter, target.embedding)
+    fully_shard(target.decoder, mesh=mesh, reshard_after_forward=True, ignored_params={table})
+    target.model.to(device)
+    target.device = device
     drafter = trainee.drafter
     drafter.share_embedding(target.embedding)
     if method_of(drafter.config).parallel:  # else layers run once a depth: as often as differs
@@ -37,17 +44,6 @@ def shard(trainee: Trainee, target: "Target", device: torch.device) -> None:
             fully_shard(layer, mesh=mesh)
         register_fsdp_forward_method(drafter.layers[0], "fuse")
     fully_shard(trainee, mesh=mesh)
-
-
-def _shard_target(target: "Target", mesh: DeviceMesh, device: torch.device) -> None:
-    """`target.forward` gathers layer by layer: all processes call it together. Embedding and head
-    stay whole, so that each process may call `target.logits` at any time."""
-    for layer in target.layers:
-        fully_shard(layer, mesh=mesh)
-    table = cast(nn.Parameter, target.embedding)
-    fully_shard(target.decoder, mesh=mesh, reshard_after_forward=True, ignored_params={table})
-    target.model.to(device)
-    target.device = device
 
 
 def pad_passes(passes: list[list[Segment]], device: torch.device) -> None:
