@@ -18,15 +18,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
+DEFAULT_ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "rope_type": "default"}
 OLD_ROPE = ("rope_theta", "rope_scaling")  # of transformers 4; `rope_parameters` replaces them
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
-
-
-def _default_rope() -> dict[str, Any]:
-    return {"rope_theta": 10_000.0, "rope_type": "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class LayerConfig:
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
-    rope_parameters: dict[str, Any] = field(default_factory=_default_rope)
+    rope_parameters: dict[str, Any] = field(default_factory=DEFAULT_ROPE.copy)
 
     def __post_init__(self) -> None:
         for name, known in {"model_type": KINDS, "hidden_act": tuple(ACTIVATIONS)}.items():
@@ -105,7 +102,7 @@ def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """`rope_parameters` of the keys of transformers 4."""
     scaling = dict(raw.get("rope_scaling") or {})
     kind = scaling.pop("type", "default")
-    rope = _default_rope() | {"rope_type": kind} | scaling
+    rope = DEFAULT_ROPE | {"rope_type": kind} | scaling
     if raw.get("rope_theta") is not None:
         rope["rope_theta"] = raw["rope_theta"]
     return rope

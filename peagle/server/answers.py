@@ -76,17 +76,14 @@ class ChatBuilder(_Builder):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_calls: int | None) -> None:
         super().__init__(tokenizer)
-        self._tokenizer = tokenizer
+        self.prompt = list[int]()  # of the answers, which may begin their thoughts
         self._max_calls = max_calls
         fields = (answer_template(tokenizer) or {}).get("fields", {})
         self._parses = max_calls != 0 or any(name in fields for name in THINKING)
         self._texts = defaultdict[int, ResponseParser](partial(ResponseParser, tokenizer))
-        self.begin([])
-
-    def begin(self, prompt: list[int]) -> None:
-        """Set the prompt of the answers, which may begin their thoughts."""
-        new = partial(ThoughtParser, self._tokenizer, prompt)
-        self._thoughts = defaultdict[int, ThoughtParser](new)
+        self._thoughts = defaultdict[int, ThoughtParser](
+            lambda: ThoughtParser(tokenizer, self.prompt)
+        )
 
     def opening(self, index: int) -> ChatPart:
         """The role."""

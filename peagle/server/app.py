@@ -92,9 +92,8 @@ class Api:
         builder = ChatBuilder(self.llm.tokenizer, max_calls if tools else 0)
 
         def token_ids() -> list[list[int]]:
-            ids = conversation_ids(self.llm, body.messages, tools, body.template_args)
-            builder.begin(ids)
-            return [ids]
+            builder.prompt = conversation_ids(self.llm, body.messages, tools, body.template_args)
+            return [builder.prompt]
 
         return await self._generate(http, body, builder, 1, token_ids)
 

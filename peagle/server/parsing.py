@@ -129,7 +129,11 @@ class ResponseParser:
     def finish(self, prompt: list[int], answer: list[int]) -> ParsedAnswer:
         """Parse the text that was held back, once the answer has ended."""
         if self._parses:
-            return _parsed(self._tokenizer, prompt, answer, self._held)
+            message = to_message(self._tokenizer, prompt, answer, self._held)
+            named = message.get("tool_calls") or []
+            parsed = [_tool_call(call.get("function", call)) for call in named]
+            reasoning = message.get("thinking") or message.get("reasoning_content") or ""
+            return ParsedAnswer(message["content"], [c for c in parsed if c is not None], reasoning)
         text = self._with_marks(answer) if self._hidden else self._held
         found = [_json_call(body) for body in CALL.findall(text)]
         if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
@@ -144,15 +148,6 @@ class ResponseParser:
         runs = groupby(answer, self._hidden.get)
         decode = self._tokenizer.backend_tokenizer.decode
         return "".join(mark or decode(list(ids)) for mark, ids in runs)
-
-
-def _parsed(
-    tokenizer: PreTrainedTokenizerBase, prompt: list[int], answer: list[int], text: str
-) -> ParsedAnswer:
-    message = to_message(tokenizer, prompt, answer, text)
-    calls = [_tool_call(call.get("function", call)) for call in message.get("tool_calls") or []]
-    reasoning = message.get("thinking") or message.get("reasoning_content") or ""
-    return ParsedAnswer(message["content"], [call for call in calls if call is not None], reasoning)
 
 
 def _json_call(text: str) -> ToolCall | None:

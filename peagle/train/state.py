@@ -5,7 +5,6 @@ Every checkpoint is a new folder, renamed into place when it is whole: whenever 
 killed, the newest one is good.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from peagle.files import sha256
 from peagle.model.drafter import Drafter
 from peagle.train.optimizer import Average
 from peagle.train.sharding import gather
@@ -88,8 +88,7 @@ def save_checkpoint(
 
 def checksum(file: Path) -> str:
     """The line of a file in SHA256SUMS."""
-    with file.open("rb") as content:
-        return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}"
+    return f"{sha256(file)}  {file.name}"
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:

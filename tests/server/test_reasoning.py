@@ -37,7 +37,7 @@ def parse(
     """Reasoning, content, and the rest of a choice, of an answer that comes token by token."""
     prompt = prompt_ids(tokenizer, ASKED, Style(None, args))
     form, output = ChatBuilder(tokenizer, calls), ids(tokenizer, answer)
-    form.begin(prompt)
+    form.prompt = prompt
     text, pieces = TextStream(tokenizer, stop), list[str]()
     for token in output:
         piece, stopped = text.push(token)
@@ -131,7 +131,7 @@ def test_a_stop_among_thoughts(marks: str, stream: bool) -> None:
 def test_thoughts_come_as_they_are_thought() -> None:
     tokenizer = byte_level()
     form = ChatBuilder(tokenizer, 0)
-    form.begin(prompt_ids(tokenizer, ASKED))
+    form.prompt = prompt_ids(tokenizer, ASKED)
     request: Any = SimpleNamespace(index=0, params=SimpleNamespace(logprobs=None))
     pieces = ["<think>", "hm", " so", " ", "</think>", "\n", "it", " sat"]
     deltas = [form.part(request, piece, [], ended=False).delta for piece in pieces]
