@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -72,8 +73,11 @@ class Metrics:
         scheduler = engine.scheduler
         pool = scheduler.pool
 
+        def made(kind: Any, name: str, about: str, **more: Any) -> Any:
+            return kind(name, about, ["model_name"], registry=registry, **more).labels(model)
+
         def gauge(name: str, read: Callable[[], float]) -> None:
-            Gauge(name, "Now.", ["model_name"], registry=registry).labels(model).set_function(read)
+            made(Gauge, name, "Now.").set_function(read)
 
         def counter(name: str, about: str, label: str) -> Counter:
             return Counter(name, about, ["model_name", label], registry=registry)
@@ -82,17 +86,12 @@ class Metrics:
         gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
         gauge("vllm:kv_cache_usage_perc", lambda: 1 - pool.free / pool.count)
         gauge("peagle:spec_decode_chosen_k", lambda: engine.last_depth)  # vLLM's K never changes
-        self._counters = {}
         abouts = COUNTERS | {name: about for name, (about, _) in DRAFTING.items()}
-        for name, about in abouts.items():
-            made = Counter(name, about, ["model_name"], registry=registry)
-            self._counters[name] = made.labels(model)
-        self._histograms = {}
-        for name, buckets in HISTOGRAMS.items():
-            title = f"vllm:{name}_seconds"
-            labels = ["model_name"]
-            histogram = Histogram(title, "Seconds.", labels, buckets=buckets, registry=registry)
-            self._histograms[name] = histogram.labels(model)
+        self._counters = {name: made(Counter, name, about) for name, about in abouts.items()}
+        self._histograms = {
+            name: made(Histogram, f"vllm:{name}_seconds", "Seconds.", buckets=buckets)
+            for name, buckets in HISTOGRAMS.items()
+        }
         ended = counter("vllm:request_success", "Requests ended.", "finished_reason")
         self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"

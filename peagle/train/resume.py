@@ -64,25 +64,21 @@ def _reading() -> Iterator[None]:
 def newest_checkpoint(output: Path) -> Saved:
     """The newest checkpoint of a run. Raises InputError when there is none, and when it is damaged:
     then the fix names the newest one that is not."""
-    found = state.checkpoints(output)
-    if not found:
-        raise InputError(f"no checkpoint in {output}", field="resume")
-    try:
-        return read_checkpoint(found[-1])
-    except InputError as error:
-        raise InputError(error.why, fix=_fix(found)) from error
-
-
-def _fix(found: list[Path]) -> str:
-    damaged = list[str]()
-    for folder in reversed(found):
+    damaged: dict[Path, str] = {}  # and why
+    fix = f"no other checkpoint is good: delete {output / 'checkpoints'} and start without `resume`"
+    for folder in reversed(state.checkpoints(output)):
         try:
-            read_checkpoint(folder)
-        except InputError:
-            damaged.append(str(folder))
-        else:
-            return f"delete {' and '.join(damaged)} to resume from {folder.name}"
-    return f"no other checkpoint is good: delete {found[-1].parent} and start without `resume`"
+            saved = read_checkpoint(folder)
+        except InputError as error:
+            damaged[folder] = error.why
+            continue
+        if not damaged:
+            return saved
+        fix = f"delete {' and '.join(map(str, damaged))} to resume from {folder.name}"
+        break
+    if not damaged:
+        raise InputError(f"no checkpoint in {output}", field="resume")
+    raise InputError(next(iter(damaged.values())), fix=fix)
 
 
 @_reading()

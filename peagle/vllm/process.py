@@ -75,7 +75,6 @@ def _numbers(version: str) -> list[int]:
 
 def look(python: Path) -> Installed:
     """Describe the vLLM that the interpreter `python` has. Raises InputError where it has none."""
-    why = "prints no description of a vLLM"
     try:
         run = _run(str(python), "-c", LOOK)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -84,8 +83,7 @@ def look(python: Path) -> Installed:
         found = run.stdout.strip().split(" ", 2)
         if run.returncode == 0 and len(found) == 3:
             return Installed(found[0], found[1], Path(found[2]))
-        if run.returncode:
-            why = last_line(run.stderr)
+        why = last_line(run.stderr) if run.returncode else "prints no description of a vLLM"
     fix = "name the interpreter that has vLLM"
     raise InputError(why, field="vllm_python", value=python, fix=fix)
 
