@@ -115,7 +115,8 @@ def train(
     data = start.data
     if data is None:
         raise InputError("is missing", field="data", fix="name a JSONL file of answers")
-    captured = _captures(data)
+    folders = [Path(part) for part in data.split(",")]
+    captured = Captures(folders) if any(folder.is_dir() for folder in folders) else None
     if captured is None and data != "synth":
         existing_file(Path(data), "data")
     measured_on = None if held_out is None else existing_file(held_out, "held_out")
@@ -127,8 +128,11 @@ def train(
     if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "make it first, with peagle data synth"
         raise InputError("is for one process", field="data", value=data, fix=fix)
-    screen.quiet = int(os.environ.get("RANK", "0")) > 0  # of several processes the first one speaks
-    device = _own_device(device)
+    # Of several processes the first one speaks.
+    screen.quiet = int(os.environ.get("RANK", "0")) > 0
+    device = resolve_device(device)
+    if device == "cuda":  # one for each process, where torchrun started several
+        device = resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     model = open_target(target, chat_template, device="cpu" if training.shard else device)
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length, strict)
@@ -142,14 +146,6 @@ def train(
     trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
     (continue_run if start.resume else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
-
-
-def _captures(data: str) -> Captures | None:
-    """The captured folders that `--data` names; None when it names something else."""
-    folders = [Path(part) for part in data.split(",")]
-    if not any(folder.is_dir() for folder in folders):
-        return None
-    return Captures(folders)
 
 
 class _Split(NamedTuple):
@@ -181,13 +177,6 @@ def _split(
     return _Split([examples[number] for number in train], states(train), walk)
 
 
-def _own_device(name: str) -> str:
-    """The device of this process: one GPU each, where torchrun started several."""
-    device = resolve_device(name)
-    local = os.environ.get("LOCAL_RANK", "0")
-    return resolve_device(f"cuda:{local}") if device == "cuda" else device
-
-
 def _tapped(
     spec: HeadSpec, target: Target, captured: Captures | None, recipe: str | None
 ) -> HeadSpec:
@@ -204,10 +193,9 @@ def _tapped(
 
 def _max_length(chosen: int | None, captured: Captures | None, recipe: str | None) -> int:
     """Maximum tokens of a document."""
-    cuts = [] if captured is None else [part.origin.max_length for part in captured.parts]
-    for cut in cuts:
-        if chosen not in (None, cut):
-            why = f"the captured documents were cut to {cut}"
+    for part in captured.parts if captured else ():
+        if chosen not in (None, part.origin.max_length):
+            why = f"the captured documents were cut to {part.origin.max_length}"
             raise InputError(why, field="max_length", value=chosen)
     check_at_least(4, max_length=chosen)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH

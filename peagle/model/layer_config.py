@@ -87,7 +87,13 @@ class LayerConfig:
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
         """The config of a config.json; other keys are left out."""
         given = {key: raw[key] for key in LAYER_KEYS if raw.get(key) is not None}
-        given.setdefault("rope_parameters", _rope_of(raw))
+        if "rope_parameters" not in given:  # the keys of transformers 4
+            scaling = dict(raw.get("rope_scaling") or {})
+            kind = scaling.pop("type", "default")
+            rope = DEFAULT_ROPE | {"rope_type": kind} | scaling
+            if raw.get("rope_theta") is not None:
+                rope["rope_theta"] = raw["rope_theta"]
+            given["rope_parameters"] = rope
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,16 +102,6 @@ class LayerConfig:
 
 
 LAYER_KEYS = frozenset(field.name for field in fields(LayerConfig))
-
-
-def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` of the keys of transformers 4."""
-    scaling = dict(raw.get("rope_scaling") or {})
-    kind = scaling.pop("type", "default")
-    rope = DEFAULT_ROPE | {"rope_type": kind} | scaling
-    if raw.get("rope_theta") is not None:
-        rope["rope_theta"] = raw["rope_theta"]
-    return rope
 
 
 def head_size(config: Any) -> int:

@@ -14,16 +14,13 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from peagle.data.captured import difference, read_shards, target_hashes
 from peagle.data.example import Example, fingerprint
 from peagle.data.shard import Origin, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.batches import PackedDocuments
-from peagle.train.target_pass import run_target
+from peagle.train.target_pass import run_document
 
 MAX_HEADER = 2048  # bytes of a shard's header
 # The target over documents' token ids, in their order.
@@ -105,9 +102,7 @@ def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
 
     def run(documents: list[list[int]]) -> Generator[TargetOutput]:
         for document in documents:
-            ids = torch.tensor(document, device=target.device)
-            zeros = torch.zeros_like(ids)
-            yield run_target(target, PackedDocuments(ids, zeros.bool(), zeros), feature_layers)
+            yield run_document(target, document, feature_layers)
 
     return run
 

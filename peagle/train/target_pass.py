@@ -28,6 +28,13 @@ def run_target(target: "Target", sequence: PackedDocuments, taps: tuple[int, ...
     return TargetOutput(*(rows[: len(sequence.ids)] for rows in out))
 
 
+def run_document(target: "Target", ids: list[int], taps: tuple[int, ...]) -> TargetOutput:
+    """`run_target` over one document."""
+    tokens = torch.tensor(ids, device=target.device)
+    zeros = torch.zeros_like(tokens)
+    return run_target(target, PackedDocuments(tokens, zeros.bool(), zeros), taps)
+
+
 class DocumentsAttend:
     """Attend of the target over packed documents, each causal and alone. Nothing sees the rows that
     fill a document's tiles, which come after it; rows after the last document are not attended."""

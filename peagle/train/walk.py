@@ -25,7 +25,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.batches import PackedDocuments
 from peagle.train.drafter_pass import run_drafter
-from peagle.train.target_pass import run_target
+from peagle.train.target_pass import run_document
 from peagle.train.trainer import States
 
 HELD_OUT = 64  # documents, at most a tenth, that training leaves for measurements
@@ -93,7 +93,7 @@ class Walk:
         ids = torch.tensor(example.ids + [0] * k, device=device)  # drafts may pass the end
         one = torch.zeros_like(ids)
         sequence = PackedDocuments(ids, one.bool(), one)
-        features = self._target_features(number, sequence, length, drafter.config.feature_layers)
+        features = self._target_features(number, drafter.config.feature_layers)
         anchor, depth = elements = _elements(example, k, device)
         normed = run_drafter(drafter, sequence, features, elements)
         predicted = anchor + depth + 2
@@ -105,13 +105,10 @@ class Walk:
             right[depth[part], anchor[part]] = (best == ids[predicted[part]]).long()
         return [0, *right.cumprod(0).sum(0).tolist()]
 
-    def _target_features(
-        self, number: int, sequence: PackedDocuments, length: int, layers: tuple[int, ...]
-    ) -> Tensor:
+    def _target_features(self, number: int, layers: tuple[int, ...]) -> Tensor:
         if (number, layers) not in self._features:
             if self.states is None:
-                document = PackedDocuments(*(part[:length] for part in sequence))
-                output = run_target(self.target, document, layers)
+                output = run_document(self.target, self.documents[number].ids, layers)
             else:
                 output = self.states([number], self.target)
             self._features[number, layers] = output.features

@@ -163,7 +163,7 @@ def test_ctrl_c_in_a_capture(
     def press(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("peagle.train.capture.run_target", press)
+    monkeypatch.setattr("peagle.train.capture.run_document", press)
     result = interrupted("data", "capture", target, "--data", answers, "--output", tmp_path / "c")
     last = result.stderr.splitlines()[-1]
     assert last.startswith("stopped: 0 of 24 documents") and "run the same command" in last

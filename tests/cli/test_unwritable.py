@@ -156,7 +156,7 @@ def test_a_disk_that_gets_full_while_answers_are_written(
     [
         ("peagle.train.state.save_file", full_for_safetensors),
         ("peagle.train.state.os.replace", full),
-        ("peagle.train.trainer.append_line", full),
+        ("peagle.train.state.append_line", full),
     ],
 )
 def test_a_disk_that_gets_full_while_a_head_is_trained(  # noqa: PLR0913, PLR0917 (fixtures)
