@@ -28,13 +28,13 @@ from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
 from peagle.methods.base import DraftPass, Elements, NewSlots, advance
 from peagle.methods.keys import LAYER_IDS, default_k
 from peagle.methods.registry import method_of
-from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.template import PLAIN, use_template
 from peagle.shown import mean_length
 from peagle.train.batches import PackedDocuments
 from peagle.train.drafter_pass import run_drafter
+from peagle.train.target_pass import run_document
 
 PROMPT = "Write a Python function that reverses a list."
 OTHERS = (  # further prompts, for the acceptance length
@@ -281,10 +281,9 @@ def _drafted(
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
     """Logits (K, V) of the chain after `ids` in the trainer's forward over all elements."""
     tokens = torch.tensor(ids + draft, device=target.device)
-    positions = torch.arange(len(tokens), device=target.device)
-    layers = drafter.config.feature_layers
-    features = target.forward(tokens, positions, CausalAttend(), layers).features
-    sequence = PackedDocuments(tokens, positions >= len(ids), torch.zeros_like(tokens))
+    features = run_document(target, ids + draft, drafter.config.feature_layers).features
+    zeros = torch.zeros_like(tokens)
+    sequence = PackedDocuments(tokens, zeros.bool(), zeros)
     last = len(ids) - 2  # the slot that predicts the first draft token
     anchors = torch.arange(last + 1, device=target.device)
     chain = torch.arange(1, len(draft), device=target.device)

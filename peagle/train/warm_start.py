@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from peagle.data.captured import target_hashes
 from peagle.heads.load import rebuilt
 from peagle.methods.registry import METHODS
-from peagle.model.attention import CausalAttend
 from peagle.model.config import Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.spec import HeadSpec, drafter_config
+from peagle.train.target_pass import run_document
 from peagle.train.vocab import draft_offsets, frequent_tokens, pick_mask_token
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
@@ -82,11 +82,9 @@ def _scale_features(drafter: Drafter, target: Target, answers: list[list[int]]) 
     """Let each feature's norm keep the size that the feature usually has, so that what follows it
     may start from weights made for features as they are."""
     assert drafter.fc_norm is not None
-    ids = torch.tensor(max(answers[:SAMPLE], key=len), device=target.device)
-    positions = torch.arange(len(ids), device=ids.device)
     layers = drafter.config.feature_layers
-    out = target.forward(ids, positions, CausalAttend(), layers)
-    for norm, feature in zip(drafter.fc_norm, out.features.chunk(len(layers), -1), strict=True):
+    features = run_document(target, max(answers[:SAMPLE], key=len), layers).features
+    for norm, feature in zip(drafter.fc_norm, features.chunk(len(layers), -1), strict=True):
         sizes = feature.float().square().mean(-1).sqrt()
         nn.init.constant_(norm.get_parameter("weight"), float(sizes.median()))
 
