@@ -180,7 +180,7 @@ def run(seconds: float) -> dict[str, Any]:
                 continue
     seen, after = json.loads(output), settled(running, before)
     preempted = running.api.metrics.registry.get_sample_value(
-        "vllm:num_preemptions_total", {"model_name": running.api.model}
+        "vllm:num_preemptions_total", {"model_name": running.api.config.model}
     )
     running.stop()
     wrong = wrong_answers(make_llm(None), seen["finished"])

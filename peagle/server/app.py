@@ -52,7 +52,6 @@ class Api:
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self.llm = llm
         self.config = config
-        self.model = config.model
         self.created = int(time())
         engine = llm.engine
         self.metrics = Metrics(engine, config.model)
@@ -64,12 +63,12 @@ class Api:
 
     async def models(self) -> responses.Models:
         """The list of models, which has one."""
-        return responses.Models(data=[await self.about(self.model)])
+        return responses.Models(data=[await self.about(self.config.model)])
 
     async def about(self, name: str) -> responses.Model:
         """The model of this name."""
         self._check_model(name)
-        return responses.Model(id=self.model, created=self.created, max_model_len=self.context)
+        return responses.Model(id=name, created=self.created, max_model_len=self.context)
 
     async def completions(self, body: schema.CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
@@ -162,8 +161,8 @@ class Api:
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
-            fix = f"there is {self.model!r}"
+        if name is not None and name != self.config.model:
+            fix = f"there is {self.config.model!r}"
             error = InputError("is not served here", field="model", value=name, fix=fix)
             raise ApiError(404, str(error), param="model", code="model_not_found")
 
