@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 1963,
-    "peagle.engine.llm": 5598,
-    "peagle.model.drafter": 342,
-    "peagle.train.trainer": 2124,
-    "peagle.backends.torch": 694,
-    "peagle.backends.cuda.backend": 1062,
+    "peagle.engine.engine": 1926,
+    "peagle.engine.llm": 5617,
+    "peagle.model.drafter": 330,
+    "peagle.train.trainer": 2045,
+    "peagle.backends.torch": 690,
+    "peagle.backends.cuda.backend": 1056,
     "peagle.backends.cpu.backend": 1180,
 }
-PACKAGE = 16_610
+PACKAGE = 16_698
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

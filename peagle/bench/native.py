@@ -59,7 +59,7 @@ class Native(AbstractAsyncContextManager["Native"]):
     async def ask(self, messages: list[Message]) -> Answer:
         """Answer a conversation. Raises AnswerError when it does not fit or fails."""
         try:
-            ids = self.llm.prompt_ids(prompt_ids(self.llm.tokenizer, messages))
+            ids = self.llm.prompt_ids(self.ids(messages))
             [request] = self.llm.make_requests(ids, replace(self.params, seed=next(self._seeds)))
         except InputError as error:
             raise AnswerError(str(error)) from error
@@ -78,6 +78,10 @@ class Native(AbstractAsyncContextManager["Native"]):
     async def drafting(self) -> Stats:
         """Statistics of the answers so far."""
         return self.stats
+
+    def ids(self, messages: list[Message]) -> list[int]:
+        """The prompt of a conversation; benchmarks with random weights override it."""
+        return prompt_ids(self.llm.tokenizer, messages)
 
     async def _run(self) -> None:
         """Step the engine until no request is open."""

@@ -79,14 +79,9 @@ class Setup:
         nodes = self.drafting.max_nodes
         longest = target.max_context + max(self.k, nodes or 0) + BLOCK
         room = kv_tokens(target, self.drafter, self.max_batch * longest, self.kv_tokens)
-        settings = Settings(
-            self.max_batch,
-            room,
-            self.k,
-            nodes,
-            self.drafting.lookup,
-            mixed_chunk=MIXED_CHUNKS[target.device.type],
-        )
+        chunk = MIXED_CHUNKS[target.device.type]
+        drafting = (self.k, nodes, self.drafting.lookup)
+        settings = Settings(self.max_batch, room, *drafting, mixed_chunk=chunk)
         proposer = None
         if self.drafter is not None:
             proposer = self.shared.proposer(self.drafter, blocks_of(room))
