@@ -31,6 +31,7 @@ MIN_NODES_GAIN = 1.02  # the same of a round whose drafts are known
 MAX_LEFT = 512  # maximum number of tokens that a request is expected to have left
 MIN_SAVED = 2.0  # drafting must save this many times what missed slots cost: answers end early
 REST = 8  # rounds after which it is asked again whether drafting pays, where it did not
+REST_LOAD = 8  # requests from which that is worth it
 EXPLORE_NODES = 3  # nodes that are verified to explore
 EXPLORE_SHARE = 0.005  # maximum share of time for exploring nodes, and as much for exploring drafts
 DRAFT_WEIGHT = 1 / 64  # weight of a new draft in the expected one
@@ -102,8 +103,8 @@ class AdaptiveBudget(Budget):
             self._resting -= 1
             return self._explore(asks, slot)
         plan = self._plan(load, load, found)
-        if not plan.depth:
-            self._resting, self._resting_load = REST, load
+        if not plan.depth and load >= REST_LOAD and not self._plan(load, load, []).depth:
+            self._resting, self._resting_load = REST, load  # not with nothing looked up, either
         paying = list[int]()
         for at, ask in enumerate(asks):
             if plan.saved * min(ask.left, MAX_LEFT) > MIN_SAVED * slot * ask.missed:

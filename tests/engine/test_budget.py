@@ -284,9 +284,15 @@ def test_where_drafting_does_not_pay_no_plan_is_made_for_some_rounds(
     monkeypatch.setattr(AdaptiveBudget, "_plan", lambda _, *given: counted(*given))
     for _ in range(2 * (REST + 1)):
         budget.choose(48, [READY] * 48, [])
-    assert plans == [48, 48]
+    assert plans == [48] * 4, "two at a time: with what was looked up, and without"
     budget.choose(47, [READY] * 47, [])  # fewer requests: it may pay now
     assert plans[-1] == 47
+
+
+def test_a_round_in_which_lookup_is_enough_says_nothing_of_the_next() -> None:
+    budget = chooser()
+    assert budget.choose(1, [READY], [0.99] * 12) == [0]
+    assert budget.choose(1, [READY], []) != [0]
 
 
 def test_nodes_that_promise_next_to_nothing_are_not_verified() -> None:
