@@ -14,14 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.engine.engine": 1926,
-    "peagle.engine.llm": 5617,
+    "peagle.engine.llm": 5618,
     "peagle.model.drafter": 330,
     "peagle.train.trainer": 2045,
     "peagle.backends.torch": 690,
     "peagle.backends.cuda.backend": 1056,
     "peagle.backends.cpu.backend": 1180,
 }
-PACKAGE = 16_698
+PACKAGE = 16_699
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,
