@@ -175,9 +175,11 @@ def vllm_rows(
         peer = vllm_peer(python, args.threads)
         request = {"start": start, "ignore_eos": True}
         answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
-        # The temporary folder of the head is left out.
-        drafts = speculative_config(parallel, method, k) if k else None
-        known[method] = {**answer["versions"], **start, "speculative_config": drafts}
+        # Names in place of this machine's folders.
+        named = {"model": TARGET, "speculative_config": None}
+        if k:
+            named["speculative_config"] = speculative_config(parallel, method, k)
+        known[method] = {**answer["versions"], **start, **named}
         for concurrency in args.concurrency:
             if concurrency == 1 or method != "eagle3":
                 decode = peer.decoder({**request, "concurrency": concurrency})
