@@ -1,5 +1,5 @@
-"""CloudFormation: change a stack, wait, and say why a change failed. boto3 is imported when it is
-needed.
+"""CloudFormation: change a stack, wait, and report the cause of a failure. boto3 is imported when
+it is needed.
 """
 
 import time

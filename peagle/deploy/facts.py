@@ -1,6 +1,5 @@
 """Facts of others that a deployment depends on: GPUs, instance types, images, versions."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -59,9 +58,3 @@ def facts() -> Facts:
     """All facts."""
     content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return read_record(Facts, content, "facts")
-
-
-def version(text: str | None) -> tuple[int, ...]:
-    """A version's three numbers: of 0.22.1rc0 (0, 22, 1)."""
-    numbers = [int(part) for part in re.findall(r"\d+", text or "")]
-    return (*numbers, 0, 0, 0)[:3]

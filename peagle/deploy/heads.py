@@ -38,7 +38,7 @@ def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> 
         return _named(asked.name, asked.method, entry, place, engine)
     method = asked.method or next((each for each in METHODS if each in entry.heads), None)
     if method is None:
-        _warn(f"{name} has no head: nothing will draft; name one with `head`")
+        warn(f"{name} has no head: nothing will draft; name one with `head`")
         return Head()
     if method not in entry.heads:
         why, fix = f"the catalog has no such head for {name}", "name one with `head`"
@@ -46,7 +46,7 @@ def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> 
     known = entry.heads[method]
     if asked.method is None and method != METHODS[0] and known.source:
         public = f"the public {method} head {known.hub} drafts (source: {known.source})"
-        _warn(f"{name} has no {METHODS[0]} head: {public}")
+        warn(f"{name} has no {METHODS[0]} head: {public}")
     return _of_catalog(name, entry, method, place)
 
 
@@ -55,7 +55,7 @@ def _of_catalog(name: str, entry: Entry, method: str, place: str) -> Head:
     if isinstance(entry.target, PackagedGGUF) and method == METHODS[0]:
         # The engine finds it by the target's name; an image made of the repository has it.
         if place == "local" and known.location is None:
-            _warn(f"the {method} head of {name} is not here: {how_to_get(known)}")
+            warn(f"the {method} head of {name} is not here: {how_to_get(known)}")
         return Head(method=method)
     if place != "local" and known.hub is None:
         why, fix = "other machines cannot read a folder", "upload it with `hf upload`"
@@ -103,7 +103,7 @@ def _read(head: str, method: str | None, entry: Entry) -> Head:
     if method not in (None, needs.method):
         raise InputError(f"its method is {needs.method}, not {method}", field="head", value=head)
     if needs.lost:
-        _warn(f"head {head}: vLLM drafts without {needs.lost}")
+        warn(f"head {head}: vLLM drafts without {needs.lost}")
     target = target_config(str(entry.target))
     return Head(
         head,
@@ -116,5 +116,6 @@ def _read(head: str, method: str | None, entry: Entry) -> Head:
     )
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Warn of what a deployment will not do."""
     warnings.warn(InputWarning(text), stacklevel=3)

@@ -56,8 +56,8 @@ def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes
             "POST", address, json=body, headers=headers, timeout=STREAM_TIMEOUT
         ) as response:
             if not response.is_success:
-                said = " ".join(response.read().decode(errors="replace").split())[:300]
-                raise DeployFailed(f"HTTP {response.status_code}: {said}")
+                text = " ".join(response.read().decode(errors="replace").split())[:300]
+                raise DeployFailed(f"HTTP {response.status_code}: {text}")
             yield from response.iter_bytes()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DeployFailed(f"no answer from {url} ({first_line(error)})") from error

@@ -12,16 +12,17 @@ from pathlib import Path
 import yaml
 
 from peagle.catalog import flag_options
-from peagle.deploy.facts import facts, version
-from peagle.deploy.plan import Plan
+from peagle.deploy.facts import facts
+from peagle.deploy.plan import Plan, check_replicas
 from peagle.deploy.render import render
 from peagle.errors import InputError
+from peagle.vllm.process import numbers
 
 COMMANDS = yaml.safe_load(
     Path(__file__).with_name("templates").joinpath("commands.yaml").read_text()
 )
 SHUTDOWN_SECONDS = {"stack": 25, "manifests": 100}  # KServe sets its own
-# Options that a form says by a field of its own.
+# Options for which a form has a field.
 OWN_FIELDS = {
     "stack": ("tensor-parallel-size", "enable-prefix-caching"),
     "kserve": ("tensor-parallel-size", "served-model-name", "revision"),
@@ -42,15 +43,10 @@ class Cluster:
         if self.form not in COMMANDS:
             fix = f"choose one of {', '.join(COMMANDS)}"
             raise InputError("is unknown", field="form", value=self.form, fix=fix)
-        if self.replicas < 1:
-            raise InputError("must be at least 1", field="replicas", value=self.replicas)
-        most = self.max_replicas or self.replicas
+        check_replicas(self.replicas, self.max_replicas)
         if self.max_replicas is not None and self.form != "stack":
             why, fix = "only the stack is scaled", "leave it out, or scale by an object of your own"
-            raise InputError(why, field="max_replicas", value=most, fix=fix)
-        if most < self.replicas:
-            why = f"must be at least `replicas` ({self.replicas})"
-            raise InputError(why, field="max_replicas", value=most)
+            raise InputError(why, field="max_replicas", value=self.max_replicas, fix=fix)
 
 
 def rendered(plan: Plan, cluster: Cluster, *, pinned: bool) -> str:
@@ -61,7 +57,7 @@ def rendered(plan: Plan, cluster: Cluster, *, pinned: bool) -> str:
         raise InputError(why, field="form", value=cluster.form, fix="choose manifests")
     own = OWN_FIELDS[cluster.form]
     options = {name: value for name, value in plan.options.items() if name not in own}
-    drains = plan.vllm is None or version(plan.vllm) >= version(facts().shutdown_timeout_since)
+    drains = plan.vllm is None or numbers(plan.vllm) >= numbers(facts().shutdown_timeout_since)
     if plan.engine == "vllm" and drains and cluster.form in SHUTDOWN_SECONDS:
         options["shutdown-timeout"] = SHUTDOWN_SECONDS[cluster.form]
     unique = hashlib.sha256(f"{cluster.namespace}/{plan.resource}".encode()).hexdigest()

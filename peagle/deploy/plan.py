@@ -4,7 +4,6 @@ of a catalog entry, a type of GPU, a load, a head and a place."""
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +17,11 @@ from peagle.catalog import (
     speculative_config,
 )
 from peagle.catalog_fields import VllmFlags
-from peagle.deploy.facts import Gpu, Image, facts, version
-from peagle.deploy.heads import Head, choose
-from peagle.errors import InputError, InputWarning
+from peagle.deploy.facts import Gpu, Image, facts
+from peagle.deploy.heads import Head, choose, warn
+from peagle.errors import InputError
 from peagle.vllm.flags import LOAD, V1_RUNNER, WHOLE_CACHES, gpus_for, k_for_load, load_flags
+from peagle.vllm.process import numbers
 
 BUILD = "build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
 MAX_LABEL_LENGTH = 34  # the production-stack chart adds 22 characters, of 63 that a name has
@@ -267,7 +267,7 @@ def _image(place: str, named: str | None, engine: str, head: Head) -> Image:
 
 
 def _is_before(image: Image, release: str | None) -> bool:
-    return release is None or version(image.vllm) < version(release)
+    return release is None or numbers(image.vllm) < numbers(release)
 
 
 def _ami(image: Image, gpu: Gpu | None) -> str | None:
@@ -277,29 +277,29 @@ def _ami(image: Image, gpu: Gpu | None) -> str | None:
         return None
     *_, newest = facts().cuda.values()
     known = facts().cuda.get((image.cuda or "").partition(".")[0], newest)
-    return newest.ami if version(gpu.capability) >= BLACKWELL else known.ami
+    return newest.ami if numbers(gpu.capability) >= BLACKWELL else known.ami
 
 
 def _check_version(plan: Plan, entry: Entry, head: Head, place: str) -> None:
     """Raises InputError for an image whose vLLM is too old. Warns of one that may be too new."""
     if plan.image is None:
         return
-    since = max(head.min_vllm or "0", entry.min_vllm or "0", key=version)
+    since = max(head.min_vllm or "0", entry.min_vllm or "0", key=numbers)
     if plan.vllm is None:
-        _warn(f"image {plan.image}: its tag names no version; it must have vLLM {since} or newer")
-    elif version(plan.vllm) < version(since):
+        warn(f"image {plan.image}: its tag names no version; it must have vLLM {since} or newer")
+    elif numbers(plan.vllm) < numbers(since):
         can = [each for each in facts().images
-               if each.place == place and version(each.vllm) >= version(since)]  # fmt: skip
+               if each.place == place and numbers(each.vllm) >= numbers(since)]  # fmt: skip
         why = f"its vLLM is {plan.vllm}; {plan.name} with the head {head.name} needs {since}"
-        nearest = min(can, key=lambda each: version(each.vllm)).name
+        nearest = min(can, key=lambda each: numbers(each.vllm)).name
         raise InputError(why, field="image", value=plan.image, fix=f"choose {nearest}")
-    elif head.below_vllm and version(plan.vllm) >= version(head.below_vllm):
+    elif head.below_vllm and numbers(plan.vllm) >= numbers(head.below_vllm):
         why = f"its vLLM is {plan.vllm}; the head {head.name} needs one before {head.below_vllm}"
         fix = f"choose {_image(place, None, plan.engine, head).name}, or export the head"
         raise InputError(why, field="image", value=plan.image, fix=fix)
-    elif head.v1 and version(plan.vllm) > version(facts().p_eagle["tried"]):
+    elif head.v1 and numbers(plan.vllm) > numbers(facts().p_eagle["tried"]):
         tried = f"P-EAGLE was tried up to vLLM {facts().p_eagle['tried']}"
-        _warn(f"image {plan.image}: {tried}; newer ones may refuse it")
+        warn(f"image {plan.image}: {tried}; newer ones may refuse it")
 
 
 def _profile(plan: Plan, entry: Entry, profile: str | None) -> VllmFlags:
@@ -317,6 +317,15 @@ def _profile(plan: Plan, entry: Entry, profile: str | None) -> VllmFlags:
     return entry.profiles[profile]
 
 
+def check_replicas(replicas: int, max_replicas: int | None) -> None:
+    """Raises InputError for numbers of replicas that cannot be."""
+    if replicas < 1:
+        raise InputError("must be at least 1", field="replicas", value=replicas)
+    if max_replicas is not None and max_replicas < replicas:
+        why = f"must be at least `replicas` ({replicas})"
+        raise InputError(why, field="max_replicas", value=max_replicas)
+
+
 def resource_name(name: str) -> str:
     """A DNS label made of a model's name, as Kubernetes and SageMaker require."""
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -324,7 +333,3 @@ def resource_name(name: str) -> str:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         label = f"{label[: MAX_LABEL_LENGTH - 9].strip('-')}-{digest}"
     return f"peagle-{label}"
-
-
-def _warn(text: str) -> None:
-    warnings.warn(InputWarning(text), stacklevel=3)

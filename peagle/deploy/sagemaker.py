@@ -16,7 +16,7 @@ import yaml
 
 from peagle.deploy.cloudformation import Stack, client_of, failures
 from peagle.deploy.facts import facts
-from peagle.deploy.plan import DeployFailed, Plan
+from peagle.deploy.plan import DeployFailed, Plan, check_replicas
 from peagle.deploy.render import render
 from peagle.errors import InputError, first_line
 
@@ -59,11 +59,7 @@ class Account:
         if self.weights is not None and not re.fullmatch("s3://[^/]+/.+", self.weights):
             why, fix = "is no folder on S3", "give s3://BUCKET/FOLDER/"
             raise InputError(why, field="weights", value=self.weights, fix=fix)
-        if self.replicas < 1:
-            raise InputError("must be at least 1", field="replicas", value=self.replicas)
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            why = f"must be at least `replicas` ({self.replicas})"
-            raise InputError(why, field="max_replicas", value=self.max_replicas)
+        check_replicas(self.replicas, self.max_replicas)
 
 
 def template(plan: Plan, account: Account) -> str:

@@ -131,9 +131,9 @@ class AdaptiveBudget(Budget):
                 self._undrafted = 0.0
         nodes = [(chance, at) for at, draft in enumerate(drafts) for chance in draft.chances]
         nodes.sort(key=lambda node: -node[0])
-        alone = self._best(load, [], spent)
+        alone = (seconds + spent) / load  # the pace without nodes
         best = self._best(load, [(1.0, chance) for chance, _ in nodes], spent)
-        count = best.groups if best.pace * MIN_NODES_GAIN < alone.pace else 0
+        count = best.groups if best.pace * MIN_NODES_GAIN < alone else 0
         if count < len(nodes) and self._explores(load + count):
             count += EXPLORE_NODES
             self._unexplored = 0.0

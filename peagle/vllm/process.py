@@ -65,12 +65,13 @@ class Installed(NamedTuple):
 
 def older(version: str, release: str) -> bool:
     """Whether a version of vLLM is older than a release. Builds from source are taken as newer."""
-    return "dev" not in version and _numbers(version) < _numbers(release)
+    return "dev" not in version and numbers(version) < numbers(release)
 
 
-def _numbers(version: str) -> list[int]:
-    found = [int(number) for number in re.findall(r"\d+", version)]
-    return [*found, 0, 0][:3]
+def numbers(version: str | None) -> tuple[int, ...]:
+    """A version's three numbers: of 0.22.1rc0 (0, 22, 1)."""
+    found = [int(number) for number in re.findall(r"\d+", version or "")]
+    return (*found, 0, 0, 0)[:3]
 
 
 def look(python: Path) -> Installed:

@@ -14,9 +14,10 @@ from refusals import refused
 from stand_ins import entry
 
 from peagle.catalog import CatalogHead, Entry, find_entry, load_catalog
-from peagle.deploy.facts import facts, version
+from peagle.deploy.facts import facts
 from peagle.deploy.plan import Choices, Plan, make_plan, resource_name
 from peagle.errors import InputWarning
+from peagle.vllm.process import numbers
 
 REMOTE = ("kubernetes", "sagemaker")
 SERVED = {name: each for name, each in load_catalog().items() if isinstance(each.target, str)}
@@ -148,7 +149,7 @@ def test_default_images_can_all() -> None:
     for known in SERVED.values():
         for each in known.heads.values():
             for image in facts().images:
-                assert version(each.min_vllm) <= version(image.vllm) or image.name.endswith("v1")
+                assert numbers(each.min_vllm) <= numbers(image.vllm) or image.name.endswith("v1")
 
 
 def test_instance_types() -> None:
