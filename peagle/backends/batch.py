@@ -97,17 +97,12 @@ class Batch:
         if missing <= 0:
             return self
         more = Batch.of([Span([padding] * blocks_of(missing), 0, [0] * missing)])
-        tables = [*self.block_tables.tolist(), *more.block_tables.tolist()]
+        names = ("positions", "slot_mapping", "query_lens", "seq_lens")
+        joined = {name: torch.cat([getattr(self, name), getattr(more, name)]) for name in names}
+        ids = torch.cat([self.ids, more.ids.to(self.ids.device)])
+        tables = _padded([*self.block_tables.tolist(), *more.block_tables.tolist()], 0)
         tails = None if self.tails is None else F.pad(self.tails, (0, 0, 0, missing), value=-1)
-        return Batch(
-            torch.cat([self.ids, more.ids.to(self.ids.device)]),
-            torch.cat([self.positions, more.positions]),
-            torch.cat([self.slot_mapping, more.slot_mapping]),
-            _padded(tables, 0),
-            torch.cat([self.query_lens, more.query_lens]),
-            torch.cat([self.seq_lens, more.seq_lens]),
-            tails,
-        )
+        return Batch(ids, block_tables=tables, tails=tails, **joined)
 
 
 def blocks_of(tokens: int) -> int:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from peagle.backends.batch import Batch
 from peagle.model.attention import Attend
 from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
 
 if TYPE_CHECKING:
+    from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
     from peagle.model.target import Target
 
-MakeAttend = Callable[[Batch, "KVCache"], Attend]  # called once for each forward
+MakeAttend = Callable[["Batch", "KVCache"], Attend]  # called once for each forward
 
 
 class OwnCodeTarget:
@@ -30,7 +30,7 @@ class OwnCodeTarget:
         self.target = cast("Target", target)  # described ones run in native code
         self.attend = attend
 
-    def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
+    def forward(self, batch: "Batch", cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         ids, positions = (part.to(cache.device) for part in (batch.ids, batch.positions))
         return self.target.forward(ids, positions, self.attend(batch, cache), taps)
@@ -48,7 +48,7 @@ class OwnCodeDrafter:
     attend: MakeAttend
 
     @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:
+    def forward(self, batch: "Batch", features: Tensor, cache: "KVCache") -> DrafterOutput:
         """As `DrafterModel.forward`."""
         ids, positions = (part.to(cache.device) for part in (batch.ids, batch.positions))
         out: DrafterOutput = self.drafter(ids, features, positions, self.attend(batch, cache))

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peagle.backends.batch import Batch
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.base_target import TargetOutput
 
 if TYPE_CHECKING:
     from peagle.backends.base import TargetModel
+    from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
 
 ROW_TILE = 8  # rows of a matrix product
@@ -31,7 +31,7 @@ class TiledTarget:
     def __init__(self, model: "TargetModel") -> None:
         self.model = model
 
-    def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
+    def forward(self, batch: "Batch", cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         outputs = list[TargetOutput]()
         for tile in tiles_of(batch, ROW_TILE, cache.padding):
@@ -48,14 +48,14 @@ class TiledTarget:
         return torch.cat(tiles)[: len(hidden)]
 
 
-def tiles_of(batch: Batch, rows: int, padding: int) -> Iterator[Batch]:
+def tiles_of(batch: "Batch", rows: int, padding: int) -> Iterator["Batch"]:
     """A batch in parts of exactly `rows` rows; rows of block `padding` fill up the last."""
     owner = torch.arange(len(batch.query_lens)).repeat_interleave(batch.query_lens)
     for begin in range(0, len(batch), rows):
         yield _part(batch, slice(begin, begin + rows), owner).padded(rows, padding)
 
 
-def _part(batch: Batch, rows: slice, owner: Tensor) -> Batch:
+def _part(batch: "Batch", rows: slice, owner: Tensor) -> "Batch":
     """Some rows, of the requests that own them."""
     requests, query_lens = owner[rows].unique_consecutive(return_counts=True)
     positions = batch.positions[rows]

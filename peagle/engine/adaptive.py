@@ -88,10 +88,13 @@ class AdaptiveBudget(Budget):
         self._unexplored = 0.0  # seconds of rounds since nodes were verified to explore
 
     def learn(self, costs: Round) -> None:
-        """Correct the costs by those of a round."""
-        self.verify.observe([costs.rows], costs.verifying)
+        """Correct the costs by those of a round. What slows the target down slows the drafter,
+        too, which does not run while it does not pay."""
+        factor = self.verify.observe([costs.rows], costs.verifying)
         if costs.drafter_rows:
             self.draft.observe(costs.drafter_rows, costs.drafting)
+        else:
+            self.draft.scale(factor)
         self.overhead += MEASURED * (costs.overhead - self.overhead)
 
     def choose(self, load: int, asks: Sequence[Ask], found: Sequence[float]) -> list[int]:

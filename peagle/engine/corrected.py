@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peagle.backends.ranking import ranking
 from peagle.engine.tree import Candidate, Chance, Offer, Path, Ranked
 from peagle.model.correction import Candidates
 from peagle.model.drafter import Drafter
@@ -69,8 +70,8 @@ class CorrectedScores:
         self.siblings = siblings
         self.chance = chance
         self.depths = drafted.depths
-        parallel = drafter.logits(drafted.normed).float().softmax(-1)
-        probs, ids = parallel.topk(self.correction.candidates)
+        logits = drafter.logits(drafted.normed)
+        probs, ids = ranking(logits).likeliest(logits, self.correction.candidates)
         self.candidates = Candidates(ids, probs.log())
         self.mass = probs.sum(-1)  # (R,) of the candidates
         tokens = ids + drafter.d2t[ids]

@@ -11,6 +11,7 @@ import torch
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.kv_cache import KVCache
+from peagle.backends.ranking import ranking
 from peagle.model.base_target import BaseTarget
 
 REPEATS = 5  # repetitions of each measurement at the start
@@ -53,17 +54,23 @@ class Curve:
         ]
         return min([*steps, self.seconds[-1] / self.rows[-1]])
 
-    def observe(self, passes: Sequence[float], seconds: float) -> None:
+    def observe(self, passes: Sequence[float], seconds: float) -> float:
         """Move the curve a little towards what some forwards took together: the points between
         which these lie, and all others nearly as far. What slows the machine down slows all of it.
         Its shape changes, too, as with the length of contexts, but slowly: points that no round
-        lies at, as without drafts, would else drift away from the others."""
+        lies at, as without drafts, would else drift away from the others. Returns the factor of
+        what lies far."""
         factor = 1 + MEASURED * (min(seconds / sum(map(self, passes)), MAX_RATIO) - 1)
         near = {at for rows in passes for at in self._beside(rows)}
         # A power, not a part of the step: ups and downs that cancel near do so far away, too.
         far = factor**FAR
         for at in range(len(self.seconds)):
             self.seconds[at] *= factor if at in near else far
+        return far
+
+    def scale(self, factor: float) -> None:
+        """Multiply the whole curve."""
+        self.seconds[:] = [factor * seconds for seconds in self.seconds]
 
     def _beside(self, rows: float) -> tuple[int, int]:
         """The points between which some rows lie, which may be one point twice."""
@@ -80,9 +87,9 @@ class WatchedCurve(Curve):
         self._slow_seconds = 0.0
         self._warned = False
 
-    def observe(self, passes: Sequence[float], seconds: float) -> None:
+    def observe(self, passes: Sequence[float], seconds: float) -> float:
         """See `Curve.observe`."""
-        super().observe(passes, seconds)
+        factor = super().observe(passes, seconds)
         ratio = seconds / sum(map(self.measured, passes))
         self._slow_seconds = self._slow_seconds + seconds if ratio > SLOW else 0.0
         if self._slow_seconds > MAX_SLOW_SECONDS and not self._warned:
@@ -92,15 +99,17 @@ class WatchedCurve(Curve):
                 "this device; on a CPU, OMP_NUM_THREADS=1 leaves them room",
                 ratio,
             )
+        return factor
 
 
 def verify_curve(target: BaseTarget, model: TargetModel, max_rows: int) -> Curve:
-    """Seconds of the target and its output head, up to `max_rows` rows."""
+    """Seconds of the target, its output head and the argmax, up to `max_rows` rows."""
     cache = KVCache(blocks_of(max_rows), target.kv_shapes, target.dtype, target.device)
 
     def run(rows: int) -> None:
         out = model.forward(batch_of(rows), cache, ())
-        model.logits(out.hidden).max(-1).indices.tolist()
+        logits = model.logits(out.hidden)
+        ranking(logits).best(logits)[1].tolist()
 
     return measure(seconds_of(run), row_counts(max_rows))
 
@@ -117,7 +126,8 @@ def draft_curve(model: DrafterModel, max_rows: int) -> Curve:
     def run(rows: int) -> None:
         features = drafter.project(weight.new_zeros(rows, drafter.config.feature_width))
         out = model.forward(batch_of(rows), features, cache)
-        drafter.logits(out.normed[:max_rows]).max(-1).indices.tolist()
+        logits = drafter.logits(out.normed[:max_rows])
+        ranking(logits).best(logits)[1].tolist()
 
     return measure(seconds_of(run), row_counts(max_rows, PROMPT_ROWS))
 

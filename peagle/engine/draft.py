@@ -11,18 +11,22 @@ path are candidates.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from peagle.backends.base import DrafterModel
 from peagle.backends.batch import slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.backends.ranking import ranking
 from peagle.engine.corrected import CorrectedScores, Drafted
 from peagle.engine.grammar import Matcher
 from peagle.engine.tree import Candidate, Chance, Offer, Path, Ranked, along
 from peagle.methods.base import DraftPass, DraftSteps, Method, NewSlots, advance
 from peagle.model.drafter import Drafter
+
+if TYPE_CHECKING:
+    from peagle.backends.base import DrafterModel
 
 SIBLINGS = 16  # candidates after a path, in a tree
 
@@ -32,7 +36,7 @@ class Proposer:
     """A drafter that a backend runs, and its caches of running requests."""
 
     method: Method
-    model: DrafterModel
+    model: "DrafterModel"
     cache: KVCache
     features: FeatureCache  # the target's, of all tokens that it has run
     correction_table: Tensor | None = None  # None: the head has no correction
@@ -121,7 +125,7 @@ class Scorer:
             logits.append(self.method.logits(self.drafter, drafted.normed, None))
             owners += drafted.owners
             depths += [depth] * len(drafted.owners)
-            best = logits[-1].max(-1).indices  # several times faster than argmax on a CPU
+            best = ranking(logits[-1]).best(logits[-1])[1]
             tokens = best + self.drafter.d2t[best]
             for row, owner in enumerate(drafted.owners):
                 if owner in guides:
@@ -139,7 +143,7 @@ class Scorer:
     def rank(self, logits: Tensor, depths: Sequence[int]) -> list[Ranked]:
         """The likeliest tokens by each row of draft logits (R, V), at the depths of the rows."""
         siblings = min(self.siblings, logits.shape[-1])
-        probs, best = logits.float().softmax(-1).topk(siblings)
+        probs, best = ranking(logits).likeliest(logits, siblings)
         rows = zip((best + self.drafter.d2t[best]).tolist(), probs.tolist(), depths, strict=True)
         return [Ranked(*row, self.chance) for row in rows]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch, Span, blocks_of, slots_of
 from peagle.backends.kv_cache import KVCache
 from peagle.engine.accept import accept
@@ -31,6 +31,9 @@ from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.engine.tree import Draft, Match, Offer, along, grow
 from peagle.methods.base import NewSlots
 from peagle.model.base_target import BaseTarget, TargetOutput
+
+if TYPE_CHECKING:
+    from peagle.backends.base import TargetModel
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Engine:
     def __init__(
         self,
         target: BaseTarget,
-        model: TargetModel,
+        model: "TargetModel",
         settings: Settings,
         budget: Budget,
         proposer: Proposer | None = None,  # None: the target decodes alone
@@ -135,11 +138,13 @@ class Engine:
     @contextmanager
     def _round(self) -> Iterator[None]:
         """Defer cancellations made during the round: the garbage collector may close a stream at
-        any time."""
+        any time. Native code may take threads from torch where other processes use the cores."""
         self._in_round = True
+        threads = torch.get_num_threads()
         try:
             yield
         finally:
+            torch.set_num_threads(threads)
             self._in_round = False
             while self._cancelled:
                 self.cancel(*self._cancelled.pop())

@@ -16,8 +16,8 @@ from peagle.engine.adaptive import (
     AdaptiveBudget,
     Plan,
 )
-from peagle.engine.budget import Ask, Calibration
-from peagle.engine.costs import PROMPT_ROWS, Curve, measure, row_counts
+from peagle.engine.budget import Ask, Calibration, Round
+from peagle.engine.costs import FAR, PROMPT_ROWS, Curve, measure, row_counts
 from peagle.engine.lookup import LookupCalibration, with_lookup
 from peagle.engine.tree import Candidate, Draft, Match, along, grow
 from peagle.methods.registry import METHODS
@@ -224,6 +224,15 @@ def test_a_slower_machine_is_slower_at_all_row_counts() -> None:
     for _ in range(200):
         curve.observe([4], 2 * before(4))
     assert all(1.3 < curve(rows) / before(rows) <= 2.01 for rows in (1, 16, 64, 100))
+
+
+def test_a_drafter_that_rests_is_as_much_slower_as_the_target() -> None:
+    """And as much faster: another process that has ended must not keep it resting."""
+    budget = chooser()
+    for ratio in (3.0, 1.0):
+        for _ in range(100):
+            budget.learn(Round(1, [], ratio * FLAT[1], 0.0, 0.0))
+        assert budget.draft(64) == pytest.approx(ratio**FAR * CHEAP[64], rel=0.05)
 
 
 def test_ups_and_downs_leave_no_trace() -> None:

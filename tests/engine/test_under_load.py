@@ -202,7 +202,7 @@ def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
     budget = llm.engine.budget
     assert isinstance(budget, AdaptiveBudget)
     for curve in (budget.verify, budget.draft):
-        curve.observe = lambda *_: None  # type: ignore[method-assign]  # costs stay
+        curve.observe = lambda *_: 1.0  # type: ignore[method-assign]  # costs stay
     budget.verify.rows, budget.verify.seconds = [1, 2], [1.0, 2.0]  # rows cost what they cost alone
     budget.draft.rows, budget.draft.seconds = [1, 512], [0.5, 0.5]
     budget.expected = [[0.0] * len(expected) for expected in budget.expected]
@@ -238,6 +238,16 @@ def test_one_that_fails_fails_alone(target: Target, drafters: dict[str, Drafter]
     assert [c.token_ids for c in fine] == wanted[1:]
     assert free_blocks(llm.engine)
     assert [c.token_ids for c in llm.generate(prompts, params)] == wanted
+
+
+def test_threads_are_torchs_again_after_a_round(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code takes some where other processes use the cores (native/team.h)."""
+    llm, threads = LLM(target), torch.get_num_threads()
+    monkeypatch.setattr(llm.engine, "draft", lambda _: torch.set_num_threads(threads + 1) or [])
+    llm.generate([[70, 71]], SamplingParams(max_tokens=2))
+    assert torch.get_num_threads() == threads
 
 
 def test_a_stream_that_is_left_is_cancelled(target: Target) -> None:

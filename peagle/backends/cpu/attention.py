@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from peagle.backends.batch import Batch
 from peagle.backends.cpu import structs
 from peagle.backends.cpu.library import load
 from peagle.model.attention import AttentionSpec
 
 if TYPE_CHECKING:
+    from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
 
 
-def native_batch(batch: Batch) -> structs.Batch:
+def native_batch(batch: "Batch") -> structs.Batch:
     """A batch as the library reads it."""
     tails = [] if batch.tails is None else [batch.tails]
     parts = [batch.slot_mapping, batch.block_tables, batch.query_lens, batch.seq_lens, *tails]
@@ -33,7 +33,7 @@ def native_batch(batch: Batch) -> structs.Batch:
 class CpuAttend:
     """An `Attend` for one batch over a cache. No row depends on the rows beside it."""
 
-    def __init__(self, batch: Batch, cache: "KVCache") -> None:
+    def __init__(self, batch: "Batch", cache: "KVCache") -> None:
         self.slot_mapping = batch.slot_mapping
         self.cache = cache
         self.batch = native_batch(batch)

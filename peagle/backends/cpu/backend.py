@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
-from peagle.backends.cpu.library import load
+from peagle.backends.cpu.library import DTYPES, load
 from peagle.backends.cpu.matrix import replace_head, replace_linears
+from peagle.backends.cpu.ranking import CpuRanking
 from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.own_code import OwnCodeTarget
+from peagle.backends.ranking import RANKINGS
 from peagle.backends.tiles import TiledTarget
 from peagle.model.base_target import BaseTarget
 from peagle.model.described import DescribedTarget
@@ -35,6 +37,7 @@ class CpuBackend:
     def __init__(self, *, exact: bool = False, describe: Describe = lambda _: None) -> None:
         """`describe`: the description of a loaded target, by which native code runs it."""
         load()
+        RANKINGS.update({("cpu", dtype): CpuRanking() for dtype in DTYPES})
         self.exact = exact
         self.describe = describe
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.backends.batch import Batch
 from peagle.backends.cpu import structs
 from peagle.backends.cpu.attention import native_batch
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import CpuLinear
 
 if TYPE_CHECKING:
+    from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
+    from peagle.model.rope import Rotary
 
 
 class Decoded(NamedTuple):
@@ -45,6 +46,25 @@ class DecoderShape(NamedTuple):
     eps: float
     scale: float  # of attention's scores
     activation: str = "silu"  # or gelu_tanh
+
+
+class RotaryTable:
+    """cos and sin of RoPE by position, kept: torch would start a team of threads for each call."""
+
+    def __init__(self, rotary: "Rotary", dtype: torch.dtype) -> None:
+        self._rotary = rotary
+        self._like = torch.empty(0, dtype=dtype)
+        self._kept = self._like, self._like
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (T, H) at positions (T,)."""
+        cos, sin = self._kept
+        needed = int(positions.max()) + 1
+        if needed > len(cos):
+            count = 1 << needed.bit_length()
+            cos, sin = self._rotary(self._like, torch.arange(count)[None])
+            cos, sin = self._kept = cos[0], sin[0]
+        return cos[positions], sin[positions]
 
 
 class Decoder:
@@ -81,7 +101,7 @@ class Decoder:
         self,
         x: Tensor,  # (T, D)
         tables: tuple[Tensor, Tensor],  # cos and sin of each RoPE, (G, T, H)
-        batch: Batch,
+        batch: "Batch",
         cache: "KVCache",
         *,
         embedding: Tensor | None = None,  # (T, D), for the first layer of a head

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from peagle.backends.batch import Batch
 from peagle.backends.cpu.attention import CpuAttend
-from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
+from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.own_code import OwnCodeDrafter
@@ -19,6 +18,7 @@ from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.layers import FirstLayer
 
 if TYPE_CHECKING:
+    from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
 
 NORMS = {  # of a layer, by their names in structs.py; a layer may have fewer
@@ -57,11 +57,12 @@ class NativeDrafter(GenericDrafter):
         shape = DecoderShape(sizes.head_dim, sizes.rms_norm_eps, sizes.head_dim**-0.5)
         layers = [_decoder_layer(layer) for layer in self.drafter.layers]
         self.decoder = Decoder(layers, drafter.norm.weight, shape)
+        self.rotary = RotaryTable(drafter.rotary, drafter.norm.weight.dtype)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, features: Tensor, cache: "KVCache") -> DrafterOutput:
+    def forward(self, batch: "Batch", features: Tensor, cache: "KVCache") -> DrafterOutput:
         """As `DrafterModel.forward`."""
-        tables = self.drafter.rotary(features, batch.positions[None])
+        tables = self.rotary(batch.positions)
         embedding = self.drafter.embed(batch.ids)
         found = self.decoder.run(features, tables, batch, cache, embedding=embedding)
         recurrent = found.normed if self.drafter.config.norm_output else found.out

@@ -28,6 +28,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "decode": [POINTER, POINTER],
     "linear": [POINTER, POINTER, POINTER, COUNT, THREADS],
     "attend": [POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, THREADS],
+    "rank": [POINTER, COUNT, COUNT, COUNT, ctypes.c_int, POINTER, POINTER, THREADS],
 }
 
 log = logging.getLogger(__name__)

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peagle.backends.batch import Batch
-from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape
+from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
 from peagle.backends.cpu.matrix import CpuLinear, quantized_weights
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
 
 if TYPE_CHECKING:
+    from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
 
 # A layer's norms by their names in structs.py; those of queries and keys are there or not.
@@ -44,16 +44,17 @@ class NativeTarget:
         head = self.embedding if config.tied else target.tensors[HEAD]
         head_kind = None if target.quantize is None else "int8"
         self.head = CpuLinear(quantized_weights(head, head_kind), None)
-        self.rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
+        rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
+        self.rotaries = [RotaryTable(rotary, self.embedding.dtype) for rotary in rotaries]
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
+    def forward(self, batch: "Batch", cache: "KVCache", taps: Sequence[int]) -> TargetOutput:
         """As `TargetModel.forward`."""
         x = F.embedding(batch.ids, self.embedding)
         if self.config.embedding_scale != 1.0:
             x *= self.embedding_scale
-        tables = [rotary(x, batch.positions[None]) for rotary in self.rotaries]
+        tables = [rotary(batch.positions) for rotary in self.rotaries]
         cos, sin = (torch.cat(each) for each in zip(*tables, strict=True))
         found = self.decoder.run(x, (cos, sin), batch, cache, taps=taps)
         return TargetOutput(found.normed, found.features)

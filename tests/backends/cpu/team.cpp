@@ -2,7 +2,7 @@
 // threads of a team, the meetings of a team, microseconds of sleep before each meeting, the number
 // of teams in which only the first thread sleeps, and then of teams in which all threads do.
 // Output: the CPU time of all threads in microseconds, how often a thread met another one at
-// another meeting, and the size of each team.
+// another meeting or OpenMP's number of threads was not the team's size, and these sizes.
 
 #include "team.h"
 
@@ -20,10 +20,11 @@ int main(int, char** arguments) {
   int late = std::atoi(arguments[4]), all = late + std::atoi(arguments[5]);
   std::atomic<int> wrong{0};
   std::vector<int> sizes;
+  omp_set_num_threads(threads);
   for (int team = 0; team < all; ++team) {
     std::vector<int> counts(threads);
     int size = 0;
-    together(threads, [&] {
+    together(omp_get_max_threads(), [&] {
       int mine = omp_get_thread_num();
       if (!mine) size = omp_get_num_threads();
       wait_for_team();
@@ -35,6 +36,7 @@ int main(int, char** arguments) {
         wait_for_team();
       }
     });
+    wrong += omp_get_max_threads() != size;
     sizes.push_back(size);
   }
   std::printf("%ld %d", long(1e6 * double(std::clock()) / CLOCKS_PER_SEC), wrong.load());

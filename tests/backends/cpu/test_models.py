@@ -18,6 +18,7 @@ from tiny_heads import head_config  # noqa: E402
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import Batch, Span
 from peagle.backends.cpu.backend import CpuBackend
+from peagle.backends.cpu.decoder import RotaryTable
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.matrix import CpuLinear
 from peagle.backends.cpu.quantized import quantize
@@ -28,6 +29,7 @@ from peagle.backends.torch import TorchBackend
 from peagle.model.describe import describe_target
 from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
+from peagle.model.rope import Rope
 from peagle.model.target import Target
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -161,6 +163,19 @@ def test_a_native_drafter(kind: str, biases: bool, normed: bool, dtype: torch.dt
     sizes = {"attention_bias": biases}
     flags = {"norm_before_residual": normed, "norm_output": normed, "fc_norm": normed}
     compare_drafters(Drafter(head_config(kind=kind, sizes=sizes, **flags)), NativeDrafter, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kept_tables_of_rope_are_its_own(dtype: torch.dtype) -> None:
+    """To the last bit, in any order of positions, after they have grown as well."""
+    rotary = Rope(1e5, 2.0).rotary(24)
+    table = RotaryTable(rotary, dtype)
+    for positions in ([0], [3, 1, 2, 1], [1000, 2], [5], [4095, 4096]):
+        at = torch.tensor(positions)
+        cos, sin = rotary(torch.empty(0, dtype=dtype), at[None])
+        found = table(at)
+        assert torch.equal(found[0], cos[0]) and torch.equal(found[1], sin[0])
+        assert found[0].dtype == dtype
 
 
 def test_a_drafter_with_another_activation() -> None:

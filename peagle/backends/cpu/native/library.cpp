@@ -12,9 +12,11 @@
 //   attention.h, attention_tiles.h   attention of a few rows over keys kept in blocks; by AMX
 //   attend.h           attention of a whole batch
 //   rows.h             norms, RoPE, gate: what is done to single rows
+//   ranking.h          the largest logits of rows
 //   layer.h            a decoder layer, and a whole decoder
 
 #include "layer.h"
+#include "ranking.h"
 
 using namespace peagle;
 
@@ -26,17 +28,21 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
   together(threads, [&] { linear<T>(x, {{matrix, out}}, rows, matrix.inputs, room); });
 }
 
-#define FUNCTIONS(T, NAME)                                                                    \
-  extern "C" void decode_##NAME(const Model* model, const Forward<T>* forward) {              \
-    decode(*model, *forward);                                                                 \
-  }                                                                                           \
-  extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,       \
-                                int threads) {                                                \
-    linear_alone(x, *matrix, out, rows, threads);                                             \
-  }                                                                                           \
-  extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads, \
-                                const Batch* batch, const Spec* spec, int threads) {          \
-    together(threads, [&] { attend(q, *kept, out, query_heads, *batch, *spec); });            \
+#define FUNCTIONS(T, NAME)                                                                         \
+  extern "C" void decode_##NAME(const Model* model, const Forward<T>* forward) {                   \
+    decode(*model, *forward);                                                                      \
+  }                                                                                                \
+  extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,            \
+                                int threads) {                                                     \
+    linear_alone(x, *matrix, out, rows, threads);                                                  \
+  }                                                                                                \
+  extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads,      \
+                                const Batch* batch, const Spec* spec, int threads) {               \
+    together(threads, [&] { attend(q, *kept, out, query_heads, *batch, *spec); });                 \
+  }                                                                                                \
+  extern "C" void rank_##NAME(const T* x, int64_t rows, int64_t width, int64_t count, int weighed, \
+                              float* values, int64_t* ids, int threads) {                          \
+    together(threads, [&] { rank(x, rows, width, count, weighed, values, ids); });                 \
   }
 
 FUNCTIONS(float, float32)

@@ -3,7 +3,8 @@
 // Barriers of OpenMP spin for milliseconds. Where another process has taken the core of one thread,
 // the others would keep theirs busy all that time, and the late thread could not move there. Nor do
 // sleeping threads help enough: each time one wakes up, the other process may finish its time slice
-// first. So a team that loses much of its time in this way goes on with fewer threads for a while.
+// first. So a team that loses much of its time in this way goes on with fewer threads for a while,
+// and so do the teams that torch starts in between.
 
 #pragma once
 
@@ -25,6 +26,7 @@
 namespace peagle {
 
 constexpr int SPINS = 4000;          // before a thread sleeps: tens of microseconds
+constexpr double PROMPT = 1e-4;      // seconds until a team is there, if its threads have cores
 constexpr double WINDOW = 0.05;      // seconds of teams' work after which the size is judged
 constexpr double MAX_LOST = 0.25;    // share of its threads' time that a team may lose by sleeping
 constexpr double FIRST_RETRY = 0.5;  // seconds of work by fewer threads before all are tried again
@@ -55,18 +57,18 @@ class Barrier {
       if (asleep_.load()) wake();
       return;
     }
+    Clock::time_point start = Clock::now();
     for (int i = 0; i < SPINS; ++i) {
       if (round_.load(std::memory_order_acquire) != now) return;
       relax();
     }
-    Clock::time_point start = Clock::now();
     asleep_.fetch_add(1);
     while (round_.load() == now) sleep(now);
     asleep_.fetch_sub(1);
     lost_.fetch_add(int64_t(1e9 * seconds_since(start)));
   }
 
-  // Seconds that all threads together have slept.
+  // Seconds that all threads together waited until they slept, and slept.
   double lost() const { return 1e-9 * double(lost_.load()); }
 
  private:
@@ -90,13 +92,20 @@ class Barrier {
   std::atomic<int64_t> lost_{0};  // nanoseconds
 };
 
-// The size of the teams that one thread starts.
+// The size of the teams that one thread starts, whatever they work on.
 class TeamSize {
  public:
-  int of(int threads) const { return std::max(1, threads - left_out_); }
+  // The size of the next team, of at most `threads`: torch's number, if this has not changed it.
+  int next(int threads) {
+    if (threads != set_) threads_ = threads;
+    int size = std::max(1, threads_ - left_out_);
+    if (size != set_) omp_set_num_threads(size);
+    set_ = size;
+    return size;
+  }
 
-  // A team of `size`, of at most `threads`, has worked for some seconds and slept for some.
-  void learn(int size, int threads, double seconds, double lost) {
+  // A team of `size` has worked for some seconds and waited for some.
+  void learn(int size, double seconds, double lost) {
     rest_ -= seconds;
     worked_ += seconds;
     lost_ += lost / size;
@@ -108,7 +117,7 @@ class TeamSize {
     bool loses = lost_ > MAX_LOST * worked_;
     worked_ = lost_ = 0;
     if (loses && size > 1) {
-      left_out_ += std::max(1, threads / 4);
+      left_out_ += std::max(1, threads_ / 4);
       rest_ = retry_;
       retry_ = std::min(2 * retry_, LONGEST_RETRY);
     } else if (!left_out_) {
@@ -117,6 +126,7 @@ class TeamSize {
   }
 
  private:
+  int threads_ = 0, set_ = 0;     // asked for, and what OpenMP was told since
   int left_out_ = 0;              // threads
   double rest_ = 0;               // seconds of work before all threads are tried again
   double retry_ = FIRST_RETRY;    // the next such time
@@ -124,6 +134,7 @@ class TeamSize {
 };
 
 inline thread_local Barrier* barrier = nullptr;  // that of the team a thread is in
+inline thread_local TeamSize team_size;          // of the teams it starts
 
 // Wait for all threads of the team.
 inline void wait_for_team() {
@@ -134,17 +145,19 @@ inline void wait_for_team() {
 // Run `work` on a team of at most `threads`. None of them is late at the end of OpenMP's region.
 template <typename Work>
 void together(int threads, Work work) {
-  static thread_local TeamSize sizes;
-  int size = sizes.of(threads);
+  int size = team_size.next(threads);
   Clock::time_point start = Clock::now();
+  double late = 0;
   Barrier meeting;
 #pragma omp parallel num_threads(size)
   {
+    if (omp_get_thread_num() == 0) late = seconds_since(start);
     barrier = &meeting;
     work();
     wait_for_team();
   }
-  sizes.learn(size, threads, seconds_since(start), meeting.lost());
+  if (late < PROMPT) late = 0;  // OpenMP waits for threads that have not left the last region
+  team_size.learn(size, seconds_since(start), meeting.lost() + late);
 }
 
 }  // namespace peagle
