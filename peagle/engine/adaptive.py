@@ -187,7 +187,9 @@ class AdaptiveBudget(Budget):
                 break
             rows += number
             tokens += number * chance
-            best = min(best, Option((self.verify(rows) + fixed) / tokens, count, tokens))
+            pace = (self.verify(rows) + fixed) / tokens
+            if pace < best.pace:
+                best = Option(pace, count, tokens)
         return best
 
     def _min_chance(self, load: int, alone: Option) -> float:
