@@ -21,8 +21,8 @@ from peagle.cli.common import (
     resolve_engine,
     screen,
 )
+from peagle.cli.measure import rows_table
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
-from peagle.cli.rows import rows_table
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -173,7 +173,7 @@ def compare(before: Path, after: Path) -> None:
     before: JSON file that `peagle bench` wrote.
     after: JSON file of a later run with the same settings.
     """
-    from peagle.bench.compare import compare_files
+    from peagle.bench.run import compare_files
 
     changes = compare_files(before, after)
     print_table(rows_table(changes, *COMPARED))

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from peagle.catalog import Entry, find_entry, flag_options, known_entry
 from peagle.catalog_fields import is_hub_id
-from peagle.cli.catalog import CatalogOption
 from peagle.cli.options import App, Fields, check_at_least, group_with_default
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.kubernetes import Cluster
@@ -104,7 +102,6 @@ def start(
     yes: YesOption = False,
     account: Annotated[Account, OF_A_START],
     port: int | None = None,
-    catalog: CatalogOption = None,
 ) -> None:
     """Start a model, or bring a running one to these options.
 
@@ -114,7 +111,7 @@ def start(
     dry_run: Print what would be sent or run, and do nothing.
     port: TCP port to listen on, with --to local. Default: that of peagle serve.
     """
-    entry = _entry(name, catalog)
+    entry = _entry(name)
     if choices.engine is None and where.to == "local":
         choices = _with_engine(choices)
     plan = make_plan(name, entry, where.to, choices)
@@ -123,7 +120,7 @@ def start(
         raise InputError(why, field="profile", value=choices.profile, fix="set `engine` to vllm")
     if where.to == "local":
         flags = entry.profiles[choices.profile] if choices.profile else {}
-        _serve(_line(plan, choices, port, flag_options(flags)), catalog, run=yes and not dry_run)
+        _serve(_line(plan, choices, port, flag_options(flags)), run=yes and not dry_run)
     elif where.to == "kubernetes":
         form = where.form or ("stack" if plan.engine == "vllm" else "manifests")
         cluster = Cluster(form, where.namespace, account.replicas, account.max_replicas)
@@ -229,13 +226,11 @@ def _line(plan: Plan, choices: Choices, port: int | None, flags: list[str]) -> l
     return [*line, "--", *flags] if flags else line
 
 
-def _serve(line: list[str], catalog: Path | None, *, run: bool) -> None:
+def _serve(line: list[str], *, run: bool) -> None:
     """Print the command line for this machine; with `run`, become that process."""
-    env = {} if catalog is None else {"PEAGLE_CATALOG": str(catalog.resolve())}
-    variables = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-    typer.echo(" ".join([*variables, shlex.join(line)]))
+    typer.echo(shlex.join(line))
     if run:
-        os.execve(sys.executable, [sys.executable, "-m", *line], os.environ | env)
+        os.execv(sys.executable, [sys.executable, "-m", *line])
 
 
 def _start_sagemaker(plan: Plan, account: Account, dry_run: bool, yes: bool) -> None:
@@ -253,12 +248,12 @@ def _report(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _entry(name: str, catalog: Path | None) -> Entry:
+def _entry(name: str) -> Entry:
     """The catalog's entry. A hub id that it does not know has neither a head nor flags."""
-    entry = known_entry(name, catalog)
+    entry = known_entry(name)
     if entry is None and is_hub_id(name):
         return Entry(target=name, heads={})
-    return entry or find_entry(name, catalog)
+    return entry or find_entry(name)
 
 
 def _ask(what: str, yes: bool) -> None:

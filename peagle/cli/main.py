@@ -20,19 +20,31 @@ from peagle.errors import InputError, InputWarning
 # command → (module:app below peagle.cli, panel of --help, help). A module is imported when its
 # command runs, so that `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": ("demo:app", "Run", "Compare plain decoding, EAGLE-3 and P-EAGLE on one model."),
+    "demo": (
+        "measure:demo_app",
+        "Run",
+        "Compare plain decoding, EAGLE-3 and P-EAGLE on one model.",
+    ),
     "generate": ("generate:app", "Run", "Complete a prompt, streaming."),
     "chat": ("generate:chat_app", "Run", "Chat with a model in the terminal."),
     "serve": ("serve:app", "Run", "Serve a model by OpenAI's API, with a console."),
-    "catalog": ("catalog:app", "Run", "List the models known by name, and their heads."),
-    "eval": ("evaluate:app", "Measure", "Measure the acceptance length of a head on your prompts."),
+    "catalog": ("models:catalog_app", "Run", "List the models known by name, and their heads."),
+    "eval": (
+        "measure:eval_app",
+        "Measure",
+        "Measure the acceptance length of a head on your prompts.",
+    ),
     "bench": ("bench:app", "Measure", "Measure throughput, latency and acceptance under load."),
-    "doctor": ("head:doctor_app", "Measure", "Check that a head fits its target."),
+    "doctor": ("models:doctor_app", "Measure", "Check that a head fits its target."),
     "train": ("train:app", "Train", "Train a draft head for a model."),
     "data": ("data:app", "Train", "Make training data, and inspect it."),
-    "plan": ("plan:app", "Train", "Estimate memory, disk and hours that training a head takes."),
+    "plan": (
+        "plan:app",
+        "Train",
+        "Estimate memory, disk and hours that training a head takes.",
+    ),
     "deploy": ("deploy:app", "Deploy", "Serve a model here, on Kubernetes or on SageMaker."),
-    "export": ("head:export_app", "Deploy", "Write a head for vLLM or in the speculators format."),
+    "export": ("models:export_app", "Deploy", "Write a head for vLLM or for speculators."),
 }
 GONE = {  # commands and options of earlier versions, and what does it now
     "push": "`hf upload OWNER/NAME FOLDER` publishes a head with its model card",

@@ -17,11 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, first_line
 from peagle.heads.correction import CORRECTION, PREFIX
 from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS, SPECULATORS, mask_ids
@@ -30,10 +37,13 @@ from peagle.model.config import DrafterConfig, Provenance, default_feature_layer
 from peagle.model.correction import CorrectionConfig
 from peagle.model.int8 import SCALE, restore_int8
 from peagle.model.layer_config import LayerConfig
+from peagle.model.loader import quiet_hub
 
 log = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
+FILES = ["*.json", "*.safetensors"]  # of folders, too
+FORMS = "give a folder or a hub id (owner/name[@revision])"
 FETCH_AGAIN = "download or export the head again, config.json and tensors together"
 
 
@@ -161,6 +171,27 @@ class HeadFiles(HeadKeys):
     """config.json and tensors of a head as they are, however damaged."""
 
     tensors: dict[str, Tensor]  # by native names, those of a correction included
+
+
+def head_folder(name: str | Path, field: str = "head", wanted: list[str] = FILES) -> Path:
+    """Folder of a head given as folder or hub id[@revision], of which the `wanted` files are
+    downloaded into the hub's cache."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        below = folder / "head"  # of a training run
+        if not (folder / "config.json").is_file():
+            fix = f"did you mean {below}?" if (below / "config.json").is_file() else None
+            raise InputError("no config.json", field=field, value=Path(name), fix=fix)
+        return folder
+    if not is_hub_id(str(name)):
+        raise InputError("no such folder", field=field, value=Path(name), fix=FORMS)
+    hub_id, _, revision = str(name).partition("@")
+    try:
+        with quiet_hub():
+            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
+        raise InputError(why, field=field, value=Path(name)) from error
 
 
 def damaged(place: Path | str, why: str) -> InputError:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from peagle.heads.checks import TABLE, check
-from peagle.heads.folder import head_folder
-from peagle.heads.format import HeadKeys, read_head, state_dict_of
+from peagle.heads.format import HeadKeys, head_folder, read_head, state_dict_of
 from peagle.methods.keys import LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend

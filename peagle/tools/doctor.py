@@ -22,8 +22,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
-from peagle.heads.folder import head_folder
-from peagle.heads.format import FETCH_AGAIN, read_head
+from peagle.heads.format import FETCH_AGAIN, head_folder, read_head
 from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
 from peagle.methods.base import DraftPass, Elements, NewSlots, advance
 from peagle.methods.keys import LAYER_IDS, default_k

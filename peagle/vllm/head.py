@@ -11,10 +11,9 @@ from transformers import AutoConfig, PretrainedConfig
 from peagle.catalog import speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
-from peagle.heads.find import Head
+from peagle.heads.find import Head, read_remote
 from peagle.heads.format import HeadKeys, read_config, read_keys
 from peagle.heads.load import load_drafter, nested_ids
-from peagle.heads.remote import read_remote
 from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS, UNKNOWN_DEPTHS, mask_ids
 from peagle.methods.registry import METHODS

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tiny import make_drafter, make_target
 
-from peagle.bench import verdict as module
+from peagle.bench import native as module
+from peagle.bench.native import MAX_TOKENS, PROMPTS, sentence, time_head, verdict
 from peagle.bench.summary import Result
-from peagle.bench.verdict import MAX_TOKENS, PROMPTS, sentence, time_head, verdict
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams

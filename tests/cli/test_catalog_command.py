@@ -13,13 +13,6 @@ from peagle.catalog import load_catalog
 MINE = {"mine": {"target": "owner/model", "heads": {}, "gpu_memory": 2}}
 
 
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(MINE))
-    return file
-
-
 def test_the_table_names_every_entry() -> None:
     shown = invoke("catalog").stdout
     for name in load_catalog():
@@ -63,11 +56,13 @@ def test_show_takes_a_hub_id() -> None:
     assert printed("catalog", "show", "openai/gpt-oss-20b")["name"] == "gpt-oss-20b"
 
 
-def test_entries_of_the_users(mine: Path) -> None:
-    assert "owner/model" in invoke("catalog", "--catalog", mine).stdout
-    assert "none yet" in invoke("catalog", "--catalog", mine).stdout
-    assert printed("catalog", "show", "mine", "--catalog", mine)["gpu_memory"] == 2
-    assert printed("catalog", "--catalog", mine, "show", "mine")["gpu_memory"] == 2
+def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(MINE))
+    monkeypatch.setenv("PEAGLE_CATALOG", str(file))
+    shown = invoke("catalog").stdout
+    assert "owner/model" in shown and "none yet" in shown
+    assert printed("catalog", "show", "mine")["gpu_memory"] == 2
 
 
 def test_an_unknown_name(refused) -> None:

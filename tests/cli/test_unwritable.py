@@ -219,7 +219,7 @@ def test_any_command(refused, monkeypatch: pytest.MonkeyPatch, error: OSError, s
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("peagle.cli.catalog.load_catalog", fails)
+    monkeypatch.setattr("peagle.cli.models.load_catalog", fails)
     assert said in refused("catalog")
 
 

@@ -107,7 +107,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
                 shutil.copy(folder / name, fetched / name)
         return str(fetched)
 
-    monkeypatch.setattr("peagle.heads.folder.snapshot_download", fetch)
+    monkeypatch.setattr("peagle.heads.format.snapshot_download", fetch)
     monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
     return folder
 
@@ -159,7 +159,7 @@ def test_a_head_that_cannot_be_read(hub: Path, monkeypatch: pytest.MonkeyPatch) 
     def missing(*_: Any, **__: Any) -> str:
         raise OSError("no such repository")
 
-    monkeypatch.setattr("peagle.heads.folder.snapshot_download", missing)
+    monkeypatch.setattr("peagle.heads.format.snapshot_download", missing)
     with refused("head"):
         chosen(entry(), "me/gone")
 

@@ -11,7 +11,7 @@ from refusals import refused
 from peagle.catalog import PACKAGED
 from peagle.errors import InputWarning
 from peagle.heads.find import Head, find_head
-from peagle.heads.folder import head_folder
+from peagle.heads.format import head_folder
 
 TARGET = "smollm2-135m"
 KEYS = {"p-eagle": {"ptd_token_id": 3}, "eagle3": {}}
@@ -75,7 +75,7 @@ def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return folder
 
     folder = make(tmp_path / "head", depths=5)
-    monkeypatch.setattr("peagle.heads.folder.snapshot_download", download)
+    monkeypatch.setattr("peagle.heads.format.snapshot_download", download)
     assert find_head("unknown", "me/head@v2") == Head("me/head@v2", folder, "p-eagle", 5)
     known = find_head("Qwen/Qwen3-8B", method="p-eagle")
     assert known is not None and known.name == "RedHatAI/Qwen3-8B-speculator.peagle"
@@ -86,7 +86,7 @@ def test_an_unreachable_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, revision: str | None, **__: Any) -> str:
         raise OSError(f"no route to revision {revision}\nand more")
 
-    monkeypatch.setattr("peagle.heads.folder.snapshot_download", offline)
+    monkeypatch.setattr("peagle.heads.format.snapshot_download", offline)
     with refused("head") as error:
         head_folder("owner/name@v2")
     assert "no route to revision v2" in error.value.why

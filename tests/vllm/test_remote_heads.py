@@ -55,7 +55,7 @@ def on_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((hub_id, revision, allow_patterns))
         return str(folder)
 
-    monkeypatch.setattr("peagle.heads.folder.snapshot_download", download)
+    monkeypatch.setattr("peagle.heads.format.snapshot_download", download)
     return asked
 
 
@@ -100,7 +100,7 @@ def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> str:
         raise OSError("no route")
 
-    monkeypatch.setattr("peagle.heads.folder.snapshot_download", offline)
+    monkeypatch.setattr("peagle.heads.format.snapshot_download", offline)
     with refused("head"):
         check_for_vllm(HUB)
 

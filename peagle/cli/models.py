@@ -1,13 +1,15 @@
-"""`peagle doctor` and `peagle export`: check a head, and write it in another format."""
+"""`peagle catalog`, `doctor` and `export`: models known by name, and heads checked and exported."""
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
+import yaml
 from rich.table import Table
 from rich.text import Text
 
+from peagle.catalog import find_name, how_to_get, load_catalog, record
 from peagle.cli.common import (
     ChatTemplateOption,
     DeviceOption,
@@ -17,16 +19,70 @@ from peagle.cli.common import (
     TargetArgument,
     console,
     open_target,
+    print_table,
     screen,
 )
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.shown import model_name
+from peagle.shown import mean_length, model_name
 
+catalog_app = App()
 doctor_app = App()
 export_app = App()
 COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow", "skipped": "dim"}
+
+
+@catalog_app.callback(invoke_without_command=True)
+def catalog(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the models known by name and the heads made for them."""
+    if context.invoked_subcommand is not None:
+        return
+    entries = load_catalog()
+    if as_json:
+        typer.echo(json.dumps([record(name, entry) for name, entry in entries.items()]))
+        return
+    table = Table()
+    for column in ("name", "target", "head", "K", "acceptance length", "run"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for name, entry in entries.items():
+        run = "yes" if entry.verified else "no"
+        target = entry.target if isinstance(entry.target, str) else entry.target.package
+        for number, (method, head) in enumerate(entry.heads.items()):
+            first = (name, target) if number == 0 else ("", "")
+            best = [row for row in head.acceptance if row.k == head.k][:2]
+            lengths = ", ".join(f"{row.dataset} {mean_length(row.length)}" for row in best)
+            who = f"{method}: {head.hub or (head.folder and head.folder.name)}"
+            table.add_row(*map(Text, (*first, who, str(head.k), lengths, run)))
+        if not entry.heads:
+            table.add_row(*map(Text, (name, target, "none yet", "", "", run)))
+    print_table(table)
+
+
+@catalog_app.command()
+def show(name: str, *, as_json: JsonOption = False) -> None:
+    """Everything recorded of one model.
+
+    name: Name of the model: a catalog name or a hub id.
+    """
+    name = find_name(name)
+    entry = load_catalog()[name]
+    recorded = record(name, entry)
+    if as_json:
+        typer.echo(json.dumps(recorded))
+        return
+    shown = {recorded.pop("name"): _filled(recorded)}
+    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100), nl=False)
+    for method, head in entry.heads.items():
+        if head.location is None:
+            typer.echo(f"The {method} head is not here: {how_to_get(head)}")
+
+
+def _filled(value: Any) -> Any:
+    """A record without what is unknown or empty."""
+    if isinstance(value, dict):
+        return {name: _filled(each) for name, each in value.items() if each not in (None, (), {})}
+    return list(map(_filled, value)) if isinstance(value, tuple) else value
 
 
 @doctor_app.command()
@@ -47,7 +103,7 @@ def doctor(
     prompt: Text on which features and logits are compared. Default: a short one.
     dtype: Data type of the weights; float32 shows errors that bfloat16 hides.
     """
-    from peagle.heads.folder import head_folder
+    from peagle.heads.format import head_folder
     from peagle.tools.doctor import PROMPT, examine, verdict
 
     head_folder(head)  # before the target takes its time to load
@@ -90,8 +146,7 @@ def export(
     to: Checkpoint format to write: vllm or speculators.
     target: Target model of the head. Default: the one it was trained for.
     """
-    from peagle.heads.folder import head_folder
-    from peagle.heads.format import read_keys
+    from peagle.heads.format import head_folder, read_keys
     from peagle.heads.load import load_drafter
     from peagle.heads.save import save_drafter
     from peagle.tools.card import write_card

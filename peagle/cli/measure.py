@@ -1,0 +1,195 @@
+"""`peagle eval` and `peagle demo`: a head on a file of prompts, and all methods on the demo target.
+
+Their tables, and the one of `bench`, have columns of the same rows.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from peagle.bench.run import environment, report, write_json
+from peagle.bench.summary import Cell
+from peagle.cli.common import (
+    JsonOption,
+    ModelOptions,
+    TargetArgument,
+    console,
+    open_llm,
+    print_table,
+    progress_bar,
+    screen,
+)
+from peagle.cli.options import App, Fields, check_at_least, parse_list
+from peagle.engine.drafting import Drafting
+from peagle.engine.params import SamplingParams
+from peagle.errors import InputError
+from peagle.files import check_folder
+
+eval_app = App()
+demo_app = App()
+CHAINS = "3,7"
+MODEL = Fields(
+    "head", "method", "no_lookup", "chat_template", "dtype", "device", "quantize", "force"
+)
+EVAL = (
+    "dataset", "drafts", "nodes", "acceptance length", "per position", "tokens / forward",
+    "rounds", "output tokens",
+)  # fmt: skip
+DEMO_TARGET = "smollm2-135m"
+DEMO = ("method", "nodes", "tok/s", "×", "95 %", "tokens / forward", "per position")
+COLUMNS = {  # heading: a field of the row, and its form; others are shown as they are
+    "tok/s": ("output_tps", "{:.1f}"),
+    "before": ("before", "{:.1f}"),
+    "after": ("output_tps", "{:.1f}"),
+    "ratio": ("ratio", "{:.2f}"),
+    "×": ("speed_up", "{:.2f}"),
+    "95 %": ("speed_up_95", "{0[0]:.2f}–{0[1]:.2f}"),
+    "nodes": ("nodes", "{:.1f}"),
+    "AL": ("acceptance_length", "{:.2f}"),
+    "acceptance length": ("acceptance_length", "{:.2f}"),
+    "tokens / forward": ("tokens_per_forward", "{:.2f}"),
+    "TTFT": ("ttft_ms_p50", "{:.0f}"),
+    "TPOT": ("tpot_ms_p50", "{:.1f}"),
+}
+
+
+@eval_app.command("eval")
+def evaluate(
+    target: TargetArgument,
+    *,
+    dataset: Path,
+    k: str | None = None,
+    nodes: str | None = None,
+    limit: int | None = None,
+    model: Annotated[ModelOptions, MODEL],
+    sampling: Annotated[SamplingParams, Fields("temperature", max_tokens=512)],
+    batch: int = 8,
+    no_timing: bool = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure acceptance length and per-position acceptance, all turns, with the chat template;
+    then time a few prompts with and without the head.
+
+    dataset: JSONL or Parquet file of {"turns": [...]} or conversations.
+    k: Numbers of draft tokens per round to measure, separated by commas. Default: 3,7; none where
+        --nodes is given.
+    nodes: The same of draft trees, with lookup unless --no-lookup is given.
+    limit: Number of records to use. Default: all.
+    batch: Number of prompts decoded together.
+    no_timing: Do not time the target with and without the head; no verdict is given.
+    """
+    from peagle.bench.native import measure_acceptance, time_head, verdict
+    from peagle.data.dataset import read_prompts
+
+    check_at_least(1, limit=limit)
+    params = replace(sampling, seed=0)
+    conversations = read_prompts(dataset)[:limit]
+    chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
+    trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
+    llm = open_llm(target, model, max_batch=batch)
+    if llm.drafter is None and not (llm.drafting.lookup and trees):
+        fix = "name one, or give `nodes` to measure lookup"
+        raise InputError(f"{target} has none to measure", field="head", fix=fix)
+    used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
+    used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
+    rows = list[dict[str, Any]]()
+    with progress_bar("turns", "answered") as bar:
+        turns = sum(map(len, conversations))
+        task = bar.add_task("", total=len(used) * turns)
+        for one in used:
+            row = measure_acceptance(one, conversations, params, lambda n: bar.advance(task, n))
+            rows.append({"dataset": dataset.stem, **row})
+    if skipped := rows[0]["skipped_turns"]:
+        screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
+    judged = None
+    if not no_timing:
+        with screen.status("timing the target with and without the head"):
+            timings = time_head(llm, rows, conversations, params)
+        judged = verdict(timings) if timings else None
+    if as_json:
+        typer.echo(json.dumps({"rows": rows, "verdict": judged}, indent=1))
+        return
+    print_table(rows_table(rows, *EVAL))
+    if judged is not None:
+        console.print(judged["sentence"])
+
+
+@demo_app.command()
+def demo(
+    *,
+    prompts: int = 8,
+    sampling: Annotated[SamplingParams, Fields(max_tokens=128)],
+    model: Annotated[ModelOptions, Fields("quantize", dtype="bfloat16")],
+    output: Path = Path("results/demo.json"),
+) -> None:
+    """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens.
+
+    prompts: HumanEval prompts to answer.
+    output: JSON file to write.
+    """
+    from transformers.utils import logging
+
+    from peagle.bench.native import device_name, side_by_side
+    from peagle.bench.workload import human_eval
+    from peagle.engine.llm import LLM
+    from peagle.heads.find import find_head
+
+    check_at_least(1, prompts=prompts)
+    logging.disable_progress_bar()
+    weights: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize}
+    ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]
+    heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
+    check_folder(output.parent)
+    questions = human_eval()[-prompts:]  # each K was chosen on the first ones
+    with screen.status(f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"):
+        # The native engine is hardly tried on GPUs, and the demo is for every machine.
+        llm = LLM(DEMO_TARGET, max_batch=1, deterministic=True, device="cpu", **weights)
+        drafters = {way: llm.load_head(head.folder) for way, head in heads.items() if head}
+    with progress_bar("answers") as bar:
+        task = bar.add_task("", total=len(questions) * (1 + len(drafters)))
+        measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
+    device = device_name()
+    settings = {
+        "target": DEMO_TARGET, **weights, "dataset": "humaneval", "max_tokens": sampling.max_tokens,
+        "repeats": len(questions), "engine": "native",
+    }  # fmt: skip
+    found = report(measured, {**environment(device), "settings": settings})
+    write_json(output, found)
+    dtype = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
+    console.print(f"{DEMO_TARGET}, {dtype}, greedy, {len(questions)} HumanEval prompts, {device}")
+    print_table(rows_table(found["rows"], *DEMO))
+    same = all(row.get("same") in (None, len(questions)) for row in found["rows"])
+    console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
+    if not same:
+        raise typer.Exit(1)
+
+
+def rows_table(rows: list[dict[str, Any]], *headings: str, **about: Any) -> Table:
+    """A table with some of the columns; "-" stands where nothing was measured."""
+    table = Table(*headings, **about)
+    for row in rows:
+        shown = row | _texts(row)
+        table.add_row(*(_cell(heading, shown) for heading in headings))
+    return table
+
+
+def _cell(heading: str, row: dict[str, Any]) -> str:
+    field, form = COLUMNS.get(heading, (heading.replace(" ", "_"), "{}"))
+    value = row.get(field)
+    return "-" if value is None else form.format(value)
+
+
+def _texts(row: dict[str, Any]) -> dict[str, str]:
+    """Values that are made of several fields."""
+    cell = Cell.from_row(row)
+    shares = " ".join(f"{share:.2f}" for share in row["accepted_per_position"])
+    texts = {"drafts": str(cell.drafting), "load": cell.load, "per_position": shares}
+    if "same" in row:
+        texts["same"] = f"{row['same']}/{row['compared']}"
+    elif row.get("same_p") is not None:
+        texts["same"] = f"p = {row['same_p']:.2f}"
+    return texts
