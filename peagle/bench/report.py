@@ -1,15 +1,12 @@
-"""A page for a measurement, which needs no network, and its figures as PNG."""
+"""A page for a measurement, which needs no network."""
 
 import io
-from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
@@ -19,9 +16,11 @@ from peagle.files import replace_file
 from peagle.methods.registry import METHODS
 
 HERE = Path(__file__).parent
+# Methods in the order of a report.
+COLOURS = {"none": "#8c8c8c", "lookup": "#4f9a5f", "eagle3": "#d98324", "p-eagle": "#2f6fb0"}
 
 Row = dict[str, Any]
-Points = tuple[list[float], list[float]]  # x and y
+Points = list[tuple[str, float, float]]  # method, x and y
 
 
 def check() -> None:
@@ -30,23 +29,24 @@ def check() -> None:
         raise InputError("matplotlib is not installed", fix="pip install 'peagle[bench]'")
 
 
-def write(report: dict[str, Any], output: Path) -> list[Path]:
-    """Write OUTPUT.html and OUTPUT-NAME.png next to the JSON file `output`; returns their paths."""
-    figures = draw(report["rows"])
-    written = [output.with_suffix(".html")]
-    for name, figure in figures.items():
-        written.append(output.with_name(f"{output.stem}-{name}.png"))
-        figure.savefig(written[-1], dpi=150)
-    pages = Environment(loader=FileSystemLoader(HERE), autoescape=True)
-    page = pages.get_template("report.html.j2").render(
+def write(report: dict[str, Any], output: Path) -> Path:
+    """Write OUTPUT.html next to the JSON file `output`; returns its path."""
+    template = Environment(loader=FileSystemLoader(HERE), autoescape=True)
+    page = template.get_template("report.html.j2").render(
         report=report,
-        methods=read_methods(),
+        title=title,
         drafts=lambda row: str(Drafting.from_row(row)),
-        pictures={name: _svg(figure) for name, figure in figures.items()},
+        pictures=draw(report["rows"]),
         published=published(report),
     )
-    replace_file(written[0], page)
-    return written
+    file = output.with_suffix(".html")
+    replace_file(file, page)
+    return file
+
+
+def title(method: str) -> str:
+    """The name of a method in a report."""
+    return METHODS[method].title if method in METHODS else method
 
 
 def published(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,38 +66,19 @@ def published(report: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _svg(figure: Any) -> str:
-    file = io.StringIO()
-    figure.savefig(file, format="svg")
-    text = file.getvalue()
-    return text[text.index("<svg") :]
-
-
-class MethodFacts(NamedTuple):
-    """Title and colour of a method in a report."""
-
-    title: str
-    colour: str
-
-
-@cache
-def read_methods() -> dict[str, MethodFacts]:
-    """Every drafting method by name, in the order of a report, "none" among them."""
-    colours = yaml.safe_load((HERE / "methods.yaml").read_text())
-    titles = {name: method.title for name, method in METHODS.items()}
-    return {name: MethodFacts(titles.get(name, name), colours[name]) for name in colours}
-
-
-def draw(rows: list[Row]) -> dict[str, Any]:
-    """Figures by name, without those that have nothing to show."""
+def draw(rows: list[Row]) -> list[str]:
+    """Figures as SVG, without those that have nothing to show."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra; no global state)
 
-    figures = {}
-    for picture in (throughput, acceptance, positions, latency, pareto):
+    pictures = []
+    for picture in (throughput, acceptance, positions, pareto):
         figure = Figure(figsize=(7, 4), layout="constrained")
         if picture(figure.subplots(), rows):
-            figures[picture.__name__] = figure
-    return figures
+            file = io.StringIO()
+            figure.savefig(file, format="svg")
+            text = file.getvalue()
+            pictures.append(text[text.index("<svg") :])
+    return pictures
 
 
 def fastest(rows: list[Row]) -> list[Row]:
@@ -111,101 +92,72 @@ def fastest(rows: list[Row]) -> list[Row]:
 
 def throughput(axes: Any, rows: list[Row]) -> bool:
     """Bars of tokens per second at each load; above them, times the target alone."""
-    from matplotlib.patches import Patch  # noqa: PLC0415
-
     rows = [row for row in fastest(rows) if not row["temperature"]]
     loads = sorted({row["concurrency"] for row in rows})
-    shown = {name: facts for name, facts in read_methods().items() if _of(name, rows)}
-    width = 0.8 / max(1, len(shown))
-    for number, (method, facts) in enumerate(shown.items()):
-        for row in _of(method, rows):
-            x = loads.index(row["concurrency"]) + (number + 0.5) * width - 0.4
-            height = row["output_tps"]
-            low, high = row["output_tps_95"] or (height, height)
-            spread = [[max(0.0, height - low)], [max(0.0, high - height)]]
-            axes.bar(x, height, width, color=facts.colour, yerr=spread, ecolor="#444444")
-            if row["k"] != 0 and row.get("speed_up"):
-                setting = str(Drafting.from_row(row)).replace(" + ", "\n+ ")
-                label = f"{row['speed_up']:.2f}×\n{setting}"
-                axes.annotate(label, (x, high), ha="center", va="bottom", fontsize=7)
-    axes.set_xticks(range(len(loads)), [f"c = {load}" if load else "random" for load in loads])
-    axes.set_ylabel("output tokens a second")
-    axes.set_title("Throughput, fastest setting; × the target alone")
+    methods = [name for name in COLOURS if any(row["method"] == name for row in rows)]
+    width = 0.8 / max(1, len(methods))
+    for number, method in enumerate(methods):
+        mine = [row for row in rows if row["method"] == method]
+        places = [loads.index(row["concurrency"]) + number * width for row in mine]
+        heights = np.array([row["output_tps"] for row in mine])
+        edges = np.array([row["output_tps_95"] or [row["output_tps"]] * 2 for row in mine])
+        spread = abs(edges.T - heights)
+        look = {"color": COLOURS[method], "label": title(method), "ecolor": "#444444"}
+        bars = axes.bar(places, heights, width, yerr=spread, **look)
+        axes.bar_label(bars, [_speed_up(row) for row in mine], fontsize=7)
+    names = [f"c = {load}" if load else "random" for load in loads]
+    axes.set_xticks(np.arange(len(loads)) + 0.4 - width / 2, names)
+    axes.set(ylabel="output tokens a second", title="Fastest setting; × the target alone")
     axes.margins(y=0.15)
-    patches = [Patch(color=facts.colour, label=facts.title) for facts in shown.values()]
-    axes.legend(handles=patches, loc="best")
+    if rows:
+        axes.legend()
     return bool(rows)
 
 
+def _speed_up(row: Row) -> str:
+    """The label of a bar: speed-up over the target alone, and the setting."""
+    if row["method"] == "none" or not row.get("speed_up"):
+        return ""
+    setting = str(Drafting.from_row(row)).replace(" + ", "\n+ ")
+    return f"{row['speed_up']:.2f}×\n{setting}"
+
+
 def acceptance(axes: Any, rows: list[Row]) -> bool:
-    """Acceptance length against K, where K was pinned to several."""
+    """Acceptance length against K, at the first load, where K was pinned to several."""
     rows = [row for row in rows if row["acceptance_length"] and isinstance(row["k"], int)]
-    _plot_lines(axes, rows, _mean_lengths)
-    axes.set(xlabel="K", ylabel="acceptance length", title="Acceptance length")
+    first = min([(row["concurrency"], row["temperature"]) for row in rows], default=None)
+    rows = [row for row in rows if (row["concurrency"], row["temperature"]) == first]
+    points = [(row["method"], row["k"], row["acceptance_length"]) for row in rows]
+    _plot_lines(axes, points, "K", "acceptance length")
     return len({row["k"] for row in rows}) > 1
 
 
 def positions(axes: Any, rows: list[Row]) -> bool:
     """Share of rounds whose i-th draft token was accepted, at the largest K of each method."""
-    rows = [row for row in rows if row["accepted_per_position"]]
-    _plot_lines(axes, rows, _most_shares)
-    axes.set(xlabel="draft token", ylabel="share of rounds", ylim=(0, 1))
-    axes.set_title("Accepted, by position")
-    return bool(rows)
-
-
-def latency(axes: Any, rows: list[Row]) -> bool:
-    """Milliseconds to the first token and per token: median, and a line to the 99th percentile."""
-    rows = [row for row in fastest(rows) if row["tpot_ms_p50"]]
-    methods = read_methods()
-    for x, row in enumerate(rows):
-        colour = methods[row["method"]].colour
-        for shift, name, hatch in ((-0.2, "ttft", "//"), (0.2, "tpot", "")):
-            half = row[f"{name}_ms_p50"]
-            spread = [[0], [max(0, row[f"{name}_ms_p99"] - half)]]
-            look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            axes.bar(x + shift, half, 0.38, yerr=spread, **look)
-    names = [f"{methods[row['method']].title}\nc = {row['concurrency']}" for row in rows]
-    axes.set_xticks(range(len(rows)), names, fontsize=7)
-    axes.set(yscale="log", ylabel="ms", title="TTFT (hatched) and TPOT: median, to p99")
-    return bool(rows)
+    longest = dict[str, list[float]]()
+    for row in rows:
+        shares = row["accepted_per_position"] or []
+        longest[row["method"]] = max(longest.get(row["method"], []), shares, key=len)
+    points = list[tuple[str, float, float]]()
+    for method, shares in longest.items():
+        points += [(method, position, share) for position, share in enumerate(shares, start=1)]
+    _plot_lines(axes, points, "draft token", "share of rounds that accept it")
+    return bool(points)
 
 
 def pareto(axes: Any, rows: list[Row]) -> bool:
     """Speed of one user against that of the machine, where there are several loads."""
     rows = [row for row in fastest(rows) if row["tpot_ms_p50"]]
-    _plot_lines(axes, rows, _speeds)
-    axes.set(xlabel="tokens a second for one user", ylabel="tokens a second for all")
-    axes.set_title("Pareto")
+    points = [(row["method"], 1000 / row["tpot_ms_p50"], row["output_tps"]) for row in rows]
+    _plot_lines(axes, points, "tokens a second for one user", "tokens a second for all")
     return len({row["concurrency"] for row in rows}) > 1
 
 
-def _plot_lines(axes: Any, rows: list[Row], points: Callable[[list[Row]], Points]) -> None:
+def _plot_lines(axes: Any, points: Points, xlabel: str, ylabel: str) -> None:
     """A line for each method, and a legend."""
-    for method, facts in read_methods().items():
-        if mine := _of(method, rows):
-            axes.plot(*points(mine), "o-", color=facts.colour, label=facts.title)
-    if rows:
+    for method, colour in COLOURS.items():
+        if mine := sorted((x, y) for name, x, y in points if name == method):
+            axes.plot(*zip(*mine, strict=True), "o-", color=colour, label=title(method))
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if points:
         axes.legend()
-
-
-def _of(method: str, rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["method"] == method]
-
-
-def _mean_lengths(rows: list[Row]) -> Points:
-    by_k = defaultdict[int, list[float]](list)
-    for row in rows:
-        by_k[row["k"]].append(row["acceptance_length"])
-    depths = sorted(by_k)
-    return list(depths), [mean(by_k[k]) for k in depths]
-
-
-def _most_shares(rows: list[Row]) -> Points:
-    shares = max((row["accepted_per_position"] for row in rows), key=len)
-    return list(range(1, len(shares) + 1)), shares
-
-
-def _speeds(rows: list[Row]) -> Points:
-    rows = sorted(rows, key=lambda row: row["concurrency"])
-    return [1000 / row["tpot_ms_p50"] for row in rows], [row["output_tps"] for row in rows]

@@ -4,8 +4,9 @@ import asyncio
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from peagle.bench.load import (
     open_loop,
 )
 from peagle.bench.summary import Cell, Result, row
+from peagle.catalog import CHOICES, PARALLEL_METHODS
+from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.files import replace_file, writing
 
@@ -38,6 +41,41 @@ class Load(NamedTuple):
     result: Result
     conversations: Conversations
     first: int = 0  # number of the first conversation
+
+
+def make_cells(
+    methods: Sequence[str],
+    settings: Sequence[Drafting],
+    loads: Sequence[int],
+    temperatures: Sequence[float],
+) -> list[Cell]:
+    """Every method with every setting (whose method is left open) under every load, at every
+    temperature."""
+    if wrong := [method for method in methods if method not in CHOICES]:
+        raise InputError(f"choose from {', '.join(CHOICES)}", field="methods", value=wrong[0])
+    return [
+        Cell(replace(setting, method=method), load, temperature)
+        for temperature in temperatures
+        for load in loads
+        for method in dict.fromkeys(methods)
+        for setting in _possible(method, settings)
+    ]
+
+
+def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
+    """The settings that a method can draft with."""
+    if method == "none":
+        return [Drafting()]
+    if method == "lookup":
+        trees = [replace(one, lookup=True) for one in settings if one.mode == "tree"]
+        return trees or [Drafting("", "auto", lookup=True)]
+    if method in PARALLEL_METHODS:
+        return settings
+    possible = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
+    if not possible:
+        fix = "give `k`, or leave out `no_lookup`"
+        raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
+    return possible
 
 
 class Stopped(RuntimeError):

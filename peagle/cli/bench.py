@@ -1,21 +1,33 @@
 """`peagle bench`: throughput, latency and acceptance, method by method under the same load."""
 
-from contextlib import closing
-from dataclasses import replace
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from peagle.bench.run import (
+    Open,
+    Stopped,
+    by_repeat,
+    compare_files,
+    environment,
+    make_cells,
+    play,
+    report,
+    write_json,
+)
 from peagle.bench.summary import Cell, Result
-from peagle.catalog import CHOICES, PARALLEL_METHODS
-from peagle.cli import bench_engines
-from peagle.cli.bench_engines import BenchPlan, EngineUnderTest
+from peagle.catalog import HEADLESS
 from peagle.cli.common import (
     EngineOption,
     ModelOptions,
     VllmPythonOption,
     console,
+    open_llm,
     print_table,
     progress_bar,
     resolve_engine,
@@ -30,7 +42,11 @@ from peagle.files import check_folder, writing
 from peagle.shown import model_name
 from peagle.vllm.process import VllmFailed
 
+if TYPE_CHECKING:
+    from peagle.heads.find import Head
+
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
+RANDOM_BATCH = 16  # maximum number of concurrent requests that arrive at random times
 COLUMNS = (
     "method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT", "same",
 )  # fmt: skip
@@ -45,6 +61,41 @@ app = App(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """The cells to measure, and how their engine runs."""
+
+    target: str  # empty: the model of the server
+    named_heads: dict[str, str | None]  # by method; None: the catalog's
+    model: ModelOptions
+    sampling: dict[str, Any]  # max_tokens and ignore_eos
+    cells: list[Cell]
+
+    def heads(self) -> dict[str, "Head"]:
+        """The head of every method that drafts by one: as named, or the catalog's."""
+        from peagle.heads.find import find_head
+
+        heads = dict[str, "Head"]()
+        for method in {cell.drafting.method for cell in self.cells} - {*HEADLESS}:
+            named = self.named_heads[method]
+            head = find_head(self.target, named, method, field=method.replace("-", "_"))
+            assert head is not None
+            heads[method] = head
+        return heads
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUnderTest:
+    """An engine that answers the loads of a benchmark."""
+
+    device: str
+    name: str
+    opened: Open
+    heads: dict[str, "Head"]  # by method
+    close: Callable[[], None] = lambda: None
+    one_drafting: bool = False  # it runs one drafting at a time; they cannot be interleaved
+
+
 @app.command()
 def run(
     target: str | None = None,
@@ -54,7 +105,6 @@ def run(
     p_eagle: str | None = None,
     k: str | None = None,
     nodes: str | None = None,
-    lookup: Literal["on", "off", "on,off"] = "on",
     concurrency: str = "1",
     rate: float | None = None,
     dataset: str = "humaneval",
@@ -83,8 +133,6 @@ def run(
     k: Numbers of draft tokens per round, separated by commas; adaptive chooses every round.
         Default: adaptive; 7 with vllm; none where --nodes is given.
     nodes: Numbers of draft tokens per round as a tree, separated by commas.
-    lookup: Lookup in addition to a head, in trees and where drafts are chosen every round: on,
-        off, or on,off to compare both.
     concurrency: Numbers of conversations in flight, separated by commas.
     rate: Conversations started per second, at random times; replaces --concurrency.
     dataset: Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id.
@@ -99,16 +147,29 @@ def run(
     from peagle.bench.workload import read_workload
 
     check_at_least(1, repeats=repeats, limit=limit)
+    if rate is not None and rate <= 0:
+        raise InputError("must be above 0", field="rate", value=rate)
     pages.check()  # before hours of measuring
     check_folder(output.parent)
     chosen = "native"
     if url is None:
-        named = _not_vllms(k, nodes, methods, model)
-        chosen = resolve_engine(engine, vllm_python, named, model.device)
+        named = {
+            "k adaptive": ADAPTIVE in (k or "").split(","),
+            "nodes": nodes is not None,
+            "methods lookup": "lookup" in methods.split(","),
+            "device": model.device != "auto",
+            "quantize": model.quantize is not None,
+        }
+        lacking = [option for option, is_given in named.items() if is_given]
+        chosen = resolve_engine(engine, vllm_python, lacking, model.device)
     if k is None and nodes is None:
         k = PINNED if chosen == "vllm" else ADAPTIVE
-    settings = _settings(k, nodes, "off" if model.no_lookup else lookup)
-    cells = _cells(methods, settings, concurrency, rate, temperature)
+    loads = parse_list(concurrency, "concurrency", int, 1)
+    if rate is not None:
+        loads = (0,)  # at random times
+    heats = parse_list(temperature, "temperature", float)
+    settings = _settings(k, nodes, not model.no_lookup)
+    cells = make_cells(methods.split(","), settings, loads, heats)
     workload = read_workload(dataset, limit)
     sampled = {"max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
     about = {
@@ -118,14 +179,105 @@ def run(
     }  # fmt: skip
     plan = BenchPlan(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
     if url is not None:
-        engine_under_test = bench_engines.server(plan, url, api_key, hardware)
+        engine_under_test = server(plan, url, api_key, hardware)
     elif target is None:
         raise InputError("is missing", field="target", fix="name one, or a server with `url`")
     elif chosen == "vllm":
-        engine_under_test = bench_engines.vllm(plan, vllm_python)
+        engine_under_test = vllm(plan, vllm_python)
     else:
-        engine_under_test = bench_engines.native(plan)
+        engine_under_test = native(plan)
     _measure(engine_under_test, cells, workload.conversations, about, output)
+
+
+@app.command()
+def compare(before: Path, after: Path) -> None:
+    """Compare two measurements; exit code 1 when something is slower and the intervals do not
+    overlap.
+
+    before: JSON file that `peagle bench` wrote.
+    after: JSON file of a later run with the same settings.
+    """
+    changes = compare_files(before, after)
+    print_table(rows_table(changes, *COMPARED))
+    if any(row["change"] == "slower" for row in changes):
+        raise typer.Exit(1)
+
+
+def native(plan: BenchPlan) -> EngineUnderTest:
+    """The engine in this process; all heads stay loaded."""
+    from peagle.bench.native import Native, device_name
+    from peagle.model.loader import resolve_device
+
+    heads = plan.heads()
+    alone = replace(plan.model, method="none", device=resolve_device(plan.model.device))
+    llm = open_llm(plan.target, alone)
+    drafters: dict[str, Any] = dict.fromkeys(HEADLESS)
+    for method, head in heads.items():
+        drafters[method] = llm.load_head(head.folder, force=plan.model.force)
+
+    def opened(cell: Cell, seed: int) -> Native:
+        drafter = drafters[cell.drafting.method]
+        batch = cell.concurrency or RANDOM_BATCH
+        used = llm.use(drafter, **cell.drafting.options, max_batch=batch)
+        params = SamplingParams(temperature=cell.temperature, seed=seed, **plan.sampling)
+        return Native(used, params)
+
+    return EngineUnderTest(device_name(), "native", opened, heads)
+
+
+def server(plan: BenchPlan, url: str, api_key: str | None, hardware: str | None) -> EngineUnderTest:
+    """A running server; its method and K cannot be changed."""
+    from peagle.bench.client import ChatClient
+    from peagle.data.endpoint import connect
+
+    if len({cell.drafting for cell in plan.cells}) > 1:
+        fix = "name the one that it runs, as --methods p-eagle --k 7"
+        raise InputError("a server has one method and K", field="url", value=url, fix=fix)
+    [endpoint] = connect([url], plan.target or None, api_key=api_key).endpoints
+
+    def opened(cell: Cell, seed: int) -> ChatClient:
+        body = {"model": endpoint.model, "temperature": cell.temperature, "seed": seed}
+        return ChatClient(endpoint.url, body | plan.sampling, api_key)
+
+    return EngineUnderTest(hardware or "unknown (--hardware)", url, opened, {})
+
+
+def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:
+    """vLLM on this machine, a server for each method and K, one after another."""
+    from peagle.bench.client import ChatClient
+    from peagle.bench.native import device_name
+    from peagle.vllm.process import look, serving
+
+    installed = look(python or Path(sys.executable))
+    heads = plan.heads()
+    stack = ExitStack()
+    running = dict[Drafting, str]()
+
+    def opened(cell: Cell, seed: int) -> ChatClient:
+        drafting = cell.drafting
+        if drafting not in running:
+            stack.close()
+            running.clear()
+            options = _serve_options(plan, drafting, heads.get(drafting.method))
+            running[drafting] = stack.enter_context(serving(options, python))
+        body = {"model": "bench", "temperature": cell.temperature, "seed": seed}
+        return ChatClient(running[drafting], body | plan.sampling)
+
+    name = f"{installed.package} {installed.version}"
+    return EngineUnderTest(device_name(), name, opened, heads, stack.close, one_drafting=True)
+
+
+def _serve_options(plan: BenchPlan, drafting: Drafting, head: "Head | None") -> list[str]:
+    """Options of `peagle serve` for one drafting."""
+    batch = max(cell.concurrency for cell in plan.cells) or RANDOM_BATCH
+    options = [plan.target, "--method", drafting.method, "--max-batch", str(batch)]
+    options += ["--dtype", plan.model.dtype, "--served-model-name", "bench"]
+    options += ["--force"] if plan.model.force else []
+    if head is not None:
+        options += ["--head", head.name, "--k", str(drafting.size)]
+    if plan.model.chat_template:
+        options += ["--chat-template", plan.model.chat_template]
+    return options
 
 
 def _measure(
@@ -137,13 +289,15 @@ def _measure(
 ) -> None:
     """Play every cell, write what was measured after each, and print it in the end."""
     from peagle.bench import report as pages
-    from peagle.bench.run import Stopped, environment, play, report, write_json
 
     about = {**environment(engine.device), "settings": {**settings, "engine": engine.name}}
     here = f"{Path.cwd()}/"  # results do not name the clone's folder
     heads = {method: head.name.removeprefix(here) for method, head in engine.heads.items()}
     results = [Result(cell, heads.get(cell.drafting.method)) for cell in cells]
-    loads = list(engine.loads(results, conversations, settings["repeats"]))
+    loads = list(by_repeat(results, conversations, settings["repeats"]))
+    if engine.one_drafting:
+        order = list(dict.fromkeys(cell.drafting for cell in cells))
+        loads.sort(key=lambda load: order.index(load.result.cell.drafting))
 
     def on_load() -> None:
         write_json(output, report(results, about))
@@ -158,91 +312,21 @@ def _measure(
             raise typer.Exit(1) from stopped
     found = report(results, about)
     with writing(output):
-        written = pages.write(found, output)
+        page = pages.write(found, output)
     title = f"{settings['target']}, {settings['dataset']}, {engine.device}"
     note = "nodes: draft tokens a round; TTFT and TPOT: medians in ms"
     print_table(rows_table(found["rows"], *COLUMNS, title=title, caption=note))
-    console.print("written: " + ", ".join(map(str, [output, *written])))
+    console.print(f"written: {output}, {page}")
 
 
-@app.command()
-def compare(before: Path, after: Path) -> None:
-    """Compare two measurements; exit code 1 when something is slower and the intervals do not
-    overlap.
-
-    before: JSON file that `peagle bench` wrote.
-    after: JSON file of a later run with the same settings.
-    """
-    from peagle.bench.run import compare_files
-
-    changes = compare_files(before, after)
-    print_table(rows_table(changes, *COMPARED))
-    if any(row["change"] == "slower" for row in changes):
-        raise typer.Exit(1)
-
-
-def _not_vllms(k: str | None, nodes: str | None, methods: str, model: ModelOptions) -> list[str]:
-    """Options that were given and that vLLM may lack."""
-    used = {
-        "k adaptive": ADAPTIVE in (k or "").split(","),
-        "nodes": nodes is not None,
-        "methods lookup": "lookup" in methods.split(","),
-        "device": model.device != "auto",
-        "quantize": model.quantize is not None,
-    }
-    return [option for option, is_used in used.items() if is_used]
-
-
-def _settings(k: str | None, nodes: str | None, lookup: str) -> list[Drafting]:
-    """Every chain, and every tree with each kind of lookup, without a method."""
-    kinds = [kind == "on" for kind in lookup.split(",")]
+def _settings(k: str | None, nodes: str | None, lookup: bool) -> list[Drafting]:
+    """Every chain and every tree, without a method."""
     found = list[Drafting]()
     for depth in k.split(",") if k else []:
         if depth == ADAPTIVE:
-            found += [Drafting("", "auto", lookup=kind) for kind in kinds]
+            found.append(Drafting("", "auto", lookup=lookup))
         else:
             found.append(Drafting("", "chain", parse_list(depth, "k", int, 1)[0]))
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    found += [Drafting("", "tree", size, kind) for size in trees for kind in kinds]
+    found += [Drafting("", "tree", size, lookup) for size in trees]
     return list(dict.fromkeys(found))
-
-
-def _cells(
-    methods: str, settings: list[Drafting], concurrency: str, rate: float | None, temperature: str
-) -> list[Cell]:
-    """Every method with every setting under every load, at every temperature."""
-    chosen = methods.split(",")
-    if wrong := [method for method in chosen if method not in CHOICES]:
-        raise InputError(f"choose from {', '.join(CHOICES)}", field="methods", value=wrong[0])
-    return [
-        Cell(replace(setting, method=method), load, heat)
-        for heat in parse_list(temperature, "temperature", float)
-        for load in _loads(concurrency, rate)
-        for method in dict.fromkeys(chosen)
-        for setting in _of(method, settings)
-    ]
-
-
-def _of(method: str, settings: list[Drafting]) -> list[Drafting]:
-    """The settings that a method can draft with."""
-    if method == "none":
-        return [Drafting()]
-    if method == "lookup":
-        trees = [replace(one, lookup=True) for one in settings if one.mode == "tree"]
-        return list(dict.fromkeys(trees)) or [Drafting("", "auto", lookup=True)]
-    if method in PARALLEL_METHODS:
-        return settings
-    possible = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
-    if not possible:
-        fix = "give `k`, or leave `lookup` on"
-        raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
-    return possible
-
-
-def _loads(concurrency: str, rate: float | None) -> tuple[int, ...]:
-    """Conversations at a time; 0: at random times."""
-    if rate is None:
-        return parse_list(concurrency, "concurrency", int, 1)
-    if rate <= 0:
-        raise InputError("must be above 0", field="rate", value=rate)
-    return (0,)

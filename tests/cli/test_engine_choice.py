@@ -9,8 +9,8 @@ from refusals import refused
 from runner import invoke, write_lines
 from typer.testing import CliRunner
 
-from peagle.cli import bench, bench_engines, common
-from peagle.cli.common import NOT_VLLMS, ModelOptions, announced_device, resolve_engine
+from peagle.cli import bench, common
+from peagle.cli.common import NOT_VLLMS, announced_device, resolve_engine
 from peagle.cli.main import app
 from peagle.cli.serve import Serving
 from peagle.errors import InputError
@@ -40,12 +40,6 @@ def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture
     assert resolve_engine("auto", None, ["max_queue"], "auto") == "native"
     why = "engine: native, because vLLM has no --max-queue; without it, vLLM is used\n"
     assert capsys.readouterr().err == why
-    on_cpu = ModelOptions(device="cpu", quantize="int8")
-    named = ["k adaptive", "device", "quantize"]
-    assert bench._not_vllms("7,adaptive", None, "p-eagle", on_cpu) == named
-    assert bench._not_vllms(None, None, "p-eagle", ModelOptions()) == []
-    trees = bench._not_vllms(None, "12", "p-eagle,lookup", ModelOptions())
-    assert trees == ["nodes", "methods lookup"]
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -71,6 +65,9 @@ def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...
         (("--k", "3,5"), "vllm", {0, 3, 5}),
         (("--k", "adaptive"), "native", {0, "adaptive"}),
         (("--quantize", "int8"), "native", {0, "adaptive"}),
+        (("--device", "cpu"), "native", {0, "adaptive"}),
+        (("--nodes", "12"), "native", {0, None}),
+        (("--methods", "none,lookup"), "native", {0, "adaptive"}),
         (("--engine", "native"), "native", {0, "adaptive"}),
     ],
 )
@@ -84,12 +81,12 @@ def test_bench_on_a_gpu(
     """K defaults to one that the engine can draft with."""
     seen: list[tuple[str, set[object]]] = []
 
-    def answers(kind: str, asked: bench_engines.BenchPlan, *more: object) -> None:
+    def answers(kind: str, asked: bench.BenchPlan, *more: object) -> None:
         seen.append((kind, {cell.drafting.row["k"] for cell in asked.cells}))
         raise InputError("enough")
 
     for kind in ("native", "vllm"):
-        monkeypatch.setattr(bench_engines, kind, partial(answers, kind))
+        monkeypatch.setattr(bench, kind, partial(answers, kind))
     file = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
     CliRunner().invoke(app, ["bench", "owner/model", "--dataset", str(file), *options])
     assert seen == [(engine, depths)]

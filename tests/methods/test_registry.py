@@ -3,7 +3,7 @@
 from refusals import refused
 
 from peagle import catalog
-from peagle.bench.report import read_methods
+from peagle.bench.report import COLOURS, title
 from peagle.methods.registry import DEFAULT, METHODS
 
 from tiny_heads import head_config  # isort: skip
@@ -17,8 +17,8 @@ def test_the_catalog_knows_them() -> None:
 
 
 def test_reports_show_them() -> None:
-    assert set(read_methods()) == {*catalog.HEADLESS, *METHODS}
-    assert read_methods()["p-eagle"].title == "P-EAGLE" and read_methods()["none"].title == "none"
+    assert set(COLOURS) == {*catalog.HEADLESS, *METHODS}
+    assert title("p-eagle") == "P-EAGLE" and title("none") == "none"
 
 
 def test_a_config_of_another_method() -> None:
