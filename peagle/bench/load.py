@@ -4,7 +4,6 @@ The same code plays them with an engine in this process and with a server at a U
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -156,18 +155,4 @@ async def closed_loop(
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(conversations))):
             group.create_task(worker())
-    return await player.played()
-
-
-async def open_loop(conversations: Conversations, rate: float, client: Client) -> Played:
-    """Begin `rate` conversations per second, whether earlier ones have ended or not. The times are
-    those of a Poisson process, the same in every call."""
-    player = _Player(client, lambda turns: None)
-    gaps = random.Random(0)
-    begin = player.started
-    async with asyncio.TaskGroup() as group:
-        for number, turns in enumerate(conversations):
-            begin += gaps.expovariate(rate)
-            await asyncio.sleep(max(0.0, begin - time.perf_counter()))
-            group.create_task(player.play(number, turns))
     return await player.played()

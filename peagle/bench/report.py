@@ -71,7 +71,7 @@ def draw(rows: list[Row]) -> list[str]:
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra; no global state)
 
     pictures = []
-    for picture in (throughput, acceptance, positions, pareto):
+    for picture in (throughput, acceptance, positions):
         figure = Figure(figsize=(7, 4), layout="constrained")
         if picture(figure.subplots(), rows):
             file = io.StringIO()
@@ -105,7 +105,7 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
         look = {"color": COLOURS[method], "label": title(method), "ecolor": "#444444"}
         bars = axes.bar(places, heights, width, yerr=spread, **look)
         axes.bar_label(bars, [_speed_up(row) for row in mine], fontsize=7)
-    names = [f"c = {load}" if load else "random" for load in loads]
+    names = [f"c = {load}" for load in loads]
     axes.set_xticks(np.arange(len(loads)) + 0.4 - width / 2, names)
     axes.set(ylabel="output tokens a second", title="Fastest setting; × the target alone")
     axes.margins(y=0.15)
@@ -143,14 +143,6 @@ def positions(axes: Any, rows: list[Row]) -> bool:
         points += [(method, position, share) for position, share in enumerate(shares, start=1)]
     _plot_lines(axes, points, "draft token", "share of rounds that accept it")
     return bool(points)
-
-
-def pareto(axes: Any, rows: list[Row]) -> bool:
-    """Speed of one user against that of the machine, where there are several loads."""
-    rows = [row for row in fastest(rows) if row["tpot_ms_p50"]]
-    points = [(row["method"], 1000 / row["tpot_ms_p50"], row["output_tps"]) for row in rows]
-    _plot_lines(axes, points, "tokens a second for one user", "tokens a second for all")
-    return len({row["concurrency"] for row in rows}) > 1
 
 
 def _plot_lines(axes: Any, points: Points, xlabel: str, ylabel: str) -> None:

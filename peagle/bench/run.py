@@ -18,7 +18,6 @@ from peagle.bench.load import (
     OnTurns,
     Played,
     closed_loop,
-    open_loop,
 )
 from peagle.bench.summary import Cell, Result, row
 from peagle.catalog import CHOICES, PARALLEL_METHODS
@@ -105,7 +104,6 @@ def by_conversation(results: list[Result], conversations: Conversations) -> Iter
 def play(
     loads: Iterable[Load],
     opened: Open,
-    rate: float | None = None,
     on_load: Callable[[], None] = lambda: None,
 ) -> None:
     """Play loads in order, each cell after a warm-up, and add them to their results.
@@ -116,7 +114,7 @@ def play(
         cell = load.result.cell
         if not load.result.repeats:
             asyncio.run(_warm_up(cell, opened))
-        played = play_once(load, opened, rate, seed=SEEDS * number)
+        played = play_once(load, opened, seed=SEEDS * number)
         on_load()
         if not played.whole:
             raise Stopped(f"{cell}: {played.errors[-1]}")
@@ -125,7 +123,6 @@ def play(
 def play_once(
     load: Load,
     opened: Open,
-    rate: float | None = None,
     on_turns: OnTurns = lambda turns: None,
     seed: int = 0,
 ) -> Played:
@@ -134,8 +131,6 @@ def play_once(
 
     async def run() -> Played:
         async with opened(cell, seed) as client:
-            if rate is not None:
-                return await open_loop(load.conversations, rate, client)
             return await closed_loop(
                 load.conversations, cell.concurrency, client, on_turns, load.first
             )

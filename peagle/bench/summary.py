@@ -1,7 +1,5 @@
-"""Rows of a report: medians, percentiles, bootstrap intervals, ratios, differences."""
+"""Rows of a report: medians, percentiles, bootstrap intervals, ratios."""
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
@@ -13,10 +11,8 @@ from peagle.bench.load import Played, Sample
 from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
 
-DRAWS = 2000  # of the bootstrap, and of the permutation test
-MAX_DIFFERENCES = 20  # listed in a row
+DRAWS = 2000  # of the bootstrap
 NO_DRAFTS: dict[str, Any] = {"acceptance_length": None, "accepted_per_position": []}
-Output = Sequence[int | str]  # token ids; of a server, characters or words
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +20,7 @@ class Cell:
     """The settings of one row."""
 
     drafting: Drafting
-    concurrency: int  # conversations at a time; 0: at random times
+    concurrency: int  # conversations at a time
     temperature: float
 
     @property
@@ -41,7 +37,7 @@ class Cell:
     @property
     def load(self) -> str:
         """Load and temperature, in words."""
-        load = f"c = {self.concurrency}" if self.concurrency else "random"
+        load = f"c = {self.concurrency}"
         return f"{load}, t = {self.temperature:g}" if self.temperature else load
 
     def __str__(self) -> str:
@@ -131,16 +127,14 @@ def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
 
 
 def compared(result: Result, base: Result) -> dict[str, Any]:
-    """Speed-up over the target alone with its 95 % interval; how far greedy answers equal its
-    answers, or how likely sampled ones are from one distribution."""
+    """Speed-up over the target alone with its 95 % interval; how many greedy answers equal its
+    answers."""
     if result is base:
         return {"speed_up": 1.0, "speed_up_95": None}
     pairs = zip(result.speeds, base.speeds, strict=False)  # a run may have been cut short
     ratio = median(speed / base_speed for speed, base_speed in pairs)
     found = {"speed_up": round(ratio, 3), "speed_up_95": interval(ratio, result, base)}
-    if result.cell.temperature > 0:
-        return found | {"same_p": two_sample(result, base)}
-    return found | same(result, base)
+    return found if result.cell.temperature else found | same(result, base)
 
 
 def interval(point: float, *results: Result) -> list[float] | None:
@@ -178,53 +172,8 @@ def _by_conversation(result: Result) -> dict[int, np.ndarray]:
 
 
 def same(result: Result, base: Result) -> dict[str, Any]:
-    """Count turns with the same answer, and list the first difference of the others."""
-    expected = {s.key: s.output for s in base.samples}
-    shared = [s for s in result.samples if s.key in expected]
-    differing = {s.key: s.output for s in shared if s.output != expected[s.key]}
-    differences = []
-    for key, output in differing.items():
-        position = _first_difference(output, expected[key])
-        differences.append({"conversation": key[0], "turn": key[1], "position": position})
-    alike = sum(s.output == expected[s.key] for s in shared)
-    return {"same": alike, "compared": len(shared), "differences": differences[:MAX_DIFFERENCES]}
-
-
-def _first_difference(output: Output, expected: Output) -> int:
-    """Index of the first token (or, from a server, character) that differs."""
-    length = min(len(output), len(expected))
-    return next((at for at in range(length) if output[at] != expected[at]), length)
-
-
-def two_sample(result: Result, base: Result) -> float | None:
-    """The p-value that two sets of sampled answers to the same turns have one distribution of
-    tokens (of a server: words): a permutation test of χ², in which the answers to a turn are
-    exchanged at random. None without answers."""
-    expected = _first_answers(base)
-    found = _first_answers(result).items()
-    pairs = [(answer, expected[key]) for key, answer in found if key in expected]
-    if not pairs:
-        return None
-    total = Counter(chain.from_iterable(chain.from_iterable(pairs)))
-    column = {word: number for number, word in enumerate(total)}
-    difference = np.zeros((len(pairs), len(total)))
-    for line, (answer, other) in zip(difference, pairs, strict=True):
-        np.add.at(line, [column[word] for word in answer], 1)
-        np.subtract.at(line, [column[word] for word in other], 1)
-    counts = np.array(list(total.values()))
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(pairs)))
-    drawn = ((signs @ difference) ** 2 / counts).sum(1)
-    measured = (difference.sum(0) ** 2 / counts).sum()
-    return round(float(1 + (drawn >= measured - 1e-9).sum()) / (1 + DRAWS), 4)
-
-
-def _first_answers(result: Result) -> dict[tuple[int, int], Output]:
-    """Answers to first turns by repeat and conversation; later turns followed different answers."""
-    answers = dict[tuple[int, int], Output]()
-    for repeat, played in enumerate(result.repeats):
-        for sample in played.samples:
-            if sample.turn == 0 and sample.error is None:
-                output = sample.output
-                words = output.split() if isinstance(output, str) else output
-                answers[repeat, sample.conversation] = words
-    return answers
+    """Count turns with the same answer."""
+    expected = {sample.key: sample.output for sample in base.samples}
+    shared = [sample for sample in result.samples if sample.key in expected]
+    alike = sum(sample.output == expected[sample.key] for sample in shared)
+    return {"same": alike, "compared": len(shared)}

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from peagle.heads.find import Head
 
 PINNED = "7"  # draft tokens per round where K cannot be chosen every round
-RANDOM_BATCH = 16  # maximum number of concurrent requests that arrive at random times
 COLUMNS = (
     "method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT", "same",
 )  # fmt: skip
@@ -106,7 +105,6 @@ def run(
     k: str | None = None,
     nodes: str | None = None,
     concurrency: str = "1",
-    rate: float | None = None,
     dataset: str = "humaneval",
     limit: int | None = None,
     sampling: Annotated[SamplingParams, Fields("max_tokens", "ignore_eos")],
@@ -134,7 +132,6 @@ def run(
         Default: adaptive; 7 with vllm; none where --nodes is given.
     nodes: Numbers of draft tokens per round as a tree, separated by commas.
     concurrency: Numbers of conversations in flight, separated by commas.
-    rate: Conversations started per second, at random times; replaces --concurrency.
     dataset: Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id.
     limit: Number of conversations to use. Default: all.
     temperature: Sampling temperatures, separated by commas; 0 is greedy decoding.
@@ -147,8 +144,6 @@ def run(
     from peagle.bench.workload import read_workload
 
     check_at_least(1, repeats=repeats, limit=limit)
-    if rate is not None and rate <= 0:
-        raise InputError("must be above 0", field="rate", value=rate)
     pages.check()  # before hours of measuring
     check_folder(output.parent)
     chosen = "native"
@@ -165,8 +160,6 @@ def run(
     if k is None and nodes is None:
         k = PINNED if chosen == "vllm" else ADAPTIVE
     loads = parse_list(concurrency, "concurrency", int, 1)
-    if rate is not None:
-        loads = (0,)  # at random times
     heats = parse_list(temperature, "temperature", float)
     settings = _settings(k, nodes, not model.no_lookup)
     cells = make_cells(methods.split(","), settings, loads, heats)
@@ -175,7 +168,7 @@ def run(
     about = {
         "target": target and model_name(target), "dtype": model.dtype, "quantize": model.quantize,
         "dataset": workload.name, "turns_sha256": workload.digest,
-        "conversations": len(workload.conversations), **sampled, "rate": rate, "repeats": repeats,
+        "conversations": len(workload.conversations), **sampled, "repeats": repeats,
     }  # fmt: skip
     plan = BenchPlan(target or "", {"eagle3": eagle3, "p-eagle": p_eagle}, model, sampled, cells)
     if url is not None:
@@ -217,8 +210,7 @@ def native(plan: BenchPlan) -> EngineUnderTest:
 
     def opened(cell: Cell, seed: int) -> Native:
         drafter = drafters[cell.drafting.method]
-        batch = cell.concurrency or RANDOM_BATCH
-        used = llm.use(drafter, **cell.drafting.options, max_batch=batch)
+        used = llm.use(drafter, **cell.drafting.options, max_batch=cell.concurrency)
         params = SamplingParams(temperature=cell.temperature, seed=seed, **plan.sampling)
         return Native(used, params)
 
@@ -269,7 +261,7 @@ def vllm(plan: BenchPlan, python: Path | None) -> EngineUnderTest:
 
 def _serve_options(plan: BenchPlan, drafting: Drafting, head: "Head | None") -> list[str]:
     """Options of `peagle serve` for one drafting."""
-    batch = max(cell.concurrency for cell in plan.cells) or RANDOM_BATCH
+    batch = max(cell.concurrency for cell in plan.cells)
     options = [plan.target, "--method", drafting.method, "--max-batch", str(batch)]
     options += ["--dtype", plan.model.dtype, "--served-model-name", "bench"]
     options += ["--force"] if plan.model.force else []
@@ -306,7 +298,7 @@ def _measure(
     with progress_bar("loads", f"measured, each is in {output}") as bar, closing(engine):
         task = bar.add_task("", total=len(loads))
         try:
-            play(loads, engine.opened, settings["rate"], on_load)
+            play(loads, engine.opened, on_load)
         except (Stopped, VllmFailed) as stopped:
             screen.print(f"[red]stopped:[/] {stopped}; what was measured is in {output}")
             raise typer.Exit(1) from stopped

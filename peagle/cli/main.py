@@ -51,6 +51,7 @@ GONE = {  # commands and options of earlier versions, and what does it now
     "bench --pass-at-1": "output equals the target's, so its pass@1 is the target's; "
     "lm-eval and EvalPlus measure it through `peagle serve`",
     "bench --lookup": "--no-lookup turns it off; benchmarks/trees.py compares both",
+    "bench --rate": "`vllm bench serve --request-rate` measures `peagle serve` so",
     "bench --random-weights": "benchmarks/random_weights.py measures large shapes",
     "doctor --vllm-python": "`peagle bench` measures a head with --engine vllm and native",
     "train --loss": "KL divergence is the only loss",

@@ -190,6 +190,4 @@ def _texts(row: dict[str, Any]) -> dict[str, str]:
     texts = {"drafts": str(cell.drafting), "load": cell.load, "per_position": shares}
     if "same" in row:
         texts["same"] = f"{row['same']}/{row['compared']}"
-    elif row.get("same_p") is not None:
-        texts["same"] = f"p = {row['same_p']:.2f}"
     return texts

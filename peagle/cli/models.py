@@ -90,7 +90,6 @@ def doctor(
     head: HeadArgument,
     target: TargetArgument,
     *,
-    prompt: str | None = None,
     chat_template: ChatTemplateOption = None,
     dtype: str = "float32",
     device: DeviceOption = "auto",
@@ -100,17 +99,16 @@ def doctor(
     """Check a head with its target: files, layers, mask token, features, logits, and what the
     target accepts in a few short answers. Exit code 1: it does not fit.
 
-    prompt: Text on which features and logits are compared. Default: a short one.
     dtype: Data type of the weights; float32 shows errors that bfloat16 hides.
     """
     from peagle.heads.format import head_folder
-    from peagle.tools.doctor import PROMPT, examine, verdict
+    from peagle.tools.doctor import examine, verdict
 
     head_folder(head)  # before the target takes its time to load
     with screen.status(f"loading {model_name(target)}"):
         model = open_target(target, chat_template, dtype=dtype, device=device)
     with screen.status(f"examining {head}"):
-        checks = examine(head, model, prompt=prompt or PROMPT, force=force)
+        checks = examine(head, model, force=force)
     checks = [
         check._replace(found=with_flags(check.found), fix=with_flags(check.fix)) for check in checks
     ]

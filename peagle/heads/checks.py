@@ -171,39 +171,6 @@ def mask_token(head: HeadFiles, target: BaseTarget) -> str:
     return f"{shown}, never in text"
 
 
-def mask_values(head: HeadFiles, target: BaseTarget) -> str:
-    """The trained values of P-EAGLE's placeholder: its hidden state, its own embedding row."""
-    token = next(iter(mask_ids(head.raw).values()), None)
-    if token is None:
-        raise Skipped("the head has no mask token")
-    tensors = head.tensors
-    _check_filled("mask_hidden", tensors["mask_hidden"])
-    if head.native.get("embedding") not in ("full", "mask-row"):
-        return "hidden state"
-    row = tensors[TABLE][token] if TABLE in tensors else tensors[ROW]
-    _check_filled("the mask token's embedding row", row)
-    same = _find_row(target.embedding, row)
-    wrong = f"the mask token's embedding row is the target's row of token {same}: never trained"
-    _require(same is None, wrong, f"store the trained row, or {FETCH_AGAIN}", blocks=False)
-    return "hidden state, own row"
-
-
-def _check_filled(name: str, values: Tensor) -> None:
-    finite = bool(torch.isfinite(values).all())
-    _require(finite, f"{name} holds NaN or infinity", blocks=False)
-    _require(bool(values.any()), f"{name} is all zeros: never trained", blocks=False)
-
-
-def _find_row(table: Tensor, row: Tensor) -> int | None:
-    """Index of the table's row that equals `row` in its dtype."""
-    if table.shape[1:] != row.shape:
-        return None
-    row = row.to(table.device)
-    near = (table[:, 0].to(row.dtype) == row[0]).nonzero()[:, 0]
-    same = near[(table[near].to(row.dtype) == row).all(-1)]
-    return int(same[0]) if len(same) else None
-
-
 def embedding(head: HeadFiles, target: BaseTarget) -> str:
     """A table of the head's own: related to the target's."""
     table = head.tensors.get(TABLE)
@@ -316,7 +283,7 @@ CHECKS: dict[str, Callable[[HeadFiles, BaseTarget], str]] = {
     check.__name__.replace("_", " "): check
     for check in (
         sizes, provenance, chat_template, feature_layers, mask_token, tensors, embedding,
-        mask_values, draft_vocabulary, keys, correction,
+        draft_vocabulary, keys, correction,
     )
 }  # fmt: skip
 FORGIVABLE = ("provenance", "chat template")

@@ -35,14 +35,14 @@ from peagle.train.batches import PackedDocuments
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.target_pass import run_document
 
-PROMPT = "Write a Python function that reverses a list."
-OTHERS = (  # further prompts, for the acceptance length
+PROMPTS = (  # features and logits are compared on the first one
+    "Write a Python function that reverses a list.",
     "Explain in a few sentences why the sky is blue.",
     "A train travels 120 km in 2 hours. What is its average speed?",
     "Write a short letter that thanks a friend for a gift.",
 )
 MAX_TOKENS = 32  # tokens of an answer whose drafts are counted
-ROOM = 256  # KV cache for an answer, its drafts and a longer question
+ROOM = 512  # KV cache for a question, its answer and drafts
 MIN_ROUNDS = 16  # fewer rounds are not significant
 NEAR_ZERO = 0.1  # accepted draft tokens per round that are almost none
 CAUSES = (
@@ -63,15 +63,14 @@ class Check(NamedTuple):
     fix: str = ""  # of a warning: its likely causes
 
 
-def examine(
-    head: str | Path, target: Target, *, prompt: str = PROMPT, force: bool = False
-) -> list[Check]:
+def examine(head: str | Path, target: Target, *, force: bool = False) -> list[Check]:
     """Run all checks of a head with its target, in order; a damaged head is examined, not refused.
 
     `force` accepts a head trained for other weights, or with another chat template.
-    Raises InputError when there is no such head, or the prompt is too short or too long.
+    Raises InputError when there is no such head.
     """
-    folder, ids = head_folder(head), _prompt_ids(target, prompt)
+    folder = head_folder(head)
+    ids = prompt_ids(_tokenizer(target), [{"role": "user", "content": PROMPTS[0]}])
     try:
         files = read_head(folder)
     except InputError as error:
@@ -95,7 +94,7 @@ def examine(
         *checks,
         _judge("features", partial(_features, drafter, target, ids)),
         _judge("logits", partial(_logits, drafter, target, ids)),
-        _judge("acceptance", partial(_acceptance, drafter, target, prompt, len(ids)), "warning"),
+        _judge("acceptance", partial(_acceptance, drafter, target), "warning"),
     ]
 
 
@@ -144,16 +143,6 @@ def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
 
 def _skipped(why: str, *names: str) -> list[Check]:
     return [Check(name, "skipped", why) for name in names]
-
-
-def _prompt_ids(target: Target, prompt: str) -> list[int]:
-    """The prompt as the user's turn. Raises InputError when it is too short or too long."""
-    ids = prompt_ids(_tokenizer(target), [{"role": "user", "content": prompt}])
-    longest = target.max_context // 2
-    if not 4 <= len(ids) <= longest:
-        fix = f"give a text of 4 to {longest}"
-        raise InputError(f"has {len(ids)} tokens", field="prompt", fix=fix)
-    return ids
 
 
 def _tokenizer(target: Target) -> PreTrainedTokenizerBase:
@@ -229,15 +218,14 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     return found
 
 
-def _acceptance(drafter: Drafter, target: Target, prompt: str, length: int) -> str:
-    """Measure what the target accepts of the head's drafts in a few short greedy answers;
-    `length`: tokens of the prompt."""
+def _acceptance(drafter: Drafter, target: Target) -> str:
+    """Measure what the target accepts of the head's drafts in a few short greedy answers."""
     k = default_k(drafter.config)
-    conversations = [[text] for text in (prompt, *OTHERS)]
-    count = len(conversations)
+    count = len(PROMPTS)
     target = Target(target.copy().model, _tokenizer(target), target.name)
-    llm = LLM(target, drafter, k=k, max_batch=count, kv_tokens=count * (length + ROOM))
-    measured = measure_acceptance(llm, conversations, SamplingParams(max_tokens=MAX_TOKENS))
+    llm = LLM(target, drafter, k=k, max_batch=count, kv_tokens=count * ROOM)
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    measured = measure_acceptance(llm, [[prompt] for prompt in PROMPTS], params)
     rounds, length = measured["rounds"], measured["acceptance_length"]
     if rounds < MIN_ROUNDS:
         raise Skipped(f"{rounds} rounds of drafting are too few: answers are too short")

@@ -13,7 +13,6 @@ from peagle.bench.load import (
     Message,
     Sample,
     closed_loop,
-    open_loop,
 )
 from peagle.engine.request import Stats
 
@@ -92,18 +91,6 @@ def test_a_client_that_is_gone(concurrency: int) -> None:
     played = asyncio.run(closed_loop(TURNS * 9, concurrency, echo))
     assert not played.whole
     assert len(echo.heard) < MAX_FAILURES + concurrency
-
-
-def test_random_arrival_does_not_wait_and_repeats() -> None:
-    """All begin at times drawn once for all, though none has ended."""
-    gaps = []
-    for _ in range(2):
-        echo = Echo()
-        played = asyncio.run(open_loop([["x"]] * 40, 5000.0, echo))
-        assert played.whole and len(played.samples) == 40
-        gaps.append(len(echo.times))
-        assert echo.most > 1
-    assert gaps == [40, 40]
 
 
 @pytest.mark.parametrize(("tokens", "tpot"), [(1, None), (3, 0.4)])

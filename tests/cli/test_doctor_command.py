@@ -49,15 +49,10 @@ def test_force_accepts_another_target(other_target: Path, heads: dict[str, Path]
     assert "forced" in shown and "nothing differs" in shown
 
 
-def test_prompt_is_the_users(target: Path, heads: dict[str, Path]) -> None:
-    invoke("doctor", heads["p-eagle"], target, "--prompt", "the cat sat on the mat")
-
-
 @pytest.mark.parametrize(
     ("head", "options", "field"),
     [
         ("./nowhere", (), "head"),
-        (None, ("--prompt", "the cat " * 300), "prompt"),
         (None, ("--dtype", "int3"), "dtype"),
     ],
 )

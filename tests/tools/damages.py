@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import make_target
 from torch import Tensor
 
 from peagle.methods.keys import LAYER_IDS
@@ -63,15 +62,6 @@ def drop(name: str) -> Damage:
     return tensors(lambda found: found.pop(name))
 
 
-def target_row(token: int) -> Tensor:
-    return make_target(layers=7).embedding[token].bfloat16()
-
-
-def with_mask_row(table: Tensor) -> Tensor:
-    table[MASK] = target_row(MASK)
-    return table
-
-
 def truncated(head: Path) -> None:
     file = head / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
@@ -112,10 +102,8 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("mask token", "mask_token_id 4, ptd_token_id 3 differ", change(mask_token_id=4)),
     ("mask token", "names no mask token", change(ptd_token_id=None)),
     ("tensors", "mask_hidden is missing", drop(HIDDEN)),
-    ("mask values", "mask_hidden is all zeros", put(HIDDEN, torch.zeros_like)),
     ("tensors", "mask_embedding is missing", drop(ROW)),
-    ("mask values", "row holds NaN", put(ROW, lambda row: row * float("nan"))),
-    ("mask values", "row of token 9: never trained", put(ROW, lambda _: target_row(9))),
+    ("loading", "'mask_embedding' holds NaN", put(ROW, lambda row: row * float("nan"))),
     ("tensors", "unknown tensors ['mask_embedding']", change(peagle__embedding="shared")),
     ("tensors", f"{TABLE} is missing", change(peagle__embedding="full")),
     ("draft vocabulary", "not ascending at draft ids [5]",
@@ -139,7 +127,6 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("tensors", "model_type 'gemma': unknown", change(model_type="gemma")),
 ]  # fmt: skip
 TABLES: list[tuple[str, str, Damage]] = [
-    ("mask values", "row of token 3: never trained", put(TABLE, with_mask_row)),
     ("embedding", "unrelated to the target's", put(TABLE, torch.randn_like)),
     ("embedding", "unrelated to the target's", put(TABLE, lambda table: table.roll(1, 0))),
     ("tensors", f"{TABLE} has shape [127, 32], not [128, 32]",
