@@ -112,7 +112,7 @@ class _LazyGroup(TyperGroup):
         return name, load_command(str(name)), rest
 
 
-app = typer.Typer(cls=_LazyGroup, add_completion=False)
+app = typer.Typer(cls=_LazyGroup)
 
 
 def _version(wanted: bool) -> None:

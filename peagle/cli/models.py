@@ -16,7 +16,6 @@ from peagle.cli.common import (
     ForceOption,
     HeadArgument,
     JsonOption,
-    TargetArgument,
     console,
     open_target,
     print_table,
@@ -88,7 +87,7 @@ def _filled(value: Any) -> Any:
 @doctor_app.command()
 def doctor(
     head: HeadArgument,
-    target: TargetArgument,
+    target: str | None = None,
     *,
     chat_template: ChatTemplateOption = None,
     dtype: str = "float32",
@@ -97,13 +96,18 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check a head with its target: files, layers, mask token, features, logits, and what the
-    target accepts in a few short answers. Exit code 1: it does not fit.
+    target accepts in a few short answers. Exit code 1: it does not fit. With a model's name alone:
+    how it runs here, how fast, its known heads, and what a new one takes.
 
+    target: Target model: a folder, a hub id, a .gguf file or a catalog name.
     dtype: Data type of the weights; float32 shows errors that bfloat16 hides.
     """
     from peagle.heads.format import head_folder
     from peagle.tools.doctor import examine, verdict
 
+    if target is None:
+        _show_outlook(head, device, as_json)
+        return
     head_folder(head)  # before the target takes its time to load
     with screen.status(f"loading {model_name(target)}"):
         model = open_target(target, chat_template, dtype=dtype, device=device)
@@ -126,6 +130,26 @@ def doctor(
         console.print(verdict(checks), style=COLOURS[worst], markup=False)
     if unfit:
         raise typer.Exit(1)
+
+
+def _show_outlook(name: str, device: str, as_json: bool) -> None:
+    """Print what is known of a model before it runs."""
+    from peagle.model.loader import resolve_device
+    from peagle.tools.outlook import outlook
+
+    config = Path(name).expanduser() / "config.json"
+    if config.is_file() and "draft_vocab_size" in config.read_text(errors="replace"):
+        fix = "name its target after it"
+        raise InputError("is a head", field="head", value=Path(name), fix=fix)
+    with screen.status(f"looking at {model_name(name)}"):
+        found = outlook(name, resolve_device(device))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table("fact", model_name(name))
+    for fact, text in found.items():
+        table.add_row(fact, Text(text))
+    print_table(table)
 
 
 @export_app.command()

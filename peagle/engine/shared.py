@@ -41,7 +41,7 @@ class SharedTarget:
         """`own`: the target has no other user."""
         self.target = target
         self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
-        self._sizes = _sizes(target)  # before the backend replaces weights
+        self._sizes = weight_sizes(target)  # before the backend replaces weights
         self.model = self.backend.target(target, own=own)
         self.grammars = Grammars(target)
         self.lock = threading.Lock()  # held while an engine is made
@@ -89,7 +89,7 @@ class SharedTarget:
         return Proposer(method, model, cache, features, correction_table(drafter))
 
 
-def _sizes(target: BaseTarget) -> list[tuple[str, torch.Size]]:
+def weight_sizes(target: BaseTarget) -> list[tuple[str, torch.Size]]:
     """Names and shapes of a target's weights."""
     found = [("embedding", target.embedding.shape)]
     for layer in range(target.num_layers):

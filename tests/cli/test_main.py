@@ -33,6 +33,14 @@ def test_entry_point_prints_the_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"peagle {__version__}\n")
 
 
+def test_the_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_PEAGLE_COMPLETE", "complete_bash")
+    for words, found in (("peagle ge", "generate"), ("peagle doctor --devi", "--device")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert run(PEAGLE).stdout.split() == [found]
+
+
 def test_bad_input_is_one_line_and_code_2(refused) -> None:
     line = refused("train", "some-target", "--output", "somewhere", field="data")
     assert line == "peagle: --data: is missing; name a JSONL file of answers"
