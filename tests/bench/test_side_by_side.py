@@ -7,7 +7,7 @@ from tiny import METHODS, make_drafter, make_target
 
 from peagle.bench import summary
 from peagle.bench.load import Message
-from peagle.bench.native import Native, device_name, side_by_side
+from peagle.bench.native import Native, side_by_side
 from peagle.bench.run import WARM_UP
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
@@ -64,7 +64,3 @@ def test_order_rotates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     side_by_side(llm, chains(llm), PROMPTS, PARAMS)
     names = ["none", "p-eagle", "eagle3"]
     assert order == [names[(turn + i) % 3] for turn in range(4) for i in range(3)]
-
-
-def test_device_name_says_how_many_cores() -> None:
-    assert device_name()

@@ -39,14 +39,14 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
         monkeypatch.setattr(owner, name, noted)
 
     monkeypatch.setattr(common.screen, "status", status)
-    note(shared, "_sizes")
+    note(shared, "weight_sizes")
     note(shared, "verify_curve")
     note(Engine, "step")
     note(typer, "secho")
     return done
 
 
-LOADED = [("_sizes", "loading"), ("verify_curve", "preparing")]
+LOADED = [("weight_sizes", "loading"), ("verify_curve", "preparing")]
 ANSWER = [("step", "reading"), ("secho", None)]
 ASK = ("--method", "lookup", "--max-tokens", 1)
 

@@ -110,24 +110,22 @@ def test_without_a_home_the_cache_has_a_place(monkeypatch: pytest.MonkeyPatch) -
     assert main.in_a_line(PermissionError(errno.EACCES, "No", "/.cache/peagle/x")).endswith(MOVES)
 
 
-@pytest.mark.parametrize("broken", ["peagle.heads.save.os.replace", "peagle.files.os.replace"])
-def test_a_disk_that_gets_full_while_a_head_is_exported(
-    refused, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+@pytest.mark.parametrize(
+    ("place", "failure", "why"),
+    [
+        ("peagle.heads.save.os.replace", full, "No space left on device"),
+        ("peagle.files.os.replace", full, "No space left on device"),
+        ("peagle.heads.save.save_torch_state_dict", full_for_safetensors, "Error while"),
+    ],
+)
+def test_a_disk_that_gets_full_while_a_head_is_exported(  # noqa: PLR0913, PLR0917 (fixtures)
+    refused, heads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, failure, why: str
 ) -> None:
-    monkeypatch.setattr(broken, full)
+    monkeypatch.setattr(place, failure)
     out = tmp_path / "out"
     line = refused("export", heads["p-eagle"], out, "--to", "vllm")
-    assert f"output {out}: No space left on device; make room, or name another path" in line
+    assert f"output {out}: {why}" in line and "make room, or name another path" in line
     assert [file.name for file in tmp_path.rglob(".*")] == []
-
-
-def test_a_disk_that_gets_full_while_weights_are_exported(
-    refused, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("peagle.heads.save.save_torch_state_dict", full_for_safetensors)
-    line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
-    assert f"output {tmp_path / 'out'}: Error while" in line and "make room" in line
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_gets_full_while_answers_are_written(

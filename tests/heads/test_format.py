@@ -138,24 +138,15 @@ def test_the_head_takes_the_targets_dtype(tmp_path: Path) -> None:
     assert loaded.fc.weight.dtype == torch.bfloat16 and loaded.d2t.dtype == torch.int64
 
 
-def test_files_stay_under_16_mb(tmp_path: Path) -> None:
+def test_native_files_stay_under_16_mb_and_an_export_is_one_file(tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 12_000, "num_hidden_layers": 1}
     head = Drafter(head_config("eagle3", sizes=wide))
-    save_drafter(head, tmp_path / "head")
-    sizes = [file.stat().st_size for file in (tmp_path / "head").glob("*.safetensors")]
-    assert sum(sizes) > 16_000_000 > max(sizes)
-    assert read_tensors(tmp_path / "head").keys() == {*head.state_dict(), "t2d"}
-
-
-def test_an_export_is_one_file(tmp_path: Path) -> None:
-    wide = {"hidden_size": 256, "intermediate_size": 12_000, "num_hidden_layers": 1}
-    head = Drafter(head_config("eagle3", sizes=wide))
-    for dialect in ("vllm", "speculators"):
+    for dialect in DIALECTS:
         save_drafter(head, tmp_path / dialect, dialect)
-        assert [file.name for file in (tmp_path / dialect).glob("*.safetensors")] == [
-            "model.safetensors"
-        ]
-        assert (tmp_path / dialect / "model.safetensors").stat().st_size > 16_000_000
+        sizes = [file.stat().st_size for file in (tmp_path / dialect).glob("*.safetensors")]
+        assert sum(sizes) > 16_000_000 and (max(sizes) < 16_000_000) == (dialect == "native")
+        assert len(sizes) == 1 or dialect == "native"
+    assert read_tensors(tmp_path / "native").keys() == {*head.state_dict(), "t2d"}
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
@@ -187,21 +178,18 @@ def test_what_speculators_reads(target: Any, tmp_path: Path) -> None:
     assert speculators["verifier"]["name_or_path"] == "tiny-0"
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "speculators"])
-def test_export_materialises_the_table(dialect: Dialect, target: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_exports_have_the_table(dialect: Dialect, target: Any, tmp_path: Path) -> None:
     head = make_head(head_config(embedding="mask-row"), target=target)
     save_drafter(head, tmp_path / "head", dialect, dtype=None)
     tensors = read_tensors(tmp_path / "head")
+    if dialect == "native":
+        assert tensors["mask_embedding"].shape == (HIDDEN,) and "embed_tokens.weight" not in tensors
+        return
     wanted = target.embedding.clone()
     wanted[MASK_ID] = head.mask_embedding.detach()
     assert "mask_embedding" not in tensors
     assert torch.equal(tensors["embed_tokens.weight"], wanted)
-
-
-def test_native_stores_the_mask_row_alone(target: Any, tmp_path: Path) -> None:
-    save_drafter(make_head(head_config(embedding="mask-row"), target=target), tmp_path / "head")
-    tensors = read_tensors(tmp_path / "head")
-    assert tensors["mask_embedding"].shape == (HIDDEN,) and "embed_tokens.weight" not in tensors
 
 
 def test_speculators_peagle_with_fc_norm_is_refused(tmp_path: Path) -> None:

@@ -130,19 +130,24 @@ def test_our_own_head_without_its_table(method: str, target: Target, tmp_path: P
     refused(tmp_path / "own", target, "embed_tokens.weight is missing")
 
 
-def test_corrupt_safetensors(target: Target, head: Path) -> None:
-    file = head / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    refused(head, target, "model.safetensors is a corrupt safetensors file")
-    file.write_bytes(b"")
-    refused(head, target, "model.safetensors is a corrupt safetensors file")
+def pickled(file: Path) -> None:
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
 
 
-def test_pickles_are_not_loaded(target: Target, head: Path) -> None:
-    tensors = load_file(head / "model.safetensors")
-    (head / "model.safetensors").unlink()
-    torch.save(tensors, head / "pytorch_model.bin")
-    refused(head, target, r"no \.safetensors file \(pickles are not loaded\)")
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-100]), "is a corrupt safetensors file"),
+        (lambda file: file.write_bytes(b""), "model.safetensors is a corrupt safetensors file"),
+        (pickled, r"no \.safetensors file \(pickles are not loaded\)"),
+    ],
+)
+def test_weights_that_cannot_be_read(
+    damage: Callable[[Path], object], why: str, target: Target, head: Path
+) -> None:
+    damage(head / "model.safetensors")
+    refused(head, target, why)
 
 
 def test_head_for_another_target(head: Path) -> None:
@@ -156,13 +161,10 @@ def test_head_for_another_target(head: Path) -> None:
     refused(head, tiny_target(), "trained with chat template .*`chat_template`.*`force`")
 
 
-def test_force_accepts_a_fine_tune(head: Path) -> None:
+def test_force_accepts_a_fine_tune(target: Target, head: Path) -> None:
+    assert load_drafter(head, target).config.provenance == provenance_of(target), "without it"
     for other in (tiny_target(num_hidden_layers=5), tiny_target(seed=1), tiny_target()):
         assert load_drafter(head, other, force=True).config.provenance.target == "tiny-0"
-
-
-def test_the_same_target_needs_no_force(target: Target, head: Path) -> None:
-    assert load_drafter(head, target).config.provenance == provenance_of(target)
 
 
 def test_force_does_not_accept_another_size(head: Path) -> None:

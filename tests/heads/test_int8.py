@@ -153,26 +153,20 @@ def test_pack(target: Target, head: Path, tmp_path: Path) -> None:
     assert (head / "README.md").read_text() == "card"
 
 
-Change = Callable[[dict[str, Tensor], str, str], object]
+Change = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]  # rows and scales
 DAMAGE: dict[str, tuple[Change, str]] = {
-    "no scale": (lambda t, _, scale: t.pop(scale), "NAME is int8 [ROWS, 32], NAME_scale missing"),
-    "no matrix": (lambda t, name, _: t.pop(name), "NAME is missing, NAME_scale bfloat16 [ROWS]"),
-    "no int8": (
-        lambda t, name, _: t.update({name: t[name].float()}),
-        "NAME is float32 [ROWS, 32], NAME_scale bfloat16 [ROWS]",
-    ),
-    "a vector": (
-        lambda t, name, _: t.update({name: t[name][:, 0].clone()}),
-        "NAME is int8 [ROWS], NAME_scale bfloat16 [ROWS]",
-    ),
-    "too short": (lambda t, _, scale: t.update({scale: t[scale][:5].clone()}), "bfloat16 [5]"),
+    "no scale": (lambda rows, _: (rows, None), "NAME is int8 [ROWS, 32], NAME_scale missing"),
+    "no matrix": (lambda _, scale: (None, scale), "NAME is missing, NAME_scale bfloat16 [ROWS]"),
+    "no int8": (lambda rows, scale: (rows.float(), scale), "NAME is float32 [ROWS, 32]"),
+    "a vector": (lambda rows, scale: (rows[:, 0].clone(), scale), "NAME is int8 [ROWS]"),
+    "too short": (lambda rows, scale: (rows, scale[:5].clone()), "bfloat16 [5]"),
     "a column": (
-        lambda t, _, scale: t.update({scale: t[scale][:, None].clone()}),
+        lambda rows, scale: (rows, scale[:, None].clone()),
         "NAME_scale bfloat16 [ROWS, 1]",
     ),
-    "whole": (lambda t, _, scale: t.update({scale: t[scale].int()}), "NAME_scale int32 [ROWS]"),
-    "NaN": (lambda t, _, scale: t[scale][:1].fill_(torch.nan), "NAME_scale bfloat16 [ROWS]"),
-    "infinite": (lambda t, _, scale: t[scale][:1].fill_(torch.inf), "NAME_scale bfloat16 [ROWS]"),
+    "whole": (lambda rows, scale: (rows, scale.int()), "NAME_scale int32 [ROWS]"),
+    "NaN": (lambda rows, scale: (rows, scale / 0 * 0), "NAME_scale bfloat16 [ROWS]"),
+    "infinite": (lambda rows, scale: (rows, scale / 0), "NAME_scale bfloat16 [ROWS]"),
 }
 
 
@@ -185,8 +179,10 @@ def test_damage_is_named(  # noqa: PLR0913
 ) -> None:
     damage, why = DAMAGE[kind]
     tensors = load_file(head / where / SHARD)
-    damage(tensors, name, f"{name}_scale")
-    save_file(tensors, head / where / SHARD)
+    scale = f"{name}_scale"
+    tensors[name], tensors[scale] = damage(tensors[name], tensors[scale])
+    kept = {each: tensor for each, tensor in tensors.items() if tensor is not None}
+    save_file(kept, head / where / SHARD)
     with refused("head") as error:
         load_drafter(head, target)
     assert error.value.value == head / where and error.value.fix == FETCH_AGAIN

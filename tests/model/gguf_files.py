@@ -1,9 +1,13 @@
 """Tiny GGUF files of a Llama with a byte-level tokenizer."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
+from refusals import refused
+
+from peagle.model.loader import load_target
 
 HIDDEN, FEED, VOCAB = 32, 64, 40
 TOKENS = ["<|endoftext|>", *(chr(i) for i in range(97, 97 + VOCAB - 2)), "ab"]
@@ -56,3 +60,10 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def not_loaded(name: str | Path, why: str) -> None:
+    """The target is refused, for a reason that has this text."""
+    with refused("target") as error:
+        load_target(str(name))
+    assert re.search(why, str(error.value))
