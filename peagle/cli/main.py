@@ -50,6 +50,8 @@ GONE = {  # commands and options of earlier versions, and what does it now
     "push": "`hf upload OWNER/NAME FOLDER` publishes a head with its model card",
     "bench --pass-at-1": "output equals the target's, so its pass@1 is the target's; "
     "lm-eval and EvalPlus measure it through `peagle serve`",
+    "catalog --catalog": "$PEAGLE_CATALOG names a file of your own",
+    "deploy --catalog": "$PEAGLE_CATALOG names a file of your own",
     "bench --lookup": "--no-lookup turns it off; benchmarks/trees.py compares both",
     "bench --rate": "`vllm bench serve --request-rate` measures `peagle serve` so",
     "bench --random-weights": "benchmarks/random_weights.py measures large shapes",

@@ -40,6 +40,7 @@ EVAL = (
     "rounds", "output tokens",
 )  # fmt: skip
 DEMO_TARGET = "smollm2-135m"
+DEMO_DTYPE = "bfloat16"
 DEMO = ("method", "nodes", "tok/s", "×", "95 %", "tokens / forward", "per position")
 COLUMNS = {  # heading: a field of the row, and its form; others are shown as they are
     "tok/s": ("output_tps", "{:.1f}"),
@@ -67,7 +68,6 @@ def evaluate(
     limit: int | None = None,
     model: Annotated[ModelOptions, MODEL],
     sampling: Annotated[SamplingParams, Fields("temperature", max_tokens=512)],
-    batch: int = 8,
     no_timing: bool = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -79,7 +79,6 @@ def evaluate(
         --nodes is given.
     nodes: The same of draft trees, with lookup unless --no-lookup is given.
     limit: Number of records to use. Default: all.
-    batch: Number of prompts decoded together.
     no_timing: Do not time the target with and without the head; no verdict is given.
     """
     from peagle.bench.native import measure_acceptance, time_head, verdict
@@ -90,7 +89,7 @@ def evaluate(
     conversations = read_prompts(dataset)[:limit]
     chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    llm = open_llm(target, model, max_batch=batch)
+    llm = open_llm(target, model)
     if llm.drafter is None and not (llm.drafting.lookup and trees):
         fix = "name one, or give `nodes` to measure lookup"
         raise InputError(f"{target} has none to measure", field="head", fix=fix)
@@ -123,7 +122,6 @@ def demo(
     *,
     prompts: int = 8,
     sampling: Annotated[SamplingParams, Fields(max_tokens=128)],
-    model: Annotated[ModelOptions, Fields("quantize", dtype="bfloat16")],
     output: Path = Path("results/demo.json"),
 ) -> None:
     """Decode HumanEval prompts three ways, interleaved, greedy, and compare speed and tokens.
@@ -140,27 +138,27 @@ def demo(
 
     check_at_least(1, prompts=prompts)
     logging.disable_progress_bar()
-    weights: dict[str, Any] = {"dtype": model.dtype, "quantize": model.quantize}
     ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]
     heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
     check_folder(output.parent)
     questions = human_eval()[-prompts:]  # each K was chosen on the first ones
     with screen.status(f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
-        llm = LLM(DEMO_TARGET, max_batch=1, deterministic=True, device="cpu", **weights)
+        llm = LLM(DEMO_TARGET, max_batch=1, deterministic=True, device="cpu", dtype=DEMO_DTYPE)
         drafters = {way: llm.load_head(head.folder) for way, head in heads.items() if head}
     with progress_bar("answers") as bar:
         task = bar.add_task("", total=len(questions) * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
     device = device_name()
     settings = {
-        "target": DEMO_TARGET, **weights, "dataset": "humaneval", "max_tokens": sampling.max_tokens,
-        "repeats": len(questions), "engine": "native",
+        "target": DEMO_TARGET, "dtype": DEMO_DTYPE, "quantize": None, "dataset": "humaneval",
+        "max_tokens": sampling.max_tokens, "repeats": len(questions), "engine": "native",
     }  # fmt: skip
     found = report(measured, {**environment(device), "settings": settings})
     write_json(output, found)
-    dtype = f"{model.dtype}, {model.quantize} weights" if model.quantize else model.dtype
-    console.print(f"{DEMO_TARGET}, {dtype}, greedy, {len(questions)} HumanEval prompts, {device}")
+    console.print(
+        f"{DEMO_TARGET}, {DEMO_DTYPE}, greedy, {len(questions)} HumanEval prompts, {device}"
+    )
     print_table(rows_table(found["rows"], *DEMO))
     same = all(row.get("same") in (None, len(questions)) for row in found["rows"])
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
