@@ -4,6 +4,7 @@ Shapes: N prompt tokens, F feature layers, E target hidden, K depths, V draft vo
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,12 @@ from peagle.bench.native import measure_acceptance
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
 from peagle.heads.format import FETCH_AGAIN, head_folder, read_head
 from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
-from peagle.methods.base import DraftPass, Elements, NewSlots, advance
+from peagle.methods.base import Elements
 from peagle.methods.keys import LAYER_IDS, default_k
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
@@ -42,7 +44,7 @@ PROMPTS = (  # features and logits are compared on the first one
     "Write a short letter that thanks a friend for a gift.",
 )
 MAX_TOKENS = 32  # tokens of an answer whose drafts are counted
-ROOM = 512  # KV cache for a question, its answer and drafts
+ROOM = 256  # KV cache for an answer, its drafts and a longer question
 MIN_ROUNDS = 16  # fewer rounds are not significant
 NEAR_ZERO = 0.1  # accepted draft tokens per round that are almost none
 CAUSES = (
@@ -94,7 +96,7 @@ def examine(head: str | Path, target: Target, *, force: bool = False) -> list[Ch
         *checks,
         _judge("features", partial(_features, drafter, target, ids)),
         _judge("logits", partial(_logits, drafter, target, ids)),
-        _judge("acceptance", partial(_acceptance, drafter, target), "warning"),
+        _judge("acceptance", partial(_acceptance, drafter, target, len(ids)), "warning"),
     ]
 
 
@@ -143,6 +145,11 @@ def _tried(check: Check, ids: list[int], trial: Trial) -> Check:
 
 def _skipped(why: str, *names: str) -> list[Check]:
     return [Check(name, "skipped", why) for name in names]
+
+
+def _plain(target: Target) -> Target:
+    """A copy for an engine, with a chat template."""
+    return Target(target.copy().model, _tokenizer(target), target.name)
 
 
 def _tokenizer(target: Target) -> PreTrainedTokenizerBase:
@@ -200,14 +207,16 @@ def _hidden_states(target: Target, tokens: Tensor, layers: tuple[int, ...]) -> T
 
 @torch.no_grad()
 def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
-    """The trainer's forward and the engine's drafting give the same logits at every depth."""
+    """The trainer's forward gives the engine's draft tokens their probabilities in the engine."""
     depths = default_k(drafter.config)
-    draft, served = _drafted(drafter, target, ids, depths)
-    trained = _trained(drafter, target, ids, draft)
-    away = (served - trained).abs().amax(-1)  # (K,)
+    tokens, draft = _drafted(drafter, target, ids, depths)
+    trained = _trained(drafter, target, tokens, draft.tokens)
+    at = torch.searchsorted(drafter.target_ids, torch.tensor(draft.tokens, device=trained.device))
+    expected = trained.log_softmax(-1).gather(1, at[:, None])[:, 0]
+    away = (torch.tensor(draft.probs, device=trained.device).log() - expected).abs()  # (K,)
     limit = ROUNDING[target.dtype] * max(1.0, float(trained.abs().max()))
     best = drafter.target_ids[trained.argmax(-1)].tolist()
-    same = sum(a == b for a, b in zip(best, draft, strict=True))
+    same = sum(a == b for a, b in zip(best, draft.tokens, strict=True))
     found = f"max difference {away.max():.1e}, {same} of {depths} argmaxes agree"
     if not float(away.max()) <= limit:
         depth = int((~(away <= limit)).nonzero()[0])
@@ -218,51 +227,17 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     return found
 
 
-def _acceptance(drafter: Drafter, target: Target) -> str:
-    """Measure what the target accepts of the head's drafts in a few short greedy answers."""
-    k = default_k(drafter.config)
-    count = len(PROMPTS)
-    target = Target(target.copy().model, _tokenizer(target), target.name)
-    llm = LLM(target, drafter, k=k, max_batch=count, kv_tokens=count * ROOM)
-    params = SamplingParams(max_tokens=MAX_TOKENS)
-    measured = measure_acceptance(llm, [[prompt] for prompt in PROMPTS], params)
-    rounds, length = measured["rounds"], measured["acceptance_length"]
-    if rounds < MIN_ROUNDS:
-        raise Skipped(f"{rounds} rounds of drafting are too few: answers are too short")
-    found = f"acceptance length {mean_length(length)} at K = {k}, {rounds} rounds"
-    if length < 1 + NEAR_ZERO:
-        raise Problem(f"{found}: almost nothing is accepted", CAUSES)
-    return found
-
-
 def _drafted(
     drafter: Drafter, target: Target, ids: list[int], depths: int
-) -> tuple[list[int], Tensor]:
-    """K draft tokens after `ids`, and their logits (K, V): the engine's second round on a prompt
-    whose first half was its first, through both caches."""
-    backend = choose_backend(target.device, target.dtype)
-    blocks = range(blocks_of(len(ids) + depths))
-    cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
-    drafter_cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)
-    model = backend.target(target)
-    drafts = backend.drafter(drafter)
-    method = method_of(drafter.config)
-    half, last = len(ids) // 2, len(ids) - 1
-    for start, end in ((0, half), (half, last)):
-        batch = Batch.of([Span(blocks, start, ids[start:end])])
-        features = model.forward(batch, cache, drafter.config.feature_layers).features
-        slots = [NewSlots(blocks, start, ids[start + 1 : end + 1], depths)]
-        steps = method.draft(DraftPass(drafts, drafter_cache, slots, features))
-        logits = list[Tensor]()
-        tokens = ids[end : end + 1]
-        drafted = next(steps, None)
-        while drafted is not None:
-            for state in drafted.normed.split(1):
-                before = torch.tensor(tokens[-1:], device=state.device)
-                logits.append(method.logits(drafter, state, before))
-                tokens += drafter.target_ids[logits[-1].argmax(-1)].tolist()
-            drafted = advance(steps, torch.tensor(tokens[-1:], device=state.device))
-    return tokens[1:], torch.cat(logits)
+) -> tuple[list[int], Draft]:
+    """The engine's second draft after a prompt, and all tokens before it."""
+    llm = LLM(_plain(target), drafter, k=depths, max_batch=1, kv_tokens=len(ids) + ROOM)
+    params = SamplingParams(max_tokens=3 * depths + 8, ignore_eos=True)
+    with closing(llm.stream([ids], params)) as run:
+        [request] = run.requests
+        while len(request.tokens) < len(ids) + 2:
+            run.step()
+        return list(request.tokens), request.draft
 
 
 def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int]) -> Tensor:
@@ -280,3 +255,20 @@ def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int])
     )
     normed = run_drafter(drafter, sequence, features, elements)[last:]
     return method_of(drafter.config).logits(drafter, normed, tokens[last + 1 : -1])
+
+
+def _acceptance(drafter: Drafter, target: Target, length: int) -> str:
+    """Measure what the target accepts of the head's drafts in a few short greedy answers; `length`:
+    tokens of the first prompt."""
+    k = default_k(drafter.config)
+    count = len(PROMPTS)
+    llm = LLM(_plain(target), drafter, k=k, max_batch=count, kv_tokens=count * (length + ROOM))
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    measured = measure_acceptance(llm, [[prompt] for prompt in PROMPTS], params)
+    rounds, mean = measured["rounds"], measured["acceptance_length"]
+    if rounds < MIN_ROUNDS:
+        raise Skipped(f"{rounds} rounds of drafting are too few: answers are too short")
+    found = f"acceptance length {mean_length(mean)} at K = {k}, {rounds} rounds"
+    if mean < 1 + NEAR_ZERO:
+        raise Problem(f"{found}: almost nothing is accepted", CAUSES)
+    return found

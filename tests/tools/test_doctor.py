@@ -18,6 +18,7 @@ from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
 from peagle.backends.torch import TorchBackend
+from peagle.engine import shared
 from peagle.engine.request import Stats
 from peagle.heads.checks import CHECKS
 from peagle.heads.save import save_drafter
@@ -195,7 +196,8 @@ def test_what_is_accepted_is_told(
 def moved(model: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
     """Have the torch backend's target or drafter run with another batch or other layers."""
     forward = model.forward
-    monkeypatch.setattr(doctor, "choose_backend", lambda *_: TorchBackend())
+    for place in (doctor, shared):
+        monkeypatch.setattr(place, "choose_backend", lambda *_, **__: TorchBackend())
     monkeypatch.setattr(model, "forward", lambda self, *given: forward(self, *change(*given)))
 
 
