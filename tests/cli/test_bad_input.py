@@ -1,13 +1,11 @@
 """Mistakes of users: one line on stderr that names the field and the fix, and exit code 2."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from runner import save_target, write_lines
-from safetensors.torch import load_file, save_file
+from runner import write_lines
 
 SAY = ("hi", "--max-tokens", 4)
 
@@ -62,16 +60,6 @@ def test_unknown_model(refused, command: str, answers: Path, tmp_path: Path) -> 
     assert "smollm2-135m" in line
 
 
-def test_target_folder_without_config(refused, tmp_path: Path) -> None:
-    assert "the folder has no config.json" in refused("generate", tmp_path, *SAY)
-
-
-def test_corrupt_target(refused, tmp_path: Path) -> None:
-    folder = save_target(tmp_path)
-    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    assert "target '" in refused("generate", folder, *SAY)
-
-
 def test_head_for_another_target(refused, other_target: Path, heads: dict[str, Path]) -> None:
     line = refused("generate", other_target, *SAY, "--head", heads["p-eagle"])
     assert "does not fit" in line
@@ -102,17 +90,6 @@ def test_a_run_folder_in_the_place_of_its_head(
     }
     line = refused(command, *options[command])
     assert f"did you mean {run / 'head'}?" in line
-
-
-def test_damaged_head(refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
-    """Other kinds: heads/test_format_errors.py and tools/test_doctor.py."""
-    head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
-    tensors = load_file(head / "model.safetensors")
-    save_file(
-        tensors | {"norm.weight": tensors["norm.weight"][:7].clone()}, head / "model.safetensors"
-    )
-    line = refused("generate", target, *SAY, "--head", head)
-    assert "norm.weight has shape [7], not " in line and str(head) in line
 
 
 @pytest.mark.parametrize(
