@@ -118,7 +118,7 @@ UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
 def test_folders_that_cannot_be_used(
     damage: Callable[[Path], object], why: str, folder: Path
 ) -> None:
-    """Of a missing tensor transformers would only warn, and draw the weights at random."""
+    """Transformers would only warn of a missing tensor, and draw the weights at random."""
     damage(folder)
     not_loaded(folder, why)
 
