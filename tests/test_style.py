@@ -8,7 +8,7 @@ from pathlib import Path
 from test_reading_cost import code_lines
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("benchmarks", "docs", "heads", "packages", "peagle", "tests")
+FOLDERS = ("benchmarks", "docs", "examples", "heads", "packages", "peagle", "tests")
 FORBIDDEN = {"what", "who", "whose", "where", "which", "how", "of"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
