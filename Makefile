@@ -29,7 +29,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wheel bench bench-short test test-long test-attacks test-vllm test-browser chromium emulator lint docs clean
+.PHONY: help demo wheel bench bench-short test test-long test-attacks test-vllm test-browser chromium emulator lint docs images push-images check-tag clean
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
@@ -42,6 +42,7 @@ help:
 	@echo 'make bench      every benchmark, which takes long; MT_BENCH=FILE includes MT-Bench'
 	@echo 'make lint       clang-format, g++, ruff, mypy, import-linter'
 	@echo 'make docs       build the documentation into site/'
+	@echo 'make images     build the images of docker/, named $$IMAGE (peagle)'
 	@echo 'make clean      remove caches and build products (environments and results stay)'
 
 demo: .venv/.demo
@@ -113,6 +114,21 @@ lint: .venv/.installed
 # A warning is an error; the variable silences an advertisement.
 docs: .venv/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# IMAGE=ghcr.io/owner/peagle names another place.
+IMAGE ?= peagle
+KINDS := cpu cuda
+
+images:
+	for kind in $(KINDS); do docker build -f docker/$$kind.Dockerfile -t $(IMAGE):$$kind . || exit 1; done
+
+push-images: images
+	for kind in $(KINDS); do docker push $(IMAGE):$$kind || exit 1; done
+
+# TAG=v0.1.0: before a release, that the tag is the version of the package.
+check-tag:
+	@grep -qx '__version__ = "$(TAG:v%=%)"' peagle/__init__.py \
+	  || { echo 'TAG=$(TAG): peagle/__init__.py has another version'; exit 1; }
 
 clean:
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
