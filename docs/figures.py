@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how-it-works.md, each for light and for dark pages.
+"""Draw the schemes of docs/how-it-works.md, each for light and for dark pages.
 
     python docs/figures.py [--output docs/figures]
 

@@ -153,13 +153,13 @@ def test_it_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: 
 
 
 def test_pictures_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["figures.py", "--output", str(tmp_path)])
-    runpy.run_path(str(ROOT / "docs" / "figures.py"), run_name="__main__")
-    monkeypatch.setattr(sys, "argv", ["speedup_chart.py", "--output", str(tmp_path)])
-    runpy.run_path(str(ROOT / "docs" / "speedup_chart.py"), run_name="__main__")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    for script in ("figures.py", "round_figures.py", "speedup_chart.py"):
+        monkeypatch.setattr(sys, "argv", [script, "--output", str(tmp_path)])
+        runpy.run_path(str(ROOT / "docs" / script), run_name="__main__")
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
     kept = {file.name: file.read_text() for file in (ROOT / "docs" / "figures").glob("*.svg")}
-    assert drawn == kept, "python docs/figures.py; python docs/speedup_chart.py"
+    assert drawn == kept, "draw them again: python docs/SCRIPT.py"
 
 
 def test_recordings_are_small() -> None:
