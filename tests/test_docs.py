@@ -212,6 +212,14 @@ def test_its_sentences_have_at_most_30_words(page: Path) -> None:
         assert long == []
 
 
+def test_the_tutorials_figures_were_measured() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "tutorial.json").read_text())
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    for step, length in found["acceptance_length"].items():
+        assert f"step {step}: acceptance length {length:.2f} over {found['held_out']} doc" in text
+    assert f"({found['answer_tokens']} answer tokens)" in text and found["commit"] in text
+
+
 def test_the_tables_are_what_the_script_writes() -> None:
     script = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
     benchmarks = (ROOT / "docs" / "benchmarks.md").read_text()
