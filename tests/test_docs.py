@@ -217,6 +217,8 @@ def test_the_tutorials_figures_were_measured() -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     for step, length in found["acceptance_length"].items():
         assert f"step {step}: acceptance length {length:.2f} over {found['held_out']} doc" in text
+    middle, low, high = found["questions"]["speed_up_k3"]
+    assert f"worth it: {middle:.2f} × ({low:.2f}–{high:.2f}) the target alone at K = 3" in text
     assert f"({found['answer_tokens']} answer tokens)" in text and found["commit"] in text
 
 
