@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from peagle.train.attention import visible
 from peagle.train.batches import PackedDocuments
 from peagle.train.cod import Elements, sample_elements
-from peagle.train.mask import visible
 from peagle.train.partition import one_pass, partition
 
 FOLDER = Path(__file__).parent / "figures"

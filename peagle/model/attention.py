@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+QUERY_BLOCK = 256  # rows of a document that attend together
+SINK_WIDTH = 8  # dimensions added for a sink: kernels want head sizes of whole eights
+
 
 class AttentionSpec(NamedTuple):
     """Parameters of one layer's attention; the mask is apart."""
@@ -47,7 +50,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     if spec.softcap is not None:
         out = _capped(q, k, v, mask, spec)
     elif spec.sinks is not None:
-        out = _add_sink(q, k, v, mask, spec)
+        out = _with_sink(q, k, v, mask, spec)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
     return out.permute(2, 0, 1, 3).flatten(1, 2)
@@ -61,18 +64,23 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attentio
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _add_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """A sink is a zero key with a zero value whose additive mask is the sink's logit."""
+def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """A sink is one more key, whose value is zero and whose score is the sink's logit: one more
+    dimension has this logit in every query, and 1 in that key alone. So all heads share a mask."""
     assert spec.sinks is not None
-    kv_heads, groups, tokens, _ = q.shape
-    bias = q.new_zeros(tokens, k.shape[2])
-    if mask is not None:
-        bias = bias.masked_fill(~mask, float("-inf"))
-    sink = spec.sinks.to(q.dtype).view(kv_heads, groups, 1, 1).expand(-1, -1, tokens, 1)
-    bias = torch.cat([bias.expand(kv_heads, groups, -1, -1), sink], dim=-1)
-    return F.scaled_dot_product_attention(
-        q, F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), attn_mask=bias, scale=spec.scale
+    kv_heads, groups, tokens, size = q.shape
+    logits = (spec.sinks / spec.scale).to(q.dtype).view(kv_heads, groups, 1, 1)
+    q = torch.cat([q, F.pad(logits.expand(-1, -1, tokens, -1), (0, SINK_WIDTH - 1))], dim=-1)
+    sink = F.pad(k.new_ones(1), (size, SINK_WIDTH - 1)).expand(kv_heads, groups, 1, -1)
+    k = torch.cat([F.pad(k, (0, SINK_WIDTH)), sink], dim=-2)
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        F.pad(v, (0, k.shape[-1] - v.shape[-1], 0, 1)),
+        attn_mask=None if mask is None else F.pad(mask, (0, 1), value=True),
+        scale=spec.scale,
     )
+    return out[..., : v.shape[-1]]
 
 
 def causal_mask(start: int, tokens: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -86,12 +94,14 @@ def causal_mask(start: int, tokens: int, window: int | None, device: torch.devic
 
 
 class CausalAttend:
-    """One document from its first token, no cache: training's and the tests' view of the target."""
-
-    def __init__(self) -> None:
-        self._masks: dict[int | None, Tensor | None] = {}
+    """One document from its first token, no cache: training's and the tests' view of the target. A
+    block of rows at a time attends to the keys that its rows see, so memory is linear in length."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        if spec.window not in self._masks:
-            self._masks[spec.window] = causal_mask(0, len(q), spec.window, q.device)
-        return attention(q, k, v, self._masks[spec.window], spec)
+        outputs = list[Tensor]()
+        for start, rows in zip(range(0, len(q), QUERY_BLOCK), q.split(QUERY_BLOCK), strict=True):
+            first = 0 if spec.window is None else max(0, start + 1 - spec.window)
+            seen = slice(first, start + len(rows))
+            mask = causal_mask(start - first, len(rows), spec.window, q.device)
+            outputs.append(attention(rows, k[seen], v[seen], mask, spec))
+        return torch.cat(outputs)

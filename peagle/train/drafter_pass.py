@@ -17,9 +17,8 @@ from peagle.methods.registry import method_of
 from peagle.model.attention import Attend
 from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
+from peagle.train.attention import BlockAttend, FlexAttend, block_mask, visible
 from peagle.train.batches import PackedDocuments
-from peagle.train.block_attention import BlockAttend
-from peagle.train.mask import FlexAttend, block_mask, visible
 
 
 def run_drafter(

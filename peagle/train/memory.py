@@ -12,13 +12,12 @@ from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.train.batches import PackedDocuments
-from peagle.train.block_attention import mask_entries
 from peagle.train.drafter_pass import run_drafter
 from peagle.train.partition import Segment, partition
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again
-MASK_BYTES = 4  # an entry of a mask on the CPU: float32, or as bool and as bf16, and gaps
+MASK_BYTES = 4  # an entry of a dense mask: as bool and as bf16, and gaps
 MAX_SEGMENTS = 64  # segments
 
 
@@ -61,18 +60,11 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
-def pass_bytes(
-    cost: PassCost, elements: Elements, documents: Tensor, *, dense: bool
-) -> tuple[float, float]:
-    """Memory of a pass over some elements: (activations, mask). `dense` on the CPU, where a mask is
-    a table: of all pairs, or in a parallel method of each block of elements and its keys."""
-    rows = len(elements.anchor)
-    activations = cost.fixed + cost.element * rows
-    if not dense:
-        return activations, 0.0
-    if not cost.parallel:
-        return activations, MASK_BYTES * rows**2
-    return activations, MASK_BYTES * mask_entries(elements, documents)
+def pass_bytes(cost: PassCost, rows: int, *, dense: bool) -> tuple[float, float]:
+    """Memory of a pass over some elements: (activations, mask). `dense` on the CPU, where a method
+    that is not parallel has a table of all pairs."""
+    mask = MASK_BYTES * rows**2 if dense and not cost.parallel else 0.0
+    return cost.fixed + cost.element * rows, mask
 
 
 def choose_segments(
@@ -91,5 +83,5 @@ def largest_pass(
     """`pass_bytes` of the largest segment."""
     every = torch.ones_like(elements.anchor, dtype=torch.bool)
     parts = partition(Segment(elements, every), documents, segments)
-    needs = [pass_bytes(cost, part.elements, documents, dense=dense) for part in parts]
+    needs = [pass_bytes(cost, len(part.trained), dense=dense) for part in parts]
     return max(needs, key=sum)

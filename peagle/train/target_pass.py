@@ -44,7 +44,6 @@ class DocumentsAttend:
             return_inverse=True, return_counts=True
         )
         self.lengths = counts.tolist()
-        self.parts = [(length, CausalAttend()) for length in self.lengths]
         # Where each row is in a table of documents, all as long as the longest.
         self.cells = number * max(self.lengths) + sequence.positions
 
@@ -53,8 +52,8 @@ class DocumentsAttend:
             return self.together(q, k, v, spec.scale)
         split = (x[: len(self.cells)].split(self.lengths) for x in (q, k, v))
         outputs = []
-        for (length, attend), *part in zip(self.parts, *split, strict=True):
-            outputs.append(attend(layer, *map(pad_rows, part), spec)[:length])
+        for length, *part in zip(self.lengths, *split, strict=True):
+            outputs.append(CausalAttend()(layer, *map(pad_rows, part), spec)[:length])
         return pad_rows(torch.cat(outputs))
 
     def together(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 from peagle.methods.base import Elements
 from peagle.methods.p_eagle import _padded
 from peagle.model.attention import AttentionSpec, attention
-from peagle.train.block_attention import BlockAttend
-from peagle.train.mask import visible
+from peagle.train.attention import BlockAttend, visible
+from peagle.train.cod import sample_elements
 from peagle.train.partition import Segment, partition
 
 SPEC = AttentionSpec(16**-0.5)
@@ -82,3 +82,16 @@ def test_gradients_have_the_type_of_what_was_given() -> None:
     assert found.dtype == torch.bfloat16
     found.sum().backward()
     assert q.grad is not None and q.grad.dtype == torch.float32
+
+
+def test_masks_and_keys_are_linear_in_elements() -> None:
+    """With long documents, too; a block of two documents has a mask of the first one's keys."""
+
+    def kept(tokens: int) -> int:
+        documents = (torch.arange(tokens) > tokens // 3).long()
+        supervised = torch.ones(tokens, dtype=torch.bool)
+        elements = sample_elements(supervised, documents, 4, 0.5, torch.Generator().manual_seed(0))
+        blocks = BlockAttend(elements, documents, torch.float32).blocks
+        return sum(block.mask.numel() + block.near.numel() for block in blocks)
+
+    assert kept(4000) < 2.5 * kept(2000)

@@ -15,10 +15,10 @@ from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train import drafter_pass
+from peagle.train.attention import FlexAttend, block_mask
 from peagle.train.batches import PackedDocuments
 from peagle.train.cod import sample_elements
 from peagle.train.drafter_pass import compile_layers
-from peagle.train.mask import FlexAttend, block_mask
 from peagle.train.partition import one_pass
 from peagle.train.sharding import whole_copy
 from peagle.train.target_pass import run_target

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from peagle.methods.base import Elements
 from peagle.methods.eagle3 import StepwiseAttend
 from peagle.model.attention import AttentionSpec, attention
-from peagle.train.mask import FlexAttend, block_mask, visible
+from peagle.train.attention import FlexAttend, block_mask, visible
 
 BLOCK = 128  # elements of a block of torch's BlockMask
 

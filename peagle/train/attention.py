@@ -1,39 +1,94 @@
-"""Attention over training elements on the CPU, without the scores of elements that never meet.
+"""Attention over training elements: (a, d) attends to depth 0 up to its anchor, and to its own
+chain.
 
 Shapes: E elements, M key/value heads, G query heads for each, H head size; in a block R elements
 and C keys.
 
-By the mask of `train/mask.py` an element sees its document's depth-0 elements up to its anchor, and
-its own chain. So elements are taken in the order of their anchors, a block at a time. A block needs
-the keys of depth 0 up to its last anchor, and the deeper elements of its own anchors. Example:
+Example of the mask: elements (0,0) (1,0) (2,0) (0,1) (1,1) (0,2). (1,1) sees (0,0), (1,0) and
+itself; (0,2) sees (0,0), (0,1) and itself: exactly what the slot sees when drafting, where depths
+are placeholders after one verified prefix.
+
+On CUDA FlexAttention runs by that mask. On a CPU elements are taken in the order of their anchors,
+a block at a time, so that no scores are computed of elements that never meet. A block needs the
+keys of depth 0 up to its last anchor, and the deeper elements of its own anchors. Example:
 elements (0,0) (1,0) (2,0) (3,0) (1,1) (3,1) in blocks of three. The first runs (0,0) (1,0) (1,1)
 and reads just these; the second runs (2,0) (3,0) (3,1) and reads these, (0,0) and (1,0). A block's
-scores stay in the processor's cache, and are computed again in backward.
+scores stay in the processor's cache, and are computed again in backward. All its elements see the
+keys of earlier anchors, so a mask is kept for the others only: memory is linear in elements.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
-from peagle.model.padding import missing_rows, pad_rows
-from peagle.train.mask import sees
+from peagle.model.padding import pad_rows
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
+
+
+def visible(elements: Elements, documents: Tensor) -> Tensor:
+    """Dense mask (E, E) bool; `documents` (N,) is the document of each token."""
+    each = torch.arange(len(elements.anchor), device=elements.anchor.device)
+    return sees(elements, documents[elements.anchor], each[:, None], each)
+
+
+def sees(elements: Elements, owner: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """True where elements q see elements k, indices that are broadcast; `owner` (E,) is each
+    element's document."""
+    anchor, depth = elements
+    context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
+    return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
+
+
+def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
+    """The same mask for FlexAttention (CUDA), in blocks; compiled there, so that no table of all
+    pairs is made."""
+    owner = documents[elements.anchor]
+    count = len(elements.anchor)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return sees(elements, owner, q, k)
+
+    device = elements.anchor.device
+    on_gpu = device.type == "cuda"
+    return create_block_mask(mask_mod, None, None, count, count, device, _compile=on_gpu)
+
+
+class FlexAttend:
+    """Attend under a BlockMask with compiled FlexAttention (CUDA)."""
+
+    def __init__(self, mask: BlockMask, kernel: Callable[..., Tensor] = flex_attention) -> None:
+        self.mask = mask
+        self.kernel = kernel
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        # Under autocast norms return float32, and the kernel needs one dtype.
+        q, k, v = (x.to(v.dtype).transpose(0, 1)[None] for x in (q, k, v))
+        out = self.kernel(q, k, v, block_mask=self.mask, scale=spec.scale, enable_gqa=True)
+        return out[0].transpose(0, 1)
 
 
 class Block(NamedTuple):
     """Elements of neighbouring anchors, and the keys that they see."""
 
     rows: Tensor  # (R,)
-    keys: Tensor  # (C,), filled up to a whole number of tiles with masked ones
-    mask: Tensor  # (R, C) added to scores: 0, or −inf where a key is unseen
+    context: tuple[int, int]  # first depth-0 element that is seen, and the one after the last
+    near: Tensor  # deeper elements that are seen
+    shared: int  # keys at the begin that all rows see
+    mask: Tensor  # (R, …) added to the scores of the keys after these: 0, or −inf for unseen ones
+
+    @property
+    def keys(self) -> Tensor:
+        """(C,), filled up to a whole number of tiles."""
+        context = torch.arange(*self.context, device=self.near.device)
+        return pad_rows(torch.cat([context, self.near]))
 
 
 class BlockAttend:
@@ -53,19 +108,10 @@ class BlockAttend:
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def mask_entries(elements: Elements, documents: Tensor) -> int:
-    """Upper bound of the entries that the masks of all blocks have together."""
-    _, ranges = _ranges(elements, documents)
-    first, last, begin, end = ranges.unbind(-1)
-    keys = last - first + end - begin
-    return sum(ROWS * (count + missing_rows(count)) for count in keys.tolist())
-
-
-def _ranges(elements: Elements, documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Elements in the order of anchor, then depth, (E,); and what each of B blocks reads, (B, 4):
-    beginning and end among the depth-0 elements, and in that order, of its anchors' elements."""
+def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterator[Block]:
     anchor, depth = elements
-    order = anchor.argsort(stable=True)
+    owner = documents[anchor]
+    order = anchor.argsort(stable=True)  # by anchor, then depth
     ordered = anchor[order]
     context = anchor[depth == 0]
     first = ordered[::ROWS].contiguous()
@@ -76,20 +122,17 @@ def _ranges(elements: Elements, documents: Tensor) -> tuple[Tensor, Tensor]:
         torch.searchsorted(ordered, first),
         torch.searchsorted(ordered, last, right=True),
     ]
-    return order, torch.stack(ranges, dim=-1)
-
-
-def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterator[Block]:
-    owner = documents[elements.anchor]
-    order, ranges = _ranges(elements, documents)
-    for rows, (first, last, begin, end) in zip(order.split(ROWS), ranges.tolist(), strict=True):
-        context = torch.arange(first, last, device=order.device)
+    each = torch.stack(ranges, dim=-1).tolist()
+    for rows, (start, stop, begin, end) in zip(order.split(ROWS), each, strict=True):
         near = order[begin:end]
-        keys = torch.cat([context, near[elements.depth[near] > 0]])
+        near = near[depth[near] > 0]
+        keys = torch.cat([torch.arange(start, stop, device=order.device), near])
         seen = sees(elements, owner, rows[:, None], keys)
-        unseen = F.pad(~seen, (0, missing_rows(len(keys))), value=True)
+        shared = int(seen.all(0).cumprod(0).sum())
+        unseen = ~seen[:, shared:]
         mask = torch.zeros(unseen.shape, dtype=dtype, device=order.device)
-        yield Block(rows, pad_rows(keys), mask.masked_fill_(unseen, float("-inf")))
+        mask.masked_fill_(unseen, float("-inf"))
+        yield Block(rows, (start, stop), near, shared, mask)
 
 
 class _Attention(torch.autograd.Function):
@@ -101,8 +144,9 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         out = torch.empty_like(q)
         with torch.autocast(q.device.type, enabled=False), _exact_products(q.dtype):
-            for rows, keys, mask in blocks:
-                weights = _weights(_rows_of(q, rows), k[:, keys], mask, scale)
+            for block in blocks:
+                rows, keys = block.rows, block.keys
+                weights = _weights(_rows_of(q, rows), k[:, keys], block, scale)
                 out[:, :, rows] = _by_group(weights.to(v.dtype) @ v[:, keys], rows)
         ctx.save_for_backward(q, k, v)
         ctx.blocks = blocks
@@ -116,10 +160,11 @@ class _Attention(torch.autograd.Function):
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
         with _exact_products(q.dtype):
-            for rows, keys, mask in ctx.blocks:
+            for block in ctx.blocks:
+                rows, keys = block.rows, block.keys
                 queries, grads = (_rows_of(x, rows) for x in (q, grad))
                 read = k[:, keys]
-                weights = _weights(queries, read, mask, ctx.scale)
+                weights = _weights(queries, read, block, ctx.scale)
                 grad_weights = _product(grads, v[:, keys].mT)
                 grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
                 grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
@@ -129,10 +174,13 @@ class _Attention(torch.autograd.Function):
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
 
 
-def _weights(queries: Tensor, read: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _weights(queries: Tensor, read: Tensor, block: Block, scale: float) -> Tensor:
     """Attention weights (M, G·R, C) of queries (M, G·R, H) over keys (M, C, H)."""
-    scores = _by_group(_product(queries, read.mT), mask)
-    return scores.mul_(scale).add_(mask).softmax(-1).flatten(1, 2)
+    scores = _by_group(_product(queries, read.mT), block.rows).mul_(scale)
+    masked, fillers = scores[..., block.shared :].tensor_split([block.mask.shape[1]], dim=-1)
+    masked.add_(block.mask)
+    fillers.fill_(float("-inf"))
+    return scores.softmax(-1).flatten(1, 2)
 
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
