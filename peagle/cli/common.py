@@ -163,16 +163,26 @@ def make_engine(llm: "LLM") -> None:
 
 
 def open_target(
-    name: str, chat_template: str | None, *, dtype: str = "auto", device: str = "cpu"
+    name: str,
+    chat_template: str | None,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    unrun: int | None = None,
 ) -> "Target":
-    """Load a target without an engine, with the chat template that is used."""
+    """Load a target without an engine, with the chat template that is used; of one that is not run
+    only embedding, last norm, output head and the last `unrun` layers, see `load_partial`."""
     from transformers.utils import logging
 
     from peagle.model.loader import load_target
+    from peagle.model.partial import load_partial
     from peagle.model.template import use_template
 
     logging.disable_progress_bar()
-    target = load_target(name, dtype=dtype, device=device)
+    if unrun is not None:
+        target = load_partial(name, layers=unrun, device=device)
+    else:
+        target = load_target(name, dtype=dtype, device=device)
     assert target.tokenizer is not None
     use_template(target.tokenizer, chat_template)
     return target

@@ -181,7 +181,7 @@ def export(
         why = "its config does not name the target it was trained for"
         raise InputError(why, field="head", value=Path(head), fix="name it with `target`")
     check_folder(output)
-    drafter = load_drafter(head, open_target(name, chat_template), force=force)
+    drafter = load_drafter(head, open_target(name, chat_template, unrun=1), force=force)
     with writing(output):
         save_drafter(drafter, output, to, dtype=None)
         write_card(output)

@@ -61,7 +61,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the memory of training by part; only the target's configuration is downloaded."""
-    from peagle.tools.plan import GIB, measured_rate, outline
+    from peagle.model.partial import outline
+    from peagle.tools.plan import GIB, measured_rate
     from peagle.tools.plan import plan as make_plan
 
     gpus = training.gpus

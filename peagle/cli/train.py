@@ -34,6 +34,7 @@ from peagle.errors import InputError
 from peagle.files import check_folder
 from peagle.heads.load import load_drafter
 from peagle.heads.save import with_provenance
+from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
@@ -46,7 +47,7 @@ from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import States, Trainer
 from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
-from peagle.train.warm_start import new_drafter, with_correction, with_norms
+from peagle.train.warm_start import SAMPLE, new_drafter, with_correction, with_norms
 
 app = App()
 SYNTH_TOKENS = 256  # maximum tokens of a written answer
@@ -133,10 +134,16 @@ def train(
     device = resolve_device(device)
     if device == "cuda":  # one for each process, where torchrun started several
         device = resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    model = open_target(target, chat_template, device="cpu" if training.shard else device)
+    if captured is not None and measured_on is None:
+        unrun = head.layers or METHODS[head.method].layers
+        model = open_target(target, chat_template, device=device, unrun=unrun)
+    else:
+        model = open_target(target, chat_template, device="cpu" if training.shard else device)
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length, strict)
-    drafter = _drafter(start, model, head, examples, training.seed)
+    if captured is not None:
+        captured.check(model, head.feature_layers)
+    drafter = _drafter(start, model, head, examples, training.seed, captured)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
     examples, states, walk = _split(examples, captured, model, measured_on, strict)
@@ -230,7 +237,12 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
 
 
 def _drafter(
-    start: Start, target: Target, spec: HeadSpec, examples: list[Example], seed: int
+    start: Start,
+    target: Target,
+    spec: HeadSpec,
+    examples: list[Example],
+    seed: int,
+    captured: Captures | None,
 ) -> Drafter:
     """The head to train: a new one, or a saved one as one that is trained for this target; with a
     correction where that is trained."""
@@ -238,12 +250,16 @@ def _drafter(
         head = load_drafter(start.init_from, target).float()
         return with_correction(head, frozen=True)
     answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
+    features = None
+    if captured is not None:
+        longest = max(range(len(examples[:SAMPLE])), key=lambda number: len(examples[number].ids))
+        features = partial(captured.output, [longest], target)
     if start.init_from:
         drafter = _adopt(load_drafter(start.init_from, target, force=True), target, spec)
-        drafter = with_norms(drafter, target, answers, spec)
+        drafter = with_norms(drafter, target, answers, spec, features)
     else:
         torch.manual_seed(seed)
-        drafter = new_drafter(target, answers, spec)
+        drafter = new_drafter(target, answers, spec, features)
     return with_correction(drafter, frozen=False) if start.correction else drafter
 
 

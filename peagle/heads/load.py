@@ -21,7 +21,6 @@ from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
 from peagle.model.base_target import BaseTarget
 from peagle.model.config import DrafterConfig
-from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 
@@ -62,7 +61,7 @@ def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -
     drafter = drafter.to(target.device, target.dtype).eval()
     drafter.share_embedding(target.embedding)
     if ids := nested_ids(files):
-        model = load_target(target.name) if isinstance(target, DescribedTarget) else target
+        model = target if target.runs else load_target(target.name)
         layers, found = try_both(drafter, cast("Target", model), ids)
         drafter.config = replace(config, feature_layers=layers)
         log.warning("head %s: layers %s: %s", name, list(layers), found)

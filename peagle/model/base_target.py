@@ -34,6 +34,7 @@ class BaseTarget:
     window: int  # newest positions that a row sees, in any layer
     end_ids: list[int]  # token ids that end an answer, by the generation config
     quantize: str | None = None  # int8 or int4, of the layers' weights
+    runs: bool = False  # whether it is a `Target` with a `forward` of its own
 
     @property
     def embedding(self) -> Tensor:

@@ -4,7 +4,7 @@ Nothing here imports transformers' modelling code, which takes seconds.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,25 +129,30 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read_weights(folder: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The weights of a folder, mapped to memory; in `dtype`, or as they are. Raises InputError for
-    files that are missing, damaged or lead out of the folder."""
+def read_weights(
+    folder: Path, dtype: torch.dtype | None, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, Tensor]:
+    """The weights of a folder whose names are `wanted`, mapped to memory; in `dtype`, or as they
+    are. Raises InputError for files that are missing, damaged or lead out of the folder."""
     tensors = dict[str, Tensor]()
-    for file in _files(folder):
+    for file in weight_files(folder, wanted):
         try:
             with safe_open(file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                names = filter(wanted, opened.keys())
+                tensors |= {name: opened.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file}: {first_line(error)}", fix="download it again") from error
     return tensors if dtype is None else {name: t.to(dtype) for name, t in tensors.items()}
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    """The files of weights whose names are `wanted`. Raises InputError for a damaged index."""
     index = folder / INDEX
     if not index.is_file():
         return [folder / WEIGHTS]
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        files = json.loads(index.read_text())["weight_map"].items()
+        names = {file for name, file in files if wanted(name)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: no weight_map", fix="download it again") from error
     if outside := [name for name in names if Path(name).name != name]:

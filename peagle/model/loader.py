@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from os.path import expanduser
 from pathlib import Path
@@ -77,7 +77,7 @@ def described_target(
     not say all. `quantize`: int8 or int4 weights, whose products need a multiple of `group` inputs.
     Raises InputError for damaged weights."""
     path, revision = locate(name)
-    folder = Path(path) if Path(path).is_dir() else _snapshot(path, revision)
+    folder = snapshot(path, revision)
     found = folder and read_description(folder)
     if not folder or not found:
         return None
@@ -93,12 +93,17 @@ def described_target(
         return DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize)
 
 
-def _snapshot(hub_id: str, revision: str | None) -> Path | None:
-    """The folder of a hub repository, downloaded; None where transformers names what is wrong."""
-    wanted = ["*.json", "*.jinja", "*.txt", "model*.safetensors", "tokenizer.model"]
+def snapshot(
+    path: str, revision: str | None, weights: Sequence[str] = ("model*.safetensors",)
+) -> Path | None:
+    """The folder of a model: one of this machine, or of a hub repository, downloaded with these
+    files of `weights`; None where transformers names what is wrong."""
+    if Path(path).is_dir():
+        return Path(path)
+    wanted = ["*.json", "*.jinja", "*.txt", "tokenizer.model", *weights]
     try:
         with quiet_hub():
-            return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted))
+            return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError, HfHubHTTPError):
         return None
 

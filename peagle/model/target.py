@@ -65,6 +65,8 @@ class _Passthrough(nn.Module):
 class Target(BaseTarget):
     """A model of transformers. Inference only: no gradient ever flows into it."""
 
+    runs = True
+
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str
     ) -> None:
@@ -99,6 +101,10 @@ class Target(BaseTarget):
     def layer_weights(self, layer: int) -> Mapping[str, Tensor]:
         """See `BaseTarget.layer_weights`."""
         return dict(self.layers[layer].named_parameters())
+
+    def layer_state(self, layer: int) -> Mapping[str, Tensor]:
+        """`layer_weights`, and those that are packed, as they were before."""
+        return self.layers[layer].state_dict()
 
     def copy(self) -> "Target":
         """A target of the same weights, whose modules can be replaced without changing this one."""

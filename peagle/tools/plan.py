@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from peagle.errors import InputError, first_line
+from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
-from peagle.model.loader import UNREADABLE, locate
 from peagle.model.target import Target
 from peagle.train.cod import Elements, sample_elements
 from peagle.train.config import TrainConfig
@@ -42,18 +40,6 @@ class Plan(NamedTuple):
     @property
     def total(self) -> int:
         return sum(self.memory.values())
-
-
-def outline(name: str) -> Target:
-    """Build the target without its weights. Raises InputError as `load_target` does."""
-    path, revision = locate(name)
-    try:
-        config = AutoConfig.from_pretrained(path, revision=revision)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
-    except UNREADABLE as error:
-        raise InputError(first_line(error), field="target", value=name) from error
-    return Target(model.eval(), None, name)
 
 
 def plan(  # noqa: PLR0913 (what decides)

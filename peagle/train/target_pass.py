@@ -52,8 +52,10 @@ class DocumentsAttend:
             return self.together(q, k, v, spec.scale)
         split = (x[: len(self.cells)].split(self.lengths) for x in (q, k, v))
         outputs = []
-        for length, *part in zip(self.lengths, *split, strict=True):
-            outputs.append(CausalAttend()(layer, *map(pad_rows, part), spec)[:length])
+        attend = CausalAttend()
+        for length, q_part, k_part, v_part in zip(self.lengths, *split, strict=True):
+            padded = (pad_rows(part) for part in (q_part, k_part, v_part))
+            outputs.append(attend(layer, *padded, spec)[:length])
         return pad_rows(torch.cat(outputs))
 
     def together(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -1,6 +1,6 @@
 """A new drafter to train, with the target's weights where shapes allow."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from peagle.data.captured import target_hashes
 from peagle.heads.load import rebuilt
 from peagle.methods.registry import METHODS
+from peagle.model.base_target import TargetOutput
 from peagle.model.config import Provenance
 from peagle.model.correction import CorrectionConfig
 from peagle.model.drafter import Drafter
@@ -19,10 +20,15 @@ from peagle.train.target_pass import run_document
 from peagle.train.vocab import draft_offsets, frequent_tokens, pick_mask_token
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
+Captured = Callable[[], TargetOutput]  # returns what was captured of a document
 
 
 def with_norms(
-    drafter: Drafter, target: Target, answers: Iterable[list[int]], spec: HeadSpec
+    drafter: Drafter,
+    target: Target,
+    answers: Iterable[list[int]],
+    spec: HeadSpec,
+    captured: Captured | None = None,
 ) -> Drafter:
     """The same head with the norms that `spec` asks for, to be trained on with them."""
     known = drafter.config
@@ -30,11 +36,16 @@ def with_norms(
     changes: dict[str, Any] = {name: on for name, on in wanted.items() if on is not None}
     made = rebuilt(drafter, replace(known, **changes))
     if made.fc_norm is not None and not known.fc_norm:
-        _scale_features(made, target, list(answers))
+        _scale_features(made, target, list(answers), captured)
     return made
 
 
-def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) -> Drafter:
+def new_drafter(
+    target: Target,
+    answers: Iterable[list[int]],
+    spec: HeadSpec,
+    captured: Captured | None = None,
+) -> Drafter:
     """A float32 drafter for `target`: its draft vocabulary is the answers' most frequent tokens.
 
     Copies the embedding, final norm, `lm_head` rows and the target's last `layers` layers; layer 0
@@ -57,7 +68,7 @@ def new_drafter(target: Target, answers: Iterable[list[int]], spec: HeadSpec) ->
     drafter.share_embedding(target.embedding)
     _copy_embedding(drafter, target, ids)
     if config.fc_norm:
-        _scale_features(drafter, target, answers)
+        _scale_features(drafter, target, answers, captured)
     if spec.warm_start:
         _copy_layers(drafter, target, ids)
     return drafter
@@ -78,12 +89,17 @@ def with_correction(drafter: Drafter, *, frozen: bool) -> Drafter:
 
 
 @torch.no_grad()
-def _scale_features(drafter: Drafter, target: Target, answers: list[list[int]]) -> None:
+def _scale_features(
+    drafter: Drafter, target: Target, answers: list[list[int]], captured: Captured | None
+) -> None:
     """Let each feature's norm keep the size that the feature usually has, so that what follows it
     may start from weights made for features as they are."""
     assert drafter.fc_norm is not None
     layers = drafter.config.feature_layers
-    features = run_document(target, max(answers[:SAMPLE], key=len), layers).features
+    if captured is not None:
+        features = captured().features
+    else:
+        features = run_document(target, max(answers[:SAMPLE], key=len), layers).features
     for norm, feature in zip(drafter.fc_norm, features.chunk(len(layers), -1), strict=True):
         sizes = feature.float().square().mean(-1).sqrt()
         nn.init.constant_(norm.get_parameter("weight"), float(sizes.median()))
@@ -112,8 +128,9 @@ def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
     norm = getattr(target.decoder, "norm", None)  # GPT-2's has another name, and a bias
     _copy(drafter.norm.weight, getattr(norm, "weight", None))
     _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
-    for mine, theirs in zip(drafter.layers, target.layers[-len(drafter.layers) :], strict=False):
-        source = theirs.state_dict()  # of packed layers, too
+    last = range(target.num_layers)[-len(drafter.layers) :]
+    for mine, number in zip(drafter.layers, last, strict=False):
+        source = target.layer_state(number)
         for name, parameter in mine.named_parameters():
             if name.startswith("self_attn.") and parameter.shape[1:] == (2 * hidden,):
                 parameter[:, :hidden] *= 0.1  # the embedding half starts small

@@ -18,7 +18,8 @@ from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS, UNKNOWN_DEPTHS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.layer_config import LayerConfig
-from peagle.model.loader import UNREADABLE, load_target, locate
+from peagle.model.loader import UNREADABLE, locate
+from peagle.model.partial import load_partial
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
 from peagle.vllm.flags import V1_RUNNER
@@ -194,7 +195,7 @@ def as_vllm_reads_it(
     made_of = repr((str(head.folder.resolve()), files, locate(target), template, force))
     folder = cache_dir() / "exported" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        model = load_target(target, device="cpu")  # the GPU is vLLM's
+        model = load_partial(target)
         assert model.tokenizer is not None
         use_template(model.tokenizer, template)
         drafter = load_drafter(head.folder, model, force=force)

@@ -1,5 +1,6 @@
 """`peagle data capture`, and `peagle train` on what it made."""
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,14 @@ from typing import Any
 
 import pytest
 from runner import SMALL, invoke, metrics, save_target, write_lines
+from tiny import METHODS
 from typer.testing import CliRunner
 
 from peagle.cli.common import screen
 from peagle.cli.main import app
 from peagle.data.captured import Captured
+from peagle.model.describe import INDEX
+from peagle.model.loader import load_target
 from peagle.model.target import Target, TargetOutput
 from peagle.train.capture import in_process
 from peagle.vllm.process import VllmFailed
@@ -61,6 +65,32 @@ def test_a_capture_can_be_trained_on(
     command = ("train", target, "--data", folder, "--output", tmp_path / "stored", *SMALL)
     invoke(*command, "--steps", 5, "--resume")
     assert len(metrics(tmp_path / "stored")) == 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_of_the_target_are_not_run(
+    target: Path, folder: Path, heads: dict[str, Path], tmp_path: Path, refused, method: str
+) -> None:
+    """Of the files of a large target only those are read that training or an export needs; norms of
+    features take their size from the capture."""
+    copy = tmp_path / "target"
+    shutil.copytree(target, copy)
+    load_target(str(target)).model.save_pretrained(copy, max_shard_size="20kB")
+    (copy / "model.safetensors").unlink(missing_ok=True)
+    places = json.loads((copy / INDEX).read_text())["weight_map"]
+    needed = {file for name, file in places.items() if ".layers.1." not in name}
+    for file in set(places.values()) - needed:
+        (copy / file).unlink()
+    train = ("train", copy, "--data", folder, *STEPS, "--method", method)
+    invoke(*train, "--output", tmp_path / "run")
+    assert len(metrics(tmp_path / "run")) == 3
+    export = ("export", heads[method], tmp_path / "exported", "--to", "vllm", "--target", copy)
+    invoke(*export)
+    (copy / places["lm_head.weight"]).unlink()
+    refused(*train, "--output", tmp_path / "other", field="target")
+    shutil.rmtree(tmp_path / "exported")
+    refused(*export, field="target")
+    assert not (tmp_path / "other").exists() and not (tmp_path / "exported").exists()
 
 
 def test_init_from_a_head(

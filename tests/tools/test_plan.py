@@ -7,8 +7,9 @@ import torch
 from refusals import refused
 from tiny import METHODS, make_target
 
+from peagle.model.partial import outline
 from peagle.tools import plan as plans
-from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, measured_rate, outline, plan
+from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, measured_rate, plan
 from peagle.train.spec import HeadSpec
 from peagle.train.state import append_line
 from peagle.train.warm_start import new_drafter
@@ -49,7 +50,7 @@ def test_parts(folder: Path, method: str) -> None:
     )
     assert made.memory["target states"] == 200 * 4 * 32 * 4, "three features and the last state"
     assert made.captured == 10_000 * 4 * 32 * 4
-    assert all(size > 0 for size in made.memory.values())
+    assert (made.memory["attention mask"] > 0) == (method == "eagle3"), "others have parts of one"
     comes = ("target states", "loss", "activations", "attention mask")
     assert made.memory["allocator"] == int(
         ALLOCATOR_GAPS * sum(made.memory[part] for part in comes)
@@ -68,8 +69,7 @@ def test_less_room_means_more_segments(folder: Path) -> None:
 def test_prompts_are_not_trained_on(folder: Path) -> None:
     """They have no deeper elements, but features of their own."""
     whole, half = make(folder), make(folder, answered=0.5)
-    for part in ("activations", "attention mask"):
-        assert half.memory[part] < 0.9 * whole.memory[part]
+    assert half.memory["activations"] < 0.9 * whole.memory["activations"]
     assert half.memory["loss"] < whole.memory["loss"], "but for a chunk of logits"
     assert half.memory["target states"] == whole.memory["target states"]
     assert half.captured == 2 * whole.captured

@@ -1,0 +1,121 @@
+"""Targets without their layers: for plans, and for what reads embedding, last norm and output head
+only, such as an export and training from captured features.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from peagle.model.describe import read_weights, weight_files
+from peagle.model.loader import (
+    load_target,
+    locate,
+    read_tokenizer,
+    reading,
+    resolve_device,
+    snapshot,
+)
+from peagle.model.target import Target
+
+UNCHANGED = (None, "mxfp4")  # quantisations that leave all weights but those of experts as they are
+
+
+def outline(name: str) -> Target:
+    """Build the target without its weights. Raises InputError as `load_target` does."""
+    path, revision = locate(name)
+    with reading(name):
+        config = AutoConfig.from_pretrained(path, revision=revision)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
+        if config.get_text_config()._experts_implementation != "eager":
+            model.set_experts_implementation("batched_mm")  # grouped_mm has no outline in float32
+    return Target(model.eval(), None, name)
+
+
+class PartialTarget(Target):
+    """The embedding, last norm and output head of a target. Its layers cannot run; weights of some
+    are mapped, and read when they are asked for."""
+
+    runs = False
+
+    def __init__(self, made: Target, weights: Mapping[str, Tensor], device: str) -> None:
+        """`made`: an outline, which becomes this target. `weights`: by their names in it."""
+        self.__dict__ |= made.__dict__
+        self._mapped = weights
+        self._prefix = _layers_prefix(made)
+        self.device = torch.device(device)
+        ends = {name: weights[name].to(device, made.dtype) for name in _ends(made)}
+        made.model.load_state_dict(ends, strict=False, assign=True)
+        made.model.tie_weights()
+        for module in [*made.model.modules()]:  # nothing without weights can be moved or sharded
+            module._buffers.clear()
+            for child_name, child in module.named_children():
+                if all(p.is_meta for p in child.parameters()):
+                    setattr(module, child_name, nn.Identity())
+        self.layers = nn.ModuleList()
+
+    def layer_weights(self, layer: int) -> Mapping[str, Tensor]:
+        """See `BaseTarget.layer_weights`."""
+        prefix = f"{self._prefix}{layer}."
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in self._mapped.items()
+            if name.startswith(prefix)
+        }
+
+    layer_state = layer_weights
+
+
+def load_partial(name: str, *, layers: int = 1, device: str = "cpu") -> Target:
+    """Load a `PartialTarget` with the weights of its last layers, from those of its files alone
+    that have them. Where these name or pack them as its model does not, load the whole target.
+
+    Raises InputError as `load_target` does.
+    """
+    path, revision = locate(name)
+    made = outline(name)
+    needed = _ends(made) | _norms(made)
+    last = tuple(f"{_layers_prefix(made)}{n}." for n in range(made.num_layers)[-layers:])
+
+    def wanted(each: str) -> bool:
+        return each in needed or each.startswith(last)
+
+    weights = dict[str, Tensor]()
+    if folder := snapshot(path, revision, ()):
+        with reading(name):
+            files = weight_files(folder, wanted)
+            folder = snapshot(path, revision, [file.name for file in files]) or folder
+            weights = read_weights(folder, None, wanted)
+    packing = getattr(made.config, "quantization_config", {}).get("quant_method")
+    alike = [each in weights and weights[each].shape == p.shape for each, p in needed.items()]
+    if not all(alike) or packing not in UNCHANGED:
+        return load_target(name, device=device)
+    found = PartialTarget(made, weights, resolve_device(device))
+    found.tokenizer = read_tokenizer(name, path, revision)
+    return found
+
+
+def _ends(target: Target) -> dict[str, Tensor]:
+    """Embedding, last norm and output head of an outline, by their names; tied ones once."""
+    model = target.model
+    norm = getattr(target.decoder, "norm", None)  # GPT-2's has another name, and no head has it
+    parts = [model.get_input_embeddings(), model.get_output_embeddings(), norm]
+    kept = {p for part in parts if part is not None for p in part.parameters()}
+    return {name: p for name, p in model.named_parameters() if p in kept}
+
+
+def _norms(target: Target) -> dict[str, Tensor]:
+    """The norms of the first and last layer, which a target is known by (`weights_hash`)."""
+    prefix = _layers_prefix(target)
+    return {
+        f"{prefix}{layer}.{name}": p
+        for layer in (0, target.num_layers - 1)
+        for name, p in target.layer_weights(layer).items()
+        if "norm" in name
+    }
+
+
+def _layers_prefix(target: Target) -> str:
+    return next(n for n, m in target.model.named_modules() if m is target.layers) + "."

@@ -1,0 +1,93 @@
+"""A target of which embedding, last norm and output head are read alone equals the whole one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES, build
+from refusals import refused
+from tiny import make_tokenizer
+
+from peagle.data.captured import target_hashes
+from peagle.model.loader import load_target
+from peagle.model.partial import PartialTarget, load_partial
+from peagle.train.target_pass import logits_of
+
+INDEX = "model.safetensors.index.json"
+
+
+def saved(folder: Path, family: str) -> str:
+    """A folder of files of 10 kB, as a large model has several."""
+    build(FAMILIES[family]()).save_pretrained(folder, max_shard_size="10kB")
+    make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_equals_the_whole_target(tmp_path: Path, family: str) -> None:
+    """What captured training reads: logits of some tokens, hashes, the last layers."""
+    name = saved(tmp_path, family)
+    part, whole = load_partial(name, layers=2), load_target(name)
+    assert isinstance(part, PartialTarget)
+    assert target_hashes(part) == target_hashes(whole) and part.dtype == whole.dtype
+    assert torch.equal(part.embedding, whole.embedding) and part.num_layers == whole.num_layers
+    ids, hidden = torch.tensor([5, 3, 66]), torch.randn(6, 32)
+    assert torch.equal(logits_of(part, ids)(hidden), logits_of(whole, ids)(hidden))
+    assert torch.equal(part.logits(hidden), whole.logits(hidden))
+    for layer in range(whole.num_layers)[-2:]:
+        found, state = part.layer_state(layer), whole.layer_state(layer)
+        for key in found.keys() & state.keys():
+            assert torch.equal(found[key], state[key]), key
+    assert part.tokenizer is not None
+
+
+def test_other_files_are_not_read(tmp_path: Path) -> None:
+    """A target of 120B need not be there for an export."""
+    name = saved(tmp_path, "llama")
+    needed = load_partial(name)
+    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    inner = {file for key, file in places.items() if ".1." in key or ".2." in key}
+    for file in inner - {
+        file for key, file in places.items() if not (".1." in key or ".2." in key)
+    }:
+        (tmp_path / file).unlink()
+    assert torch.equal(load_partial(name).embedding, needed.embedding)
+    with refused("target"):
+        load_target(name)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    name = saved(tmp_path, "llama")
+    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    (tmp_path / places["lm_head.weight"]).unlink()
+    with refused("target") as error:
+        load_partial(name)
+    assert places["lm_head.weight"] in str(error.value)
+    (tmp_path / INDEX).write_text("{}")
+    with refused("target"):
+        load_partial(name)
+
+
+@pytest.mark.parametrize("missing", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_tensors_that_are_not_there(tmp_path: Path, missing: str) -> None:
+    name = saved(tmp_path, "llama")
+    index = json.loads((tmp_path / INDEX).read_text())
+    del index["weight_map"][missing]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with refused("target") as error:
+        load_partial(name)
+    assert missing in str(error.value)
+
+
+def test_quantised_weights_need_the_whole_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of fp8 have the same names, but other values."""
+    name = saved(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
+    )
+    monkeypatch.setattr("peagle.model.partial.load_target", lambda name, device: (name, device))
+    assert load_partial(name) == (name, "cpu")
