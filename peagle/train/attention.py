@@ -31,6 +31,7 @@ from peagle.model.attention import AttentionSpec
 from peagle.model.padding import pad_rows
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
+SCORES = 1 << 22  # scores that exist at once, of as many heads as that allows, at least one
 
 
 def visible(elements: Elements, documents: Tensor) -> Tensor:
@@ -97,6 +98,7 @@ class BlockAttend:
 
     def __init__(self, elements: Elements, documents: Tensor, dtype: torch.dtype) -> None:
         self.blocks = list(_blocks(elements, documents, _precise(dtype)))
+        self.longest = max(len(block.keys) for block in self.blocks)
         self.dtype = dtype
 
     @torch.compiler.disable  # the number of blocks varies: each would have a graph
@@ -104,7 +106,9 @@ class BlockAttend:
         assert spec.window is None and spec.softcap is None and spec.sinks is None
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
         q, k, v = (x.to(self.dtype) for x in (q, k.transpose(0, 1), v.transpose(0, 1)))
-        out: Tensor = _Attention.apply(q, k, v, self.blocks, spec.scale)
+        heads = max(1, SCORES // (q.shape[1] * ROWS * self.longest))
+        parts = zip(*(x.split(heads) for x in (q, k, v)), strict=True)
+        out = torch.cat([_Attention.apply(*part, self.blocks, spec.scale) for part in parts])
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 

@@ -37,6 +37,11 @@ def test_equals_dense_attention(tokens: int, depths: int, seed: int) -> None:
     compare(*elements_of(tokens, depths, seed), torch.float64, rtol=1e-9, atol=1e-9)
 
 
+def test_few_heads_at_a_time_equal_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.train.attention.SCORES", 1)
+    compare(*elements_of(150, 8, 4), torch.float64, rtol=1e-9, atol=1e-9)
+
+
 def test_equals_dense_attention_in_bf16() -> None:
     compare(*elements_of(150, 8, 4), torch.bfloat16, rtol=0.05, atol=0.05)
 
