@@ -40,7 +40,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
 from peagle.train.spec import HeadSpec, drafter_config
-from peagle.train.vocab import draft_offsets
+from peagle.train.warm_start import draft_offsets
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
 GIVEN_K = 7  # K of the given acceptance lengths

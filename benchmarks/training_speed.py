@@ -31,7 +31,7 @@ from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
-from peagle.train.freed_memory import keep_freed_memory
+from peagle.train.processes import keep_freed_memory
 from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction

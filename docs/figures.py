@@ -19,8 +19,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from peagle.train.attention import visible
 from peagle.train.batches import PackedDocuments
-from peagle.train.cod import Elements, sample_elements
-from peagle.train.partition import one_pass, partition
+from peagle.train.elements import Elements, one_pass, partition, sample_elements
 
 FOLDER = Path(__file__).parent / "figures"
 PROMPT, TOKENS, DEPTHS, RATIO = 4, 12, 4, 0.7  # the sequence that is drawn

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from peagle.methods.registry import method_of
-from peagle.model.correction import CorrectionConfig
+from peagle.model.config import CorrectionConfig
 from peagle.model.drafter import Drafter
 
 

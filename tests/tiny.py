@@ -19,7 +19,7 @@ from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.layer_config import LayerConfig
 from peagle.model.target import Target
-from peagle.train.vocab import draft_offsets
+from peagle.train.warm_start import draft_offsets
 
 CORPUS = "the cat sat on the mat and then the other cat ran to the hat; what a day! "
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>"]

@@ -14,7 +14,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.layer_config import LayerConfig
 from peagle.model.target import Target
-from peagle.train.vocab import draft_offsets
+from peagle.train.warm_start import draft_offsets
 
 MASK_ID = 64
 HIDDEN = 32

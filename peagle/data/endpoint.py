@@ -18,7 +18,7 @@ from peagle.data.chat import Message, Style, to_messages
 from peagle.data.conversation import PendingRecord, Write, drop_oldest
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
-from peagle.model.thoughts import THINKING
+from peagle.model.template import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 MAX_PAUSE = 300.0  # seconds; a longer `retry-after` is cut

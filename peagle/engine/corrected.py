@@ -12,8 +12,7 @@ from torch import Tensor
 
 from peagle.backends.ranking import ranking
 from peagle.engine.tree import Candidate, Chance, Offer, Path, Ranked
-from peagle.model.correction import Candidates
-from peagle.model.drafter import Drafter
+from peagle.model.drafter import Candidates, Drafter
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from peagle.errors import InputError, InputWarning
 from peagle.methods.keys import default_k
 from peagle.model.attention import HeadShape
 from peagle.model.base_target import BaseTarget
-from peagle.model.device import free_memory
 from peagle.model.drafter import Drafter
+from peagle.model.tensors import free_memory
 
 # Prompt tokens of a round in which requests decode. On a CPU more of them take longer, but not less
 # time for each.

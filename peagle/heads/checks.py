@@ -20,7 +20,7 @@ from peagle.model.base_target import BaseTarget
 from peagle.model.config import default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.layer_config import LAYER_KEYS, OLD_ROPE
-from peagle.model.vocab import check_mask_token
+from peagle.model.tokenizer import check_mask_token
 from peagle.shown import model_name
 
 TABLE, ROW = "embed_tokens.weight", "mask_embedding"

@@ -33,8 +33,7 @@ from peagle.errors import InputError, first_line
 from peagle.heads.correction import CORRECTION, PREFIX
 from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS, SPECULATORS, mask_ids
 from peagle.methods.registry import METHODS
-from peagle.model.config import DrafterConfig, Provenance, default_feature_layers
-from peagle.model.correction import CorrectionConfig
+from peagle.model.config import CorrectionConfig, DrafterConfig, Provenance, default_feature_layers
 from peagle.model.int8 import SCALE, restore_int8
 from peagle.model.layer_config import LayerConfig
 from peagle.model.loader import quiet_hub

@@ -16,7 +16,7 @@ from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.attention import AttentionSpec, attention
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
-from peagle.model.padding import pad_rows
+from peagle.model.tensors import pad_rows
 
 
 class Eagle3:

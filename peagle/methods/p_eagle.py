@@ -16,7 +16,7 @@ from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, Ele
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.padding import missing_rows, pad_rows
+from peagle.model.tensors import missing_rows, pad_rows
 
 
 class PEagle:
@@ -100,7 +100,7 @@ class PEagle:
 
 
 def _padded(elements: Elements) -> Elements:
-    """Elements up to a whole number of tiles (`model/padding.py`). Added ones are deeper than every
+    """Elements up to a whole number of tiles (`model/tensors.py`). Added ones are deeper than every
     element, so that only added ones see them."""
     more = missing_rows(len(elements.anchor))
     anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])

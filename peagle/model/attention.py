@@ -47,13 +47,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attent
     q = q.transpose(0, 1).unflatten(0, (-1, groups))  # (M, G, T, H)
     # (M, G, S, H), stride 0 over G
     k, v = (x.transpose(0, 1)[:, None].expand(-1, groups, -1, -1) for x in (k, v))
+    size = v.shape[-1]
     if spec.softcap is not None:
         out = _capped(q, k, v, mask, spec)
-    elif spec.sinks is not None:
-        out = _with_sink(q, k, v, mask, spec)
     else:
+        if spec.sinks is not None:
+            q, k, v, mask = _with_sink(q, k, v, mask, spec.sinks / spec.scale)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
-    return out.permute(2, 0, 1, 3).flatten(1, 2)
+    return out[..., :size].permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
@@ -64,23 +65,18 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attentio
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def _with_sink(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """A sink is one more key, whose value is zero and whose score is the sink's logit: one more
     dimension has this logit in every query, and 1 in that key alone. So all heads share a mask."""
-    assert spec.sinks is not None
-    kv_heads, groups, tokens, size = q.shape
-    logits = (spec.sinks / spec.scale).to(q.dtype).view(kv_heads, groups, 1, 1)
-    q = torch.cat([q, F.pad(logits.expand(-1, -1, tokens, -1), (0, SINK_WIDTH - 1))], dim=-1)
-    sink = F.pad(k.new_ones(1), (size, SINK_WIDTH - 1)).expand(kv_heads, groups, 1, -1)
-    k = torch.cat([F.pad(k, (0, SINK_WIDTH)), sink], dim=-2)
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        F.pad(v, (0, k.shape[-1] - v.shape[-1], 0, 1)),
-        attn_mask=None if mask is None else F.pad(mask, (0, 1), value=True),
-        scale=spec.scale,
-    )
-    return out[..., : v.shape[-1]]
+    sink = F.pad(logits.to(q.dtype)[:, None], (0, SINK_WIDTH - 1)).view(*q.shape[:2], 1, -1)
+    q = torch.cat([q, sink.expand(-1, -1, q.shape[2], -1)], dim=-1)
+    width = k.shape[-1]
+    k = F.pad(k, (0, SINK_WIDTH, 0, 1))
+    k[..., -1, width] = 1
+    v = F.pad(v, (0, k.shape[-1] - v.shape[-1], 0, 1))
+    return q, k, v, None if mask is None else F.pad(mask, (0, 1), value=True)
 
 
 def causal_mask(start: int, tokens: int, window: int | None, device: torch.device) -> Tensor | None:

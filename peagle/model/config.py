@@ -4,12 +4,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from peagle.errors import InputError
-from peagle.model.correction import CorrectionConfig
 
 if TYPE_CHECKING:
     from peagle.model.layer_config import LayerConfig
 
 Embedding = Literal["full", "mask-row", "shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionConfig:
+    """Sizes of a correction."""
+
+    rank: int = 128
+    candidates: int = 32  # tokens of a slot that are scored
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "candidates"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                why = "must be a whole number of at least 1"
+                raise InputError(why, field=f"correction.{name}", value=value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from peagle.errors import InputError, first_line
 from peagle.model.base_target import listed
 from peagle.model.described import EMBEDDING, HEAD, NORM, Described, DescribedTarget, LayerFacts
-from peagle.model.rope import Rope, rope_of
+from peagle.model.layer_config import Rope, rope_of
 
 if TYPE_CHECKING:
     from peagle.model.target import Target

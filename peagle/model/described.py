@@ -18,7 +18,7 @@ from peagle.model.base_target import BaseTarget
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from peagle.model.rope import Rope
+    from peagle.model.layer_config import Rope
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Request
-from peagle.model.thoughts import THINKING, answer_template
+from peagle.model.template import THINKING, answer_template
 from peagle.server import responses
 from peagle.server.engine_thread import Event, Job, Update
 from peagle.server.errors import ApiError

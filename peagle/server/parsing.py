@@ -17,7 +17,7 @@ import regex
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import to_message
-from peagle.model.thoughts import answer_template, find_thoughts
+from peagle.model.template import answer_template, find_thoughts
 from peagle.server.prompts import CLOSE, OPEN
 from peagle.server.responses import Function, ToolCall
 

@@ -9,8 +9,7 @@ from peagle.data.chat import Message, Style, render, to_messages
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
-from peagle.model.template import check_template, check_template_args
-from peagle.model.thoughts import answer_template
+from peagle.model.template import answer_template, check_template, check_template_args
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"  # Hermes and Qwen write calls between them
 MAX_CALLS = 8  # demanded of one answer: a small model does not end by itself

@@ -34,8 +34,7 @@ from peagle.model.target import Target
 from peagle.model.template import PLAIN, use_template
 from peagle.shown import mean_length
 from peagle.train.batches import PackedDocuments
-from peagle.train.drafter_pass import run_drafter
-from peagle.train.target_pass import run_document
+from peagle.train.passes import run_document, run_drafter
 
 PROMPTS = (  # features and logits are compared on the first one
     "Write a Python function that reverses a list.",

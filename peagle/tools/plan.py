@@ -15,10 +15,10 @@ from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train.cod import Elements, sample_elements
 from peagle.train.config import TrainConfig
+from peagle.train.elements import Elements, sample_elements
 from peagle.train.loss import BLOCK
-from peagle.train.memory import choose_segments, largest_pass, pass_cost
+from peagle.train.sampler import choose_segments, largest_pass, pass_cost
 from peagle.train.spec import HeadSpec, drafter_config
 from peagle.train.trainee import LOSS_LOGITS, LOSS_ROWS
 

@@ -20,7 +20,7 @@ from peagle.data.shard import Origin, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.target_pass import run_document
+from peagle.train.passes import run_document
 
 MAX_HEADER = 2048  # bytes of a shard's header
 # The target over documents' token ids, in their order.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from peagle.model.padding import pad_rows
+from peagle.model.tensors import pad_rows
 
 BLOCK = 64  # rows that are compared together on a CPU: their float32 logits stay in its cache
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from peagle.methods.base import Elements
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
-from peagle.train.partition import Segment
+from peagle.train.elements import Segment
 from peagle.train.trainee import Trainee
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from peagle.methods.registry import method_of
 from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
-from peagle.model.padding import pad_rows
+from peagle.model.tensors import pad_rows
 from peagle.train.batches import PackedDocuments
-from peagle.train.drafter_pass import run_drafter
+from peagle.train.elements import Segment
 from peagle.train.loss import ChunkedDivergence, LossChunk
-from peagle.train.partition import Segment
-from peagle.train.target_pass import logits_of
+from peagle.train.passes import logits_of, run_drafter
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
     from peagle.model.target import Target

@@ -18,13 +18,11 @@ from peagle.model.drafter import Drafter
 from peagle.train import state
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
-from peagle.train.drafter_pass import compile_layers, recompute_layers
-from peagle.train.freed_memory import keep_freed_memory
 from peagle.train.optimizer import Average, make_optimizer, rate
-from peagle.train.processes import make_accelerator, numbers
+from peagle.train.passes import compile_layers, recompute_layers, run_target
+from peagle.train.processes import keep_freed_memory, make_accelerator, numbers
 from peagle.train.sampler import Sampler, TrainingSequence
 from peagle.train.sharding import idle_pass, pad_passes, shard, whole_copy
-from peagle.train.target_pass import run_target
 from peagle.train.trainee import StepResult, Trainee
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is

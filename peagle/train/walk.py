@@ -24,8 +24,7 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.batches import PackedDocuments
-from peagle.train.drafter_pass import run_drafter
-from peagle.train.target_pass import run_document
+from peagle.train.passes import run_document, run_drafter
 from peagle.train.trainer import States
 
 HELD_OUT = 64  # documents, at most a tenth, that training leaves for measurements

@@ -1,4 +1,6 @@
-"""A new drafter to train, with the target's weights where shapes allow."""
+"""A new drafter to train: its draft vocabulary, its mask token, and the target's weights where
+shapes allow.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -6,18 +8,51 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from peagle.data.captured import target_hashes
+from peagle.errors import InputError
 from peagle.heads.load import rebuilt
 from peagle.methods.registry import METHODS
 from peagle.model.base_target import TargetOutput
-from peagle.model.config import Provenance
-from peagle.model.correction import CorrectionConfig
+from peagle.model.config import CorrectionConfig, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
+from peagle.model.tokenizer import why_unfit
+from peagle.train.passes import run_document
 from peagle.train.spec import HeadSpec, drafter_config
-from peagle.train.target_pass import run_document
-from peagle.train.vocab import draft_offsets, frequent_tokens, pick_mask_token
+
+RESERVED = ("reserved", "unused", "mask", "extra", "dummy")  # in the names of tokens for later use
+
+
+def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:
+    """The `size` most frequent token ids of the answers, ascending (ties and gaps: lowest ids)."""
+    if not 1 <= size <= vocab_size:
+        why = f"must be 1 to {vocab_size}, the target's vocabulary"
+        raise InputError(why, field="draft_vocab", value=size)
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for ids in answers:
+        counts += torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=vocab_size)
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def draft_offsets(target_ids: Tensor) -> Tensor:
+    """`d2t`: target id = draft id + d2t[draft id]."""
+    return target_ids - torch.arange(len(target_ids))
+
+
+def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
+    """An id the tokenizer never produces from text: a reserved added token, or an unused row after
+    those of the tokenizer's vocabulary. Raises InputError when there is none."""
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    named = [i for i, token in added if any(word in token.content.lower() for word in RESERVED)]
+    for token in (*named, *range(len(tokenizer), vocab_size), *(i for i, _ in reversed(added))):
+        if not why_unfit(token, tokenizer, vocab_size):
+            return token
+    why = "the tokenizer has no unused token"
+    fix = "add one to it and a row to the embedding, or choose a `method` that masks nothing"
+    raise InputError(why, field="mask_token_id", fix=fix)
+
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
 Captured = Callable[[], TargetOutput]  # returns what was captured of a document

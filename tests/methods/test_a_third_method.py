@@ -26,12 +26,10 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
 from peagle.train.batches import PackedDocuments
-from peagle.train.cod import sample_elements
 from peagle.train.config import TrainConfig
-from peagle.train.drafter_pass import run_drafter
-from peagle.train.partition import one_pass
+from peagle.train.elements import one_pass, sample_elements
+from peagle.train.passes import run_drafter, run_target
 from peagle.train.spec import HeadSpec
-from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from refusals import refused
 
-from peagle.model.correction import Correction, CorrectionConfig
+from peagle.model.config import CorrectionConfig
+from peagle.model.drafter import Correction
 
 PLACES, TOKENS, HIDDEN, VOCABULARY = 5, 3, 8, 40
 SIZES = CorrectionConfig(rank=4, candidates=6)

@@ -22,8 +22,8 @@ from peagle.errors import InputError
 from peagle.model.describe import describe
 from peagle.model.described import DescribedTarget, LayerFacts
 from peagle.model.fingerprints import config_hash, weights_hash
+from peagle.model.layer_config import Rope
 from peagle.model.loader import described_target, load_target
-from peagle.model.rope import Rope
 
 WORDS = PLAIN | {"vocab_size": 128}
 LLAMA3 = {

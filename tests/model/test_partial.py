@@ -12,7 +12,7 @@ from tiny import make_tokenizer
 from peagle.data.captured import target_hashes
 from peagle.model.loader import load_target
 from peagle.model.partial import PartialTarget, load_partial
-from peagle.train.target_pass import logits_of
+from peagle.train.passes import logits_of
 
 INDEX = "model.safetensors.index.json"
 

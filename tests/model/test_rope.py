@@ -24,7 +24,7 @@ from peagle.model.attention import CausalAttend
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.batches import PackedDocuments
-from peagle.train.target_pass import run_target
+from peagle.train.passes import run_target
 
 SHORT, LONG = 12, 40  # tokens of two requests
 CONTEXT = 16  # the longest request with the short one's frequencies

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from peagle.methods.base import Elements
-from peagle.train.cod import sample_elements
+from peagle.train.elements import sample_elements
 
 CASES = [(10, 1, 1), (24, 4, 2), (40, 8, 3), (150, 6, 4), (2, 3, 5)]  # tokens, depths, seed
 

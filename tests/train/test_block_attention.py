@@ -11,8 +11,7 @@ from peagle.methods.base import Elements
 from peagle.methods.p_eagle import _padded
 from peagle.model.attention import AttentionSpec, attention
 from peagle.train.attention import BlockAttend, visible
-from peagle.train.cod import sample_elements
-from peagle.train.partition import Segment, partition
+from peagle.train.elements import Segment, partition, sample_elements
 
 SPEC = AttentionSpec(16**-0.5)
 

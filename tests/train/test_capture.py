@@ -27,8 +27,8 @@ from peagle.train.capture import (
     plan_capture,
 )
 from peagle.train.config import TrainConfig
+from peagle.train.passes import run_target
 from peagle.train.spec import HeadSpec
-from peagle.train.target_pass import run_target
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from peagle.methods.base import Elements
-from peagle.train.cod import sample_elements
+from peagle.train.elements import sample_elements
 
 
 def generator(seed: int) -> torch.Generator:

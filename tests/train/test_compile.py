@@ -17,11 +17,9 @@ from peagle.model.target import Target
 from peagle.train import drafter_pass
 from peagle.train.attention import FlexAttend, block_mask
 from peagle.train.batches import PackedDocuments
-from peagle.train.cod import sample_elements
-from peagle.train.drafter_pass import compile_layers
-from peagle.train.partition import one_pass
+from peagle.train.elements import one_pass, sample_elements
+from peagle.train.passes import compile_layers, run_target
 from peagle.train.sharding import whole_copy
-from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
 
 LENGTHS = (80, 61, 100, 150, 47)

@@ -11,7 +11,7 @@ PAGES = 5_000_000 * 4 // 4096  # of a tensor, which is smaller than what glibc a
 # times: until then small objects may lie between them.
 FAULTS = """
 import resource, torch
-from peagle.train.freed_memory import keep_freed_memory
+from peagle.train.processes import keep_freed_memory
 keep_freed_memory()
 def allocate():
     tensors = [torch.ones(5_000_000) for _ in range(10)]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.train.cod import sample_elements
-from peagle.train.memory import (
+from peagle.train.elements import Segment, partition, sample_elements
+from peagle.train.sampler import (
     MASK_BYTES,
     MAX_SEGMENTS,
     PassCost,
@@ -14,7 +14,6 @@ from peagle.train.memory import (
     pass_bytes,
     pass_cost,
 )
-from peagle.train.partition import Segment, partition
 
 
 @pytest.mark.parametrize("method", METHODS)

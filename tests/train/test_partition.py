@@ -11,9 +11,8 @@ from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.batches import PackedDocuments
-from peagle.train.cod import sample_elements
-from peagle.train.partition import Segment, one_pass, partition
-from peagle.train.target_pass import run_target
+from peagle.train.elements import Segment, one_pass, partition, sample_elements
+from peagle.train.passes import run_target
 from peagle.train.trainee import Trainee
 
 

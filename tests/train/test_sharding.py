@@ -16,8 +16,8 @@ from torch import Tensor
 
 from peagle.heads.load import load_drafter
 from peagle.train.batches import PackedDocuments
+from peagle.train.passes import run_target
 from peagle.train.sharding import idle_pass, whole_copy
-from peagle.train.target_pass import run_target
 from peagle.train.trainee import Trainee
 
 RUN = Path(__file__).with_name("run_training.py")

@@ -12,10 +12,10 @@ from transformers import PhiConfig
 from peagle.backends.cpu.backend import CpuBackend
 from peagle.model import attention as attention_module
 from peagle.model.attention import AttentionSpec
-from peagle.model.padding import missing_rows
 from peagle.model.target import Target
+from peagle.model.tensors import missing_rows
 from peagle.train.batches import PackedDocuments
-from peagle.train.target_pass import DocumentsAttend, logits_of, run_target
+from peagle.train.passes import DocumentsAttend, logits_of, run_target
 
 TOKENS = 26
 

@@ -14,14 +14,12 @@ from peagle.methods.base import Elements, NewSlots
 from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
-from peagle.model.padding import missing_rows
 from peagle.model.target import Target
+from peagle.model.tensors import missing_rows
 from peagle.train import trainee as trainee_module
 from peagle.train.batches import PackedDocuments
-from peagle.train.cod import sample_elements
-from peagle.train.drafter_pass import run_drafter
-from peagle.train.partition import one_pass
-from peagle.train.target_pass import run_target
+from peagle.train.elements import one_pass, sample_elements
+from peagle.train.passes import run_drafter, run_target
 from peagle.train.trainee import Trainee
 
 TOKENS, DEPTHS = 26, 5

@@ -7,8 +7,8 @@ from tiny import SPECIAL
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from peagle.model.vocab import check_mask_token
-from peagle.train.vocab import draft_offsets, frequent_tokens, pick_mask_token
+from peagle.model.tokenizer import check_mask_token
+from peagle.train.warm_start import draft_offsets, frequent_tokens, pick_mask_token
 
 WORDS = ["<unk>", "cat", "dog", "sat"]
 

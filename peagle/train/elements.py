@@ -1,4 +1,5 @@
-"""Conditional drop-token (COD) sampling: which (anchor, depth) elements of a document are trained.
+"""Training elements: the (anchor, depth) of a document that are trained, by conditional drop-token
+(COD) sampling, and their partition into passes whose gradients add up to the flat one.
 
 Shapes: N tokens, E elements.
 
@@ -7,12 +8,20 @@ x[a+d+2]. Example: N = 8, x[4:] supervised, r = 0.5, three depths. Depth 0 keeps
 0 … 6. Candidates at depth 0 are 2 … 5 (they predict x[4] … x[7]). Depth 1 draws two of those whose
 x[a+3] exists, 2 … 4: say 2 and 4. Depth 2 draws one of these whose x[a+4] exists: 2. So every chain
 is closed: an anchor at depth d is at every depth before it.
+
+A pass trains the elements of its anchors, and for context runs every depth-0 element up to them.
+Example: N = 6, S = 2 passes, three depths, all tokens supervised, so anchors 0 … 2 and 3 … 5.
+Segment 0 trains the chains of anchors 0, 1 and 2, such as (2,0) (2,1) (2,2). Segment 1 trains (3,0)
+(3,1), and runs (0,0) (1,0) (2,0) (4,0), too. No chain is ever split.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from peagle.methods.base import Elements
+from peagle.train.batches import PackedDocuments
 
 
 def sample_elements(
@@ -51,3 +60,43 @@ def _predicts(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor
     predicted = supervised[depth + 2 :]
     room = len(predicted)
     return anchors[:room] & predicted & (documents[depth + 2 :] == documents[:room])
+
+
+class Segment(NamedTuple):
+    """Elements of one pass, sorted as the sampler sorts them."""
+
+    elements: Elements
+    trained: Tensor  # (E,) bool: in this pass; the others are context
+
+
+def one_pass(sequence: PackedDocuments, elements: Elements) -> Segment:
+    """All sampled elements. Trained are those whose predicted token exists, is supervised and in
+    the document of the element."""
+    last = len(sequence.ids) - 1
+    predicted = elements.anchor + elements.depth + 2
+    inside = predicted <= last
+    predicted = predicted.clamp(max=last)
+    same = sequence.documents[predicted] == sequence.documents[elements.anchor]
+    return Segment(elements, inside & same & sequence.supervised[predicted])
+
+
+def partition(whole: Segment, documents: Tensor, segments: int) -> list[Segment]:
+    """Assign every trained chain of one pass to one of S segments; `documents` is (N,).
+
+    Chains go by anchor, with boundaries at multiples of N / S. (The P-EAGLE paper's Algorithm 1
+    parts depth 0 from the rest of a chain at a boundary; the gradients add up to the same.) Context
+    never leaves the documents of a segment's trained elements. Segments that train nothing are left
+    out.
+    """
+    assert segments >= 1
+    anchor, depth = whole.elements
+    segment = anchor * segments // len(documents)
+    owner = documents[anchor]
+    parts = []
+    for number in range(segments):
+        trained = whole.trained & (segment == number)
+        if trained.any():
+            context = (depth == 0) & (segment <= number) & (owner >= owner[trained].min())
+            keep = trained | context
+            parts.append(Segment(Elements(anchor[keep], depth[keep]), trained[keep]))
+    return parts

@@ -1,19 +1,29 @@
-"""The target over a packed sequence: hidden states, features and logits, without gradient.
+"""The forwards of training: the target's over packed documents, without gradient, and the drafter's
+over elements.
 
-Shapes: N tokens, R rows, E hidden size, F·E features, V draft vocabulary.
+Shapes: N tokens, T rows, R rows, E elements or the target's hidden size, F·E features, D drafter
+hidden, V draft vocabulary.
 """
 
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
-from peagle.model.attention import AttentionSpec, CausalAttend
+from peagle.methods.base import Elements, TrainingPass
+from peagle.methods.registry import method_of
+from peagle.model.attention import Attend, AttentionSpec, CausalAttend
 from peagle.model.base_target import TargetOutput
-from peagle.model.padding import pad_rows
+from peagle.model.drafter import Drafter
+from peagle.model.layers import FirstLayer
+from peagle.model.tensors import pad_rows
+from peagle.train.attention import BlockAttend, FlexAttend, block_mask, visible
 from peagle.train.batches import PackedDocuments
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
@@ -53,9 +63,9 @@ class DocumentsAttend:
         split = (x[: len(self.cells)].split(self.lengths) for x in (q, k, v))
         outputs = []
         attend = CausalAttend()
-        for length, q_part, k_part, v_part in zip(self.lengths, *split, strict=True):
-            padded = (pad_rows(part) for part in (q_part, k_part, v_part))
-            outputs.append(attend(layer, *padded, spec)[:length])
+        for length, *part in zip(self.lengths, *split, strict=True):
+            q, k, v = map(pad_rows, part)
+            outputs.append(attend(layer, q, k, v, spec)[:length])
         return pad_rows(torch.cat(outputs))
 
     def together(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -90,3 +100,51 @@ def logits_of(target: "Target", ids: Tensor) -> Callable[[Tensor], Tensor]:
         return found[0]
 
     return logits
+
+
+def run_drafter(
+    drafter: Drafter, sequence: PackedDocuments, features: Tensor, elements: Elements
+) -> Tensor:
+    """Normed hidden states (E, D) of all elements."""
+    features = features.to(drafter.norm.weight.dtype)
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
+    inputs = TrainingPass(
+        sequence.ids,
+        sequence.positions,
+        features,
+        elements,
+        partial(_attend, documents=sequence.documents, dtype=dtype),
+        partial(visible, documents=sequence.documents),
+    )
+    return method_of(drafter.config).train_forward(drafter, inputs)
+
+
+def _attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Attend:
+    if elements.anchor.is_cuda:
+        return FlexAttend(block_mask(elements, documents), _compiled_flex())
+    return BlockAttend(elements, documents, dtype)  # FlexAttention has no backward on the CPU
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def recompute_layers(drafter: Drafter) -> None:
+    """Compute activations of layers again in backward, instead of keeping them."""
+    _wrap_layers(drafter, lambda run: partial(checkpoint, run, use_reentrant=False))
+
+
+def compile_layers(drafter: Drafter) -> None:
+    """Fuse the operations between the matrix products of a head whose layers run once a pass.
+    Lengths are dynamic: layer 0 is compiled once, and the others, being alike, once together."""
+    _wrap_layers(drafter, partial(torch.compile, dynamic=True))
+
+
+def _wrap_layers(drafter: Drafter, wrap: Callable[..., Any]) -> None:
+    first, *others = drafter.layers
+    first = cast(FirstLayer, first)
+    first.fuse = wrap(first.fuse)  # type: ignore[method-assign]
+    for layer in others:  # `forward`, not the module: hooks of FSDP and DDP stay outside
+        layer.forward = wrap(layer.forward)
