@@ -1,9 +1,11 @@
 """Acceptance length of both heads on HumanEval and MT-Bench, by K and draft position.
 
     python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
+    python benchmarks/acceptance.py --context 150,1000,4000,8000 --limit 4 --k 7 [--output FILE]
 
 Greedy, chat template, every turn. Each (data set, K, head) is one row, written at once. A second
-call measures only the rows that are missing or have other settings or another head.
+call measures only the rows that are missing or have other settings or another head. With --context
+HumanEval problems follow other ones, up to that number of tokens of context.
 """
 
 import argparse
@@ -45,10 +47,21 @@ class Cell(NamedTuple):
 
 def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
     """User turns of the conversations, by data set."""
-    found = {"HumanEval": [[question] for question in human_eval(args.limit)]}
+    problems = human_eval()
+    if args.context:
+        return {
+            f"after {count} tokens": after(problems, args.limit, count) for count in args.context
+        }
+    found = {"HumanEval": [[question] for question in problems[: args.limit]]}
     if args.mt_bench:
         found["MT-Bench"] = read_prompts(args.mt_bench)[: args.limit]
     return found
+
+
+def after(problems: list[str], limit: int, tokens: int) -> Conversations:
+    """The first problems, each after as many of the last ones as have these tokens."""
+    before = "\n\n".join(problems[limit:])[: int(3.2 * tokens)]  # characters of a token
+    return [[f"{before}\n\n{problem}"] for problem in problems[:limit]]
 
 
 def settings(
@@ -61,7 +74,7 @@ def settings(
         "conversations": len(conversations),
         "max_tokens": max_tokens,
         "temperature": 0,
-        "dtype": args.dtype,
+        "dtype": "bfloat16",
         "batch": args.batch,
     }
 
@@ -89,9 +102,9 @@ def run(args: argparse.Namespace) -> None:
     folders = heads(args)
     before = json.loads(args.output.read_text())["rows"] if args.output.is_file() else []
     rows = {Cell(row["dataset"], row["k"], row["method"]): row for row in before}
-    llm = load(args.dtype, args.batch)
+    llm = load("bfloat16", args.batch)
     for name, conversations in datasets(args).items():
-        longest = args.max_tokens or LONGEST[name]
+        longest = args.max_tokens or LONGEST.get(name, 64)
         for cell in (Cell(name, k, method) for k in args.k for method in folders):
             wanted = settings(args, conversations, folders[cell.method], longest)
             if cell not in rows or rows[cell]["settings"] != wanted:
@@ -106,9 +119,9 @@ def main() -> None:
     parser = options(__doc__, "acceptance.json")
     parser.add_argument("--mt-bench", type=Path, help='MT-Bench, JSONL of {"turns": [...]}')
     parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
+    parser.add_argument("--context", type=whole_numbers, help="tokens before a HumanEval problem")
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N of each data set")
     parser.add_argument("--max-tokens", type=int, help=f"longest answer, else {LONGEST}")
-    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
     run(parser.parse_args())
 

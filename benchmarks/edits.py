@@ -9,7 +9,6 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-SEED = 24
 PARTS = 4  # functions of a file, between its first and its last part
 ASK = (
     "Rename the variable `{old}` to `{new}` everywhere in this file. Change nothing else, and "
@@ -34,7 +33,7 @@ WORDS = [Words(*line.split()) for line in TABLE.splitlines()]
 
 def files() -> list[str]:
     """The files, one for each of WORDS."""
-    choose = random.Random(SEED)
+    choose = random.Random(24)
     made = []
     for words in WORDS:
         parts = [HEAD, *choose.sample(FUNCTIONS, PARTS), LAST]

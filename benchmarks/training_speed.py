@@ -1,10 +1,10 @@
 """Training speed of a head, and its share of the device's peak.
 
-    python benchmarks/training_speed.py [--data answers.jsonl.gz] [--device cuda] [--threads N]
+    python benchmarks/training_speed.py [--data answers.jsonl.gz] [--device cuda]
 
 Each row trains smollm2-135m's head for some steps in one way: online or from captured features,
-together with a correction, documents one by one or packed, in segments, recomputed, EAGLE-3, and on
-CUDA also without torch.compile. Rows take turns, so that noise hits all alike; medians of steps.
+together with a correction, documents one by one or packed, in segments, recomputed, EAGLE-3. Rows
+take turns, so that noise hits all alike; medians of steps.
 FLOPs are those that torch counts in the same step (products and attention, forward and backward,
 the target's included); the peak is a bf16 product of 4,096 × 4,096 matrices, measured in the same
 process.
@@ -46,7 +46,6 @@ ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that d
     "p-eagle, packed, captured": {"pack": LENGTH, "captured": True},
     "p-eagle, packed, 4 segments": {"pack": LENGTH, "segments": 4},
     "p-eagle, packed, recomputed": {"pack": LENGTH, "recompute": True},
-    "p-eagle, packed, not compiled": {"pack": LENGTH, "compile": False},
     "p-eagle, captured, compiled": {"captured": True, "compile": True},
     "eagle3": {"method": "eagle3"},
     "eagle3, captured": {"method": "eagle3", "captured": True},
@@ -77,7 +76,7 @@ class Row:
         counter = FlopCounterMode(display=False)
         counter.mod_tracker = Everything()
         with counter if count else nullcontext():
-            result = trainer._forward_backward(work, trainer._agree(work))
+            result = trainer._forward_backward(work, trainer._reduce_counts(work))
         trainer._update(result)
         trainer.progress.step += 1
         if trainer.target.device.type == "cuda":
@@ -130,18 +129,13 @@ def make(target: Target, examples: list[Example], states: Captures, row: dict[st
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The report."""
     device = torch.device(args.device)
-    if args.threads:
-        torch.set_num_threads(args.threads)
     target = load_target(TARGET, dtype="bfloat16", device=args.device)
     if device.type == "cpu":
         keep_freed_memory()  # as in `peagle train`
     examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
     with tempfile.TemporaryDirectory() as folder:
         states = captured(Path(folder), target, examples, LENGTH)
-        wanted = {
-            n: r for n, r in ROWS.items() if device.type == "cuda" or r.get("compile") is not False
-        }
-        rows = {name: make(target, examples, states, row) for name, row in wanted.items()}
+        rows = {name: make(target, examples, states, row) for name, row in ROWS.items()}
         for row in rows.values():
             for _ in range(3):  # kernels and graphs are made
                 row.step(count=False)
@@ -174,7 +168,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ANSWERS, help="answers of the target")
     parser.add_argument("--steps", type=int, default=6, help="timed steps a row")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int)
     parser.add_argument("--output", type=Path, default=RESULTS / "training_speed.json")
     args = parser.parse_args()
     report = run(args)
