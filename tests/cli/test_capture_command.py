@@ -71,8 +71,8 @@ def test_a_capture_can_be_trained_on(
 def test_layers_of_the_target_are_not_run(
     target: Path, folder: Path, heads: dict[str, Path], tmp_path: Path, refused, method: str
 ) -> None:
-    """Of the files of a large target only those are read that training or an export needs; norms of
-    features take their size from the capture."""
+    """Training and export read a few of the files of a large target; norms of features take their
+    size from the capture."""
     copy = tmp_path / "target"
     shutil.copytree(target, copy)
     load_target(str(target)).model.save_pretrained(copy, max_shard_size="20kB")

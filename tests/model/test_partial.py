@@ -26,7 +26,7 @@ def saved(folder: Path, family: str) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_equals_the_whole_target(tmp_path: Path, family: str) -> None:
-    """What captured training reads: logits of some tokens, hashes, the last layers."""
+    """Logits of some tokens, hashes, and the last layers, as captured training reads them."""
     name = saved(tmp_path, family)
     part, whole = load_partial(name, layers=2), load_target(name)
     assert isinstance(part, PartialTarget)
