@@ -16,9 +16,10 @@ from peagle.engine.kept_costs import kept_curve
 from peagle.engine.setup import MAX_BATCH, token_bytes
 from peagle.engine.shared import weight_sizes
 from peagle.model.base_target import BaseTarget
-from peagle.model.device import free_memory
 from peagle.model.loader import described_target, locate
-from peagle.tools.plan import GIB, outline
+from peagle.model.partial import outline
+from peagle.model.tensors import free_memory
+from peagle.tools.plan import GIB
 
 SAMPLE = 2**26  # float32 numbers that are read to measure memory
 MAX_K = 16  # of heads whose kept costs are looked for

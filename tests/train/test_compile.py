@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention as flex
 from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.train import drafter_pass
+from peagle.train import passes
 from peagle.train.attention import FlexAttend, block_mask
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import one_pass, sample_elements
@@ -97,7 +97,7 @@ def test_flex_attention_inside_compiled_layers(
     def attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> FlexAttend:
         return FlexAttend(block_mask(elements, documents), kernel)
 
-    monkeypatch.setattr(drafter_pass, "_attend", attend)
+    monkeypatch.setattr(passes, "_attend", attend)
     compile_layers(drafter)
     assert_same(target, drafter, eager)
     assert counters["stats"]["unique_graphs"] == 2, "layer 0, and one for the three others"

@@ -18,7 +18,7 @@ from peagle.backends.cpu.matrix import CpuLinear
 if TYPE_CHECKING:
     from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
-    from peagle.model.rope import Rotary
+    from peagle.model.layer_config import Rotary
 
 
 class Decoded(NamedTuple):

@@ -29,7 +29,7 @@ from peagle.backends.torch import TorchBackend
 from peagle.model.describe import describe_target
 from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
-from peagle.model.rope import Rope
+from peagle.model.layer_config import Rope
 from peagle.model.target import Target
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
