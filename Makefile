@@ -33,7 +33,7 @@ PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest
 
 help:
 	@echo 'make demo       set up, then decode a few prompts without a head, with EAGLE-3, with P-EAGLE'
-	@echo 'make wheel      build the packages peagle and peagle-demo-heads into dist/'
+	@echo 'make wheel      build peagle and the packages in packages/ into dist/'
 	@echo 'make test       set up, lint, run the tests'
 	@echo 'make test-long  tests that take minutes: wheels, processes of training, generated bodies'
 	@echo 'make test-attacks  try to break the server and training; PEAGLE_ATTACKS=long tries more'
@@ -51,7 +51,7 @@ demo: .venv/.demo
 # Each is built in an environment of its own, so this needs pip and no set-up.
 wheel:
 	@mkdir -p dist
-	$(call logged,dist/build.log,$(PYTHON) -m pip wheel --no-deps --wheel-dir dist . ./packages/demo-heads)
+	$(call logged,dist/build.log,$(PYTHON) -m pip wheel --no-deps --wheel-dir dist . ./packages/demo-heads ./packages/peagle-vllm)
 	@ls dist/*.whl
 
 test: lint emulator
@@ -159,10 +159,11 @@ DEVELOPERS := -e '.[serve,bench,dev]'
 
 # vLLM for the CPU asks for packages of images and sound that are built against another torch and
 # break its import; text needs none of them.
-.venv-vllm/.installed: constraints-vllm.txt
+.venv-vllm/.installed: constraints-vllm.txt packages/peagle-vllm/pyproject.toml
 	@echo 'installing $(VLLM) into .venv-vllm/'
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
 	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) $(TORCH))
 	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) $(VLLM))
+	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) -e ./packages/peagle-vllm)
 	$(call logged,.venv-vllm/install.log,$(VLLM_BIN)/python -m pip uninstall --yes torchvision torchaudio torchcodec)
 	@touch $@

@@ -119,9 +119,10 @@ def transformers_decoder(dtype: torch.dtype, lookup: int | None = None) -> Decod
     return decode
 
 
-def vllm_peer(python: str, threads: int) -> Peer:
+def vllm_peer(python: str, threads: int, plugin: str = "") -> Peer:
     """A process of vLLM, with the libraries that it recommends and the settings that it gives its
-    worker processes. Raises PeerFailure if vLLM is not installed."""
+    worker processes; of its plugins it loads the one named. Raises PeerFailure if vLLM is not
+    installed."""
     try:
         installed = look(Path(python))
     except InputError as error:
@@ -135,7 +136,7 @@ def vllm_peer(python: str, threads: int) -> Peer:
             "KMP_BLOCKTIME": "5",
             "KMP_TPAUSE": "0",
         }
-    return Peer([python, PROCESS, "vllm"], environ)
+    return Peer([python, PROCESS, "vllm"], {**environ, "VLLM_PLUGINS": plugin})
 
 
 def llama_peer(python: str, threads: int) -> Peer:

@@ -20,6 +20,8 @@ from common import RESULTS, TARGET
 HERE = Path(__file__).resolve().parent
 GRID = [sys.executable, "-m", "peagle", "bench", TARGET, "--repeats", "1", "--ignore-eos"]
 
+CORRECTION = [sys.executable, str(HERE / "vllm_correction.py")]
+
 
 class Step(NamedTuple):
     """One command, by its result's name."""
@@ -82,6 +84,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     found = [
         step("bench", [*GRID, *device], ROWS),
         step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], in_vllm, no_vllm),
+        step("vllm_correction", [*CORRECTION, *vllm], Sizes("", None), no_vllm),
     ]
     for name, sizes in SCRIPTS.items():
         script = [sys.executable, str(HERE / f"{name}.py"), *given.get(name, [])]

@@ -102,17 +102,17 @@ def install(folder: Path, *wheels: Path) -> Installed:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both, by the name of their package."""
+    """All, by the name of their package."""
     folder = tmp_path_factory.mktemp("dist")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder]
-    done = run(*pip, ROOT, ROOT / "packages" / "demo-heads")
+    done = run(*pip, ROOT, *sorted((ROOT / "packages").iterdir()))
     assert done.returncode == 0, done.stderr
     return {file.name.split("-")[0]: file for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    return install(tmp_path_factory.mktemp("user"), *wheels.values())
+    return install(tmp_path_factory.mktemp("user"), wheels["peagle"], wheels["peagle_demo_heads"])
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +131,22 @@ def test_the_extra_asks_for_the_heads_of_this_version() -> None:
 
 
 def test_what_the_wheels_hold(wheels: dict[str, Path]) -> None:
-    assert wheels.keys() == {"peagle", "peagle_demo_heads"}
+    assert wheels.keys() == {"peagle", "peagle_demo_heads", "peagle_vllm"}
     assert all(f"-{__version__}-py3-none-any" in file.name for file in wheels.values())
     assert wheels["peagle"].stat().st_size < 2_000_000 < wheels["peagle_demo_heads"].stat().st_size
+
+
+def test_the_plugin_needs_nothing(wheels: dict[str, Path], tmp_path: Path) -> None:
+    made = install(tmp_path / "vllm", wheels["peagle_vllm"])
+    script = """if True:
+        from importlib.metadata import entry_points, requires
+        [plugin] = entry_points(group="vllm.general_plugins", name="peagle")
+        plugin.load()()
+        print(requires("peagle-vllm"))
+    """
+    done = run(made.python, "-c", script)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert "this vLLM takes no models of plugins" in done.stderr
 
 
 def test_the_source_archive_is_without_heads(tmp_path: Path) -> None:

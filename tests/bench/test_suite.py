@@ -34,16 +34,17 @@ def test_options_reach_their_steps(steps) -> None:
     found = steps(mt_bench="a set.jsonl", vllm_python="python", device="cuda")
     for name in ("acceptance", "trees"):
         assert found[name].command[-2:] == ["--mt-bench", "a set.jsonl"]
-    for name in ("bench-vllm", "engines", "families"):
+    for name in ("bench-vllm", "engines", "families", "vllm_correction"):
         assert "--vllm-python" in found[name].command
     for name in ("bench", "training_speed", "bench-gpt-oss-20b"):
         assert "cuda" in found[name].command
 
 
 def test_what_is_left_out_says_why(steps) -> None:
-    assert "name it with --vllm-python" in steps()["bench-vllm"].missing
-    assert steps(vllm_python="python")["bench-vllm"].missing is None
+    for name in ("bench-vllm", "vllm_correction"):
+        assert "name it with --vllm-python" in steps()[name].missing
+        assert steps(vllm_python="python")[name].missing is None
     short = steps(short=True, vllm_python="python")
     assert {name for name, step in short.items() if step.missing} == {
-        "bench-vllm", "load", "lossless", "training_speed",
+        "bench-vllm", "load", "lossless", "training_speed", "vllm_correction",
     }  # fmt: skip

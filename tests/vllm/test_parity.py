@@ -5,7 +5,6 @@ PEAGLE_VLLM_PYTHON names.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,9 +15,11 @@ import pytest
 from peagle.bench.workload import human_eval
 from peagle.catalog import PARALLEL_METHODS, speculative_config
 from peagle.data.chat import prompt_ids
+from peagle.engine.corrected import CorrectedScores
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.engine.tree import Ranked
 from peagle.heads.find import find_head
 from peagle.heads.load import load_drafter, rebuilt
 from peagle.heads.save import save_drafter
@@ -44,36 +45,24 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def say(capsys) -> Callable[[str], None]:
-    """Print past pytest's capture."""
-
-    def write(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n{text}", flush=True)
-
-    return write
-
-
-@pytest.fixture
-def vllm_python(say) -> str:
+def vllm_python(capsys) -> str:
     python = os.environ.get("PEAGLE_VLLM_PYTHON")
     if not python:
         reason = "PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it"
-        say(f"skipped: {reason}")
+        say(capsys, f"skipped: {reason}")
         pytest.skip(reason)
     return python
+
+
+def say(capsys, text: str) -> None:
+    """Print past pytest's capture."""
+    with capsys.disabled():
+        print(f"\n{text}", flush=True)
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(TARGET, dtype="float32", max_batch=BATCH)
-
-
-@pytest.fixture
-def compared(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, Callable]:
-    """Our engine, and what finds first differences and ties."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return llm, import_module("lossless").differences
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +87,10 @@ def run_ours(
     return Outcome(tokens, stats.acceptance_length, stats.accepted_per_position)
 
 
-def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> Outcome:
-    """One vLLM process."""
+def run_vllm(
+    python: str, head: Path, method: str, prompts: list[list[int]], plugin: str
+) -> Outcome:
+    """One vLLM process, with our plugin or without any."""
     start = {
         "model": locate(TARGET)[0],
         "speculative_config": speculative_config(
@@ -111,7 +102,8 @@ def run_vllm(python: str, head: Path, method: str, prompts: list[list[int]]) -> 
         "enforce_eager": True,
         "enable_prefix_caching": False,
     }
-    peer = import_module("peers").vllm_peer(python, int(os.environ.get("OMP_NUM_THREADS", "1")))
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    peer = import_module("peers").vllm_peer(python, threads, plugin)
     request = {"start": start, "prompts": prompts, "max_tokens": MAX_TOKENS, "concurrency": BATCH}
     answer = peer.ask(request)
     peer.close()
@@ -130,21 +122,44 @@ def unlike(ours: Outcome, theirs: Outcome) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("method", DEPTHS)
-def test_vllm_says_and_accepts_the_same(method, compared, prompts, vllm_python, tmp_path, say):
-    llm, differences = compared
+@pytest.fixture
+def compared(tmp_path, capsys, monkeypatch) -> tuple:
+    """pytest's fixtures that the comparison needs, and what finds first differences and ties."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return tmp_path, capsys, monkeypatch, import_module("lossless").differences
+
+
+class LaterPlaces(CorrectedScores):
+    """Corrected but for the first place, as our plugin drafts."""
+
+    def after(self, row: int, token: int) -> Ranked:
+        if self.depths[row] > 0:
+            return super().after(row, token)
+        prob = self.candidates.logits[row, 0].exp().item()
+        return Ranked(self.tokens[row][:1], [prob], 0, self.chance)
+
+
+@pytest.mark.parametrize(
+    ("method", "plugin"),
+    [("p-eagle", ""), ("p-eagle", "peagle"), ("eagle3", "peagle")],
+    ids=["p-eagle", "corrected", "eagle3"],
+)
+def test_vllm_says_and_accepts_the_same(compared, llm, prompts, vllm_python, method, plugin):
+    """The same head without the plugin and with it; the plugin changes no other head."""
+    tmp_path, capsys, monkeypatch, differences = compared
     drafter = shipped(llm, method)
-    # vLLM runs a head without its correction.
-    drafter = rebuilt(drafter, replace(drafter.config, correction=None)).eval()
     save_drafter(drafter, tmp_path / "head", "vllm")
+    if plugin:
+        monkeypatch.setattr("peagle.engine.draft.CorrectedScores", LaterPlaces)
+    else:
+        drafter = rebuilt(drafter, replace(drafter.config, correction=None)).eval()
     ours = run_ours(llm, drafter, prompts)
-    theirs = run_vllm(vllm_python, tmp_path / "head", method, prompts)
+    theirs = run_vllm(vllm_python, tmp_path / "head", method, prompts, plugin)
     differing = differences(llm.target, prompts, ours.token_ids, theirs.token_ids)
     lengths = f"{ours.acceptance_length:.4f}, vLLM {theirs.acceptance_length:.4f}"
     said = f"{len(differing)} of {PROMPTS} prompts differ"
-    say(f"{method}, K = {DEPTHS[method]}: AL {lengths}; {said}")
-    for difference in differing:
-        say(str(difference))
+    title = f"{method}{plugin and ', plugin'}, K = {DEPTHS[method]}: AL {lengths}; {said}"
+    say(capsys, "\n".join([title, *map(str, differing)]))
     assert [d for d in differing if not d.tie] == []
     assert unlike(ours, theirs) == []
 

@@ -36,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             program(tmp_path / "nvidia-smi", f"echo '{gpus}'")
         python = tmp_path / "python"
         missing = "echo 'vLLM is not installed there' >&2; exit 1"
-        program(python, f"echo '{package} 0.32.0 /usr'" if package else missing)
+        program(python, f"echo '{package} 0.32.0 none /usr'" if package else missing)
         monkeypatch.setattr("sys.executable", str(python))
         return python
 
@@ -106,6 +106,17 @@ def test_interpreters_are_checked(tmp_path: Path) -> None:
         with refused("vllm_python") as error:
             look(python)
         assert error.value.why.startswith(why) and error.value.fix
+
+
+def test_a_plugin_is_found(tmp_path: Path) -> None:
+    """Where vLLM loads it, in the releases that it is tested with."""
+    program(tmp_path / "python", "echo vllm 0.32.1 0.31,0.32 /usr/my venv")
+    found = look(tmp_path / "python")
+    assert found == ("vllm", "0.32.1", Path("/usr/my venv"), ("0.31", "0.32"))
+    assert found.corrects({}) and found.corrects({"VLLM_PLUGINS": "a,peagle"})
+    assert not found.corrects({"VLLM_PLUGINS": ""}) and not found.corrects({"VLLM_PLUGINS": "a"})
+    assert not found._replace(version="0.33.0").corrects({})
+    assert not found._replace(plugin=("none",)).corrects({})
 
 
 def test_releases_are_ordered_and_builds_from_source_are_newer() -> None:

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from corrected_heads import corrected
 from refusals import refused as expected
 from tiny import METHODS, make_drafter, make_target, save_target
 from transformers import LlamaConfig
@@ -60,8 +61,13 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python = tmp_path / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)
-    (tmp_path / "installed").write_text(" ".join(map(str, CPU)))
+    stand_in(python, CPU)
     return python
+
+
+def stand_in(python: Path, installed: Installed) -> None:
+    text = f"{installed.package} {installed.version} none {installed.prefix}"
+    python.with_name("installed").write_text(text)
 
 
 def found(folder: Path) -> Head:
@@ -172,7 +178,7 @@ def test_without_a_head(target: Path, line: Line) -> None:
 
 
 def test_the_command_of_the_package_for_gpus(target: Path, vllm: Path, line: Line) -> None:
-    (vllm.parent / "installed").write_text(" ".join(map(str, GPU)))
+    stand_in(vllm, GPU)
     assert line(target)[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", str(target)]
 
 
@@ -187,7 +193,7 @@ def test_flags_of_the_catalog(
     found = line(target, "--", "--a-b", "4")
     assert found[model + 1 : model + 5] == ["--a-b", "3", "--no-c", "--d"]
     assert found[-2:] == ["--a-b", "4"]
-    (vllm.parent / "installed").write_text(" ".join(map(str, GPU)))
+    stand_in(vllm, GPU)
     assert [value(line(target), name) for name in ("--max-num-seqs", "--tensor-parallel-size")] == [
         "64", "2"
     ]  # fmt: skip
@@ -254,6 +260,23 @@ def test_a_head_of_another_target(refused: Refused, heads: dict[str, Path], tmp_
         made.model.save_pretrained(tmp_path / name)
         line = refused(tmp_path / name, "--engine", "vllm", "--head", heads["eagle3"])
         assert said in line
+
+
+@pytest.mark.parametrize(
+    ("plugin", "allowed", "says"),
+    [
+        (("0.32",), None, "with its correction, by the plugin peagle-vllm"),
+        (("0.32",), "other", "without its correction, which needs the plugin peagle-vllm"),
+        (("0.31",), None, "without its correction, which needs the plugin peagle-vllm"),
+    ],
+)
+def test_a_correction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: Any, allowed: str | None, says: str
+) -> None:
+    save_drafter(corrected(make_drafter(make_target(), "p-eagle")), tmp_path / "head")
+    if allowed is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert says in plan(GPU._replace(plugin=plugin), found(tmp_path / "head"), LlamaConfig())[0]
 
 
 def test_an_older_vllm(heads: dict[str, Path], target: Path) -> None:

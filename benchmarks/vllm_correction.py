@@ -1,0 +1,98 @@
+"""The plugin peagle-vllm on a CPU: the demo's P-EAGLE head in vLLM, with and without it.
+
+    python benchmarks/vllm_correction.py --vllm-python .venv-vllm/bin/python
+
+Two processes of vLLM with the same exported head and K: one loads the plugin, one does not, so that
+the head drafts without its correction. HumanEval prompts with the chat template, one at a time,
+greedy, EOS ignored; the processes take turns within a repeat, in rotating order. A ratio is the
+median of the ratios within the repeats. `same` counts equal answers.
+"""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import (
+    RESULTS,
+    TARGET,
+    as_ids,
+    catalog_k,
+    environment,
+    fingerprint,
+    heads,
+    human_eval,
+    load,
+    options,
+    write_json,
+)
+from engines import WARM_TOKENS, Row, measure
+from peers import CONTEXT, vllm_peer
+
+from peagle.catalog import speculative_config
+from peagle.heads.load import load_drafter
+from peagle.heads.save import save_drafter
+from peagle.model.loader import locate
+
+PLUGINS = {"plain": "", "corrected": "peagle"}
+
+
+def run(args: Any, folder: Path) -> dict[str, Any]:
+    """The report; `folder` takes the exported head."""
+    llm, head = load("bfloat16"), heads(args)["p-eagle"]
+    questions = human_eval()
+    prompts = as_ids(llm, questions[: args.prompts])
+    warm_up = list(llm.tokenizer(questions[-1])["input_ids"])
+    save_drafter(load_drafter(head, llm.target), folder / "head", "vllm")
+    start = {
+        "model": locate(TARGET)[0],
+        "dtype": "bfloat16",
+        "max_num_seqs": 1,
+        "max_model_len": CONTEXT,
+        "speculative_config": speculative_config(True, str(folder / "head"), args.k),
+    }
+    rows, versions = list[Row](), dict[str, str]()
+    for name, plugin in PLUGINS.items():
+        peer = vllm_peer(args.vllm_python, args.threads, plugin)
+        request = {"start": start, "ignore_eos": True}
+        answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
+        versions = answer["versions"]
+        rows.append(Row("vllm", name, args.k, "bf16", 1, peer.decoder(request)))
+    measure(rows, prompts, args.max_tokens, args.repeats)
+    settings = {
+        "target": TARGET,
+        "head": fingerprint(head),
+        "dataset": "HumanEval",
+        "prompts": args.prompts,
+        "max_tokens": args.max_tokens,
+        "repeats": args.repeats,
+        "threads": args.threads,
+        "temperature": 0,
+        "vllm": versions,
+    }
+    git = ["git", f"--git-dir={RESULTS.parents[1] / '.git'}", "rev-parse", "HEAD"]
+    commit = subprocess.check_output(git, text=True).strip()
+    report = {**environment(), "commit": commit, "settings": settings}
+    return {**report, "rows": [row.report(rows[0]) for row in rows]}
+
+
+def main() -> None:
+    parser = options(__doc__, "vllm_correction.json")
+    parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"),
+                        metavar="PYTHON", help="has vLLM and peagle-vllm")  # fmt: skip
+    parser.add_argument("--k", type=int, default=catalog_k()["p-eagle"])
+    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(args, Path(folder))
+    for row in report["rows"]:
+        print(row)
+    write_json(args.output, report)
+
+
+if __name__ == "__main__":
+    main()
