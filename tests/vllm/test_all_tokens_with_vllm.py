@@ -3,7 +3,6 @@
 `make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter.
 """
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,10 +26,7 @@ LLM(target, speculative_config=config, enforce_eager=True, max_model_len=64, dty
 """
 
 
-def test_a_head_that_drafts_all_tokens(tmp_path: Path) -> None:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+def test_a_head_that_drafts_all_tokens(tmp_path: Path, vllm_python: str) -> None:
     target = make_target(layers=7)
     head = make_drafter(target, "eagle3", draft_vocab=len(target.embedding))
     head.share_embedding(target.embedding)
@@ -41,10 +37,10 @@ def test_a_head_that_drafts_all_tokens(tmp_path: Path) -> None:
     folder = save_target(target, tmp_path / "target")
     loads = {}
     for name in ("ours", "theirs"):
-        command = [python, "-c", LOAD, str(folder), str(tmp_path / name)]
+        command = [vllm_python, "-c", LOAD, str(folder), str(tmp_path / name)]
         run = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment()
         )
         loads[name] = run.returncode == 0
         assert loads[name] or "draft_id_to_target_id" in run.stderr, run.stderr[-2000:]
-    assert loads == {"ours": True, "theirs": look(Path(python)).before(ALL_DRAFTED)}
+    assert loads == {"ours": True, "theirs": look(Path(vllm_python)).before(ALL_DRAFTED)}

@@ -1,7 +1,6 @@
 """`peagle bench --engine vllm`: a real server, and our engine beside it."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -26,8 +25,8 @@ def bench(output: Path, *more: str) -> list[dict[str, object]]:
     return report["rows"]
 
 
+@pytest.mark.usefixtures("vllm_python")
 def test_acceptance_and_tokens_are_ours(tmp_path: Path) -> None:
-    assert os.environ["PEAGLE_VLLM_PYTHON"]
     shipped = find_head("smollm2-135m", method="p-eagle")
     assert shipped is not None
     head = tmp_path / "head"  # vLLM runs it without its correction

@@ -3,7 +3,6 @@
 `make test-vllm` runs this; PEAGLE_VLLM_PYTHON names the interpreter.
 """
 
-import os
 from pathlib import Path
 
 import pytest
@@ -28,18 +27,15 @@ def far(found: Tensor, wanted: Tensor) -> float:
 
 
 def test_features_and_hidden_states_are_those_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm_python: str
 ) -> None:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
     monkeypatch.setattr(vllm_capture, "WINDOW", WINDOW)
     target = load_target("smollm2-135m", dtype="float32")
     assert target.tokenizer is not None
     ids = [target.tokenizer.encode(prompt) for prompt in human_eval()[-6:]]
     data = [Example(one, [True] * len(one)) for one in ids]
     layers = (*default_feature_layers(len(target.layers)), len(target.layers))
-    theirs, exact = through_vllm(Vllm(Path(python)), target, layers, tmp_path / "vllm"), []
+    theirs, exact = through_vllm(Vllm(Path(vllm_python)), target, layers, tmp_path / "vllm"), []
 
     def noted(documents: list[list[int]]):
         for output in theirs(documents):

@@ -37,15 +37,12 @@ def page() -> Iterator[Any]:
 
 
 @pytest.fixture
-def vllm(tmp_path: Path) -> Iterator[str]:
+def vllm(vllm_python: str, tmp_path: Path) -> Iterator[str]:
     """Its URL, with the shipped head and the page."""
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     line = [sys.executable, "-m", "peagle", "serve", TARGET, "--engine", "vllm", "--k", "3"]
-    line += ["--vllm-python", python, "--port", str(port), "--", "--max-model-len", "512"]
+    line += ["--vllm-python", vllm_python, "--port", str(port), "--", "--max-model-len", "512"]
     line += ["--enforce-eager", "--middleware", "peagle.server.middleware.Pages"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(line, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)

@@ -44,22 +44,6 @@ class Outcome(NamedTuple):
     accepted_per_position: list[float]
 
 
-@pytest.fixture
-def vllm_python(capsys) -> str:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        reason = "PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it"
-        say(capsys, f"skipped: {reason}")
-        pytest.skip(reason)
-    return python
-
-
-def say(capsys, text: str) -> None:
-    """Print past pytest's capture."""
-    with capsys.disabled():
-        print(f"\n{text}", flush=True)
-
-
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(TARGET, dtype="float32", max_batch=BATCH)
@@ -159,7 +143,8 @@ def test_vllm_says_and_accepts_the_same(compared, llm, prompts, vllm_python, met
     lengths = f"{ours.acceptance_length:.4f}, vLLM {theirs.acceptance_length:.4f}"
     said = f"{len(differing)} of {PROMPTS} prompts differ"
     title = f"{method}{plugin and ', plugin'}, K = {DEPTHS[method]}: AL {lengths}; {said}"
-    say(capsys, "\n".join([title, *map(str, differing)]))
+    with capsys.disabled():
+        print("", title, *differing, sep="\n", flush=True)
     assert [d for d in differing if not d.tie] == []
     assert unlike(ours, theirs) == []
 

@@ -4,7 +4,6 @@ Ours decode with the shipped head, vLLM's without: what a row is made of must no
 """
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -65,10 +64,7 @@ json.dump(answers, open(sys.argv[2], "w"))
 """
 
 
-def test_parameters_mean_the_same(tmp_path: Path) -> None:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+def test_parameters_mean_the_same(tmp_path: Path, vllm_python: str) -> None:
     head = find_head(TARGET, method="p-eagle")
     assert head is not None
     llm = LLM(TARGET, head=head.folder, k=3, dtype="float32")
@@ -85,7 +81,7 @@ def test_parameters_mean_the_same(tmp_path: Path) -> None:
         )
     )
     run = subprocess.run(
-        [python, "-c", SCRIPT, str(asked), str(answered)],
+        [vllm_python, "-c", SCRIPT, str(asked), str(answered)],
         capture_output=True,
         text=True,
         timeout=1200,
