@@ -4,17 +4,11 @@ vLLM 0.32 takes the states out of its cache through pinned memory, which a CPU a
 """
 
 import os
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save_file
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as base
-
-
-class _Done:
-    """An event that has happened: nothing is copied in the background here."""
-
-    def query(self) -> bool:
-        return True
 
 
 class CpuConnector(base.ExampleHiddenStatesConnector):
@@ -31,4 +25,5 @@ class CpuConnector(base.ExampleHiddenStatesConnector):
             save_file(tensors, pending.filename)
         finally:
             os.close(self._lock_fds.pop(pending.req_id))
-        self._req_copy_events[pending.req_id] = _Done()
+        # An event that has happened: nothing is copied in the background here.
+        self._req_copy_events[pending.req_id] = SimpleNamespace(query=lambda: True)

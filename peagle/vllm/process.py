@@ -70,10 +70,6 @@ class Installed(NamedTuple):
         allowed = environ.get("VLLM_PLUGINS", PLUGIN).split(",")
         return PLUGIN in allowed and ".".join(self.version.split(".")[:2]) in self.plugin
 
-    def before(self, release: str) -> bool:
-        """Whether it is older than a release."""
-        return older(self.version, release)
-
 
 def older(version: str, release: str) -> bool:
     """Whether a version of vLLM is older than a release. Builds from source are taken as newer."""

@@ -184,7 +184,7 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
         with_it = installed.corrects(os.environ)
         plugin = "by the plugin peagle-vllm" if with_it else "which needs the plugin peagle-vllm"
         facts.append(f"{'with' if with_it else 'without'} {needs.lost}, {plugin}")
-    if installed.cpu and installed.before("0.33.0"):
+    if installed.cpu and older(installed.version, "0.33.0"):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
     flags = cache_flags(needs.drafter, target, installed.version)
     if flags:

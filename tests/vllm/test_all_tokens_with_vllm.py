@@ -14,7 +14,7 @@ from tiny import make_drafter, make_target, save_target
 
 from peagle.heads.save import save_drafter
 from peagle.vllm.head import ALL_DRAFTED
-from peagle.vllm.process import environment, look
+from peagle.vllm.process import environment, look, older
 
 pytestmark = pytest.mark.vllm
 LOAD = """
@@ -43,4 +43,4 @@ def test_a_head_that_drafts_all_tokens(tmp_path: Path, vllm_python: str) -> None
         )
         loads[name] = run.returncode == 0
         assert loads[name] or "draft_id_to_target_id" in run.stderr, run.stderr[-2000:]
-    assert loads == {"ours": True, "theirs": look(Path(vllm_python)).before(ALL_DRAFTED)}
+    assert loads == {"ours": True, "theirs": older(look(Path(vllm_python)).version, ALL_DRAFTED)}

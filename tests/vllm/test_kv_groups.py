@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from peagle.vllm.process import environment, look
+from peagle.vllm.process import environment, look, older
 from peagle.vllm.serve import WIDER_GROUPS, Kind, kinds, one_group
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -80,7 +80,7 @@ def test_groups_of_layers_of_other_sizes() -> None:
 
 @pytest.mark.vllm
 def test_groups_are_those_of_vllm(vllm_python: str) -> None:
-    slack = 1.25 if look(Path(vllm_python)).before(WIDER_GROUPS) else 1.5
+    slack = 1.25 if older(look(Path(vllm_python)).version, WIDER_GROUPS) else 1.5
     cases = [(kinds, OWN, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
     ours = [one_group(*case, slack) for case in cases]
     run = subprocess.run(
