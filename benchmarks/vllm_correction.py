@@ -50,6 +50,7 @@ def run(args: Any, folder: Path) -> dict[str, Any]:
         "dtype": "bfloat16",
         "max_num_seqs": 1,
         "max_model_len": CONTEXT,
+        "enforce_eager": True,  # compiling takes minutes, and is the same for both
         "speculative_config": speculative_config(True, str(folder / "head"), args.k),
     }
     rows, versions = list[Row](), dict[str, str]()
@@ -69,6 +70,7 @@ def run(args: Any, folder: Path) -> dict[str, Any]:
         "repeats": args.repeats,
         "threads": args.threads,
         "temperature": 0,
+        "enforce_eager": True,
         "vllm": versions,
     }
     git = ["git", f"--git-dir={RESULTS.parents[1] / '.git'}", "rev-parse", "HEAD"]
@@ -82,9 +84,9 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"),
                         metavar="PYTHON", help="has vLLM and peagle-vllm")  # fmt: skip
     parser.add_argument("--k", type=int, default=catalog_k()["p-eagle"])
-    parser.add_argument("--prompts", type=int, default=10)
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
