@@ -181,9 +181,8 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     if needs.environ:
         facts.append("by its V1 model runner")
     if needs.lost:
-        with_it = installed.corrects(os.environ)
-        plugin = "by the plugin peagle-vllm" if with_it else "which needs the plugin peagle-vllm"
-        facts.append(f"{'with' if with_it else 'without'} {needs.lost}, {plugin}")
+        how = "with {}, by" if installed.corrects(os.environ) else "without {}, which needs"
+        facts.append(f"{how.format(needs.lost)} the plugin peagle-vllm")
     if installed.cpu and older(installed.version, "0.33.0"):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
     flags = cache_flags(needs.drafter, target, installed.version)
