@@ -201,7 +201,7 @@ class AdaptiveBudget(Budget):
         """Add the nodes that only the drafter proposed to the expected ones. Nodes deeper than the
         draft are guessed, since its depth was chosen before."""
         depths = draft.depths()
-        looked_up = draft.looked_up()
+        looked_up = draft.follow(draft.match.tokens)
         rows = [row for row in range(1, len(depths)) if row not in looked_up]
         nodes = [(depths[row] - 1, draft.chances[row - 1]) for row in rows]
         deepest = draft.depth

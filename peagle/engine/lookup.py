@@ -54,7 +54,7 @@ class LookupCalibration:
 
     def count(self, draft: Draft, path: Sequence[int]) -> None:
         """A draft was verified and its rows `path` accepted."""
-        for depth, row in enumerate(draft.looked_up()):
+        for depth, row in enumerate(draft.follow(draft.match.tokens)):
             place = (draft.match.size, depth)
             tried, accepted = self._counts.get(place, AT_FIRST)
             self._counts[place] = (tried * FORGET + 1, accepted * FORGET + (row in path))

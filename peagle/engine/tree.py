@@ -94,12 +94,12 @@ class Draft:
             path.append(row)
         return path
 
-    def looked_up(self) -> list[int]:
-        """The rows of the path that lookup proposed."""
+    def follow(self, tokens: Iterable[int]) -> list[int]:
+        """The rows that these tokens lead along, as far as the tree has them."""
         children = self.children()
         path = list[int]()
         row = 0
-        for token in self.match.tokens:
+        for token in tokens:
             if not (row := children.get((row, token), 0)):
                 break
             path.append(row)
