@@ -19,14 +19,25 @@ from fastapi.responses import Response, StreamingResponse
 from transformers import PreTrainedTokenizerBase
 
 from peagle.engine.params import TokenLogprob
-from peagle.engine.request import Request
+from peagle.engine.request import Chunk, Request
 from peagle.model.template import THINKING, answer_template
 from peagle.server import responses
-from peagle.server.engine_thread import Event, Job, Update
+from peagle.server.engine_thread import Event, Job, Update, Verified
 from peagle.server.errors import ApiError
-from peagle.server.logprobs import AnswerLogprobs, Token, of_chat, of_text
+from peagle.server.logprobs import AnswerLogprobs, Spelling, Token, of_chat, of_text
 from peagle.server.parsing import ParsedAnswer, ResponseParser, ThoughtParser
-from peagle.server.responses import ChatChoice, ChatPart, Delta, Message, TextChoice, Usage
+from peagle.server.responses import (
+    ChatChoice,
+    ChatPart,
+    Delta,
+    Drafts,
+    Message,
+    Node,
+    Piece,
+    TextChoice,
+    Tree,
+    Usage,
+)
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import Worker
 
@@ -37,6 +48,7 @@ class _Builder:
     """Log-probabilities of choices, by their index."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
         self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
 
     def tokens(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> list[Token]:
@@ -165,6 +177,7 @@ async def _parts(
     def made(choices: list[Any], counts: Usage | None = None) -> Event:
         return builder.chunk(**head, choices=choices, usage=counts).model_dump(exclude=hidden)
 
+    spelling = Spelling(builder.tokenizer) if options.peagle_drafts else None
     async with aclosing(updates):
         for request in job.requests:
             if opening := builder.opening(request.index):
@@ -173,11 +186,50 @@ async def _parts(
             text = "".join(chunk.text for chunk in update.chunks)
             logprobs = [one.logprob for one in update.chunks if one.logprob is not None]
             choice = builder.part(update.request, text, logprobs, update.ended)
-            if options.peagle_drafts:
-                choice.peagle_drafts = update.drafts
+            if spelling is not None:
+                choice.peagle_drafts = _drafts(update, spelling)
             yield made([choice])
     if options.include_usage:
         yield made([], usage(job))
+
+
+def pieces(chunks: list[Chunk]) -> list[Piece]:
+    """The text of chunks, with its depth in the draft and its source."""
+    return [Piece(text=one.text, place=one.depth, source=one.source) for one in chunks]
+
+
+def _drafts(update: Update, spelling: Spelling) -> Drafts:
+    stats = update.stats
+    return Drafts(
+        tokens=update.tokens,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=sum(stats.accepted),
+        accepted_from_lookup=stats.accepted_from_lookup,
+        forwards=stats.forwards,
+        pieces=pieces(update.chunks),
+        trees=[_tree(each, spelling) for each in update.verified],
+    )
+
+
+def _tree(verified: Verified, spelling: Spelling) -> Tree:
+    draft = verified.draft
+    before, *emitted = verified.tokens
+    accepted = draft.follow(emitted)
+    after = emitted[len(accepted) :]
+    columns = zip(draft.tokens, draft.parents, draft.chances, strict=True)
+    nodes = [
+        Node(text=spelling.name(id), parent=parent, source=draft.source(row), chance=chance)
+        for row, (id, parent, chance) in enumerate(columns, start=1)
+    ]
+    return Tree(
+        before=spelling.name(before),
+        nodes=nodes,
+        accepted=accepted,
+        after="".join(map(spelling.name, after)),
+        looked_up=draft.follow(draft.match.tokens),
+        matched=draft.match.size,
+    )
 
 
 async def _updates(

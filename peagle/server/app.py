@@ -114,8 +114,10 @@ class Api:
                 made += self.llm.make_requests(ids, params, len(made))
             return made
 
+        traced = body.stream and body.stream_options.peagle_drafts
         with body.refusals():
-            job = await self.worker.submit(count * body.n, make, body.n, bool(body.constraint()))
+            constrained = bool(body.constraint())
+            job = await self.worker.submit(count * body.n, make, body.n, constrained, traced)
         return await answer(http, self.worker, builder, body, job)
 
     async def invocations(

@@ -1,14 +1,14 @@
 """Routes of the console's page, and its race: one prompt decoded by the target alone and with each
 head on this machine, in turns.
 
-A race is an exclusive job for the engine thread. Each method has an engine of its own, which drafts
-with the server's options; the server's engine is not touched. As in `peagle demo` the mode is
-deterministic: all methods emit the same tokens.
+A race is an exclusive job for the engine thread. Each lane has an engine of its own: the server's
+is not touched. As in `peagle demo` the mode is deterministic, so all lanes emit the same tokens.
 """
 
 import shlex
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from os.path import commonprefix
 from pathlib import Path
@@ -19,19 +19,21 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from peagle.backends.batch import BLOCK
-from peagle.catalog import known_entry, load_catalog, record
-from peagle.engine.drafting import MAX_NODES
+from peagle.catalog import how_to_get, known_entry, load_catalog, record
+from peagle.engine.drafting import MAX_NODES, Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.errors import InputError
-from peagle.methods.registry import method_of
+from peagle.methods.base import Method
+from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
-from peagle.server.answers import stream
-from peagle.server.engine_thread import Event, pieces
+from peagle.server.answers import pieces, stream
+from peagle.server.engine_thread import Event
 from peagle.server.prompts import conversation_ids
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
+from peagle.shown import model_name
 
 MAX_TOKENS = 256  # of each answer: all other requests wait
 MAX_PROMPT = 2048
@@ -42,6 +44,21 @@ class RaceBody(Body):
 
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A way to decode in a race."""
+
+    title: str
+    drafting: Drafting = Drafting()
+    head: Drafter | Path | None = None
+    missing: str | None = None  # why its head is not here
+
+    def shown(self) -> dict[str, Any]:
+        """Its part of the page."""
+        drafts = str(self.drafting).strip("-")
+        return {"title": self.title, "drafts": drafts, "missing": self.missing}
 
 
 class Console:
@@ -60,10 +77,14 @@ class Console:
         app.post("/peagle/race", **hidden)(self.race)
 
     def about(self) -> dict[str, Any]:
-        """The drafting of the served model, and its context in tokens."""
+        """The drafting of the served model, its context in tokens, and the lanes of a race."""
         drafting = self._llm.drafting
-        context = self._llm.target.max_context
-        return {"method": drafting.method, "drafts": str(drafting), "context": context}
+        return {
+            "method": drafting.method,
+            "drafts": str(drafting),
+            "context": self._llm.target.max_context,
+            "lanes": [lane.shown() for lane in self.lanes()],
+        }
 
     def catalog(self) -> list[dict[str, Any]]:
         """All entries, each with the command that deploys it."""
@@ -82,17 +103,40 @@ class Console:
         steps = self.steps(ids, body.max_tokens)
         return stream(self._worker.run_exclusively(steps))
 
-    def lanes(self) -> dict[str, Drafter | Path | None]:
-        """Methods and their heads: the target alone, then the heads in the catalog's order, those
-        in folders of this machine (nothing is downloaded for a race), and the served one."""
-        llm = self._llm
-        lanes: dict[str, Drafter | Path | None] = {"none": None}
-        entry = known_entry(llm.target.name)
-        for method, head in (entry.heads if entry else {}).items():
-            if head.folder and head.folder.is_dir():
-                lanes[method] = head.folder
-        lanes[llm.drafting.method] = llm.drafter
+    def lanes(self) -> list[Lane]:
+        """The target alone; with chains of a method that drafts them, and with lookup, too; with a
+        parallel method. All draft with the server's options where a lane can."""
+        served = self._llm.drafting
+        trees = Drafting(mode="auto", lookup=True)
+        own = trees if served.mode == "none" else served
+        lanes = [Lane("Target alone")]
+        for method in sorted(METHODS.values(), key=lambda each: each.parallel):
+            head, missing = self._head(method)
+            ways = {method.title: own}
+            if not method.parallel:
+                chain = served.mode == "chain"
+                ways[method.title] = served if chain else Drafting(mode="auto")
+                ways[f"{method.title} + lookup"] = trees if chain else replace(own, lookup=True)
+            for title, way in ways.items():
+                lanes.append(Lane(title, replace(way, method=method.name), head, missing))
+        if served.method == "lookup":
+            lanes.append(Lane("Lookup", served))
         return lanes
+
+    def _head(self, method: Method) -> tuple[Drafter | Path | None, str | None]:
+        """The head of a method: the served one or the catalog's folder; or why there is none.
+        Nothing is downloaded for a race."""
+        llm = self._llm
+        if llm.drafting.method == method.name:
+            return llm.drafter, None
+        entry = known_entry(llm.target.name)
+        known = entry.heads.get(method.name) if entry else None
+        if known is None:
+            name = model_name(llm.target.name)
+            return None, f"no {method.title} head of {name} is known: train one with peagle train"
+        if known.folder is None:
+            return None, f"{known.hub} is on the hub, and a race downloads nothing"
+        return (known.folder, None) if known.folder.is_dir() else (None, how_to_get(known))
 
     def steps(self, ids: list[int], max_tokens: int) -> Generator[Event, None, None]:
         """Decode greedily, one round per step. Raises InputError for a prompt that is too long, and
@@ -103,33 +147,21 @@ class Console:
         room = len(ids) + max_tokens + MAX_NODES + 2 * BLOCK
         alone = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
         lanes = self.lanes()
-        runners = [self._use(alone, *lane) for lane in lanes.items()]
-        drafting = [llm.drafting for llm in runners]
-        yield {"lanes": [{"method": d.method, "drafts": str(d).strip("-")} for d in drafting]}
+        yield {"lanes": [lane.shown() for lane in lanes]}
         params = SamplingParams(max_tokens=max_tokens)
         answers = list[list[int]]()
-        for number, (lane, llm) in enumerate(zip(lanes.items(), runners, strict=True)):
-            warm_up = self._use(alone, *lane)  # kernels for these numbers of rows
+        for number, lane in enumerate(lanes):
+            if lane.missing is not None:
+                continue
+            head = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
+            warm_up = alone.use(head, **lane.drafting.options)  # kernels for these numbers of rows
             warm_up.generate([ids], SamplingParams(max_tokens=4))
             # Another engine: its cache is empty.
+            llm = alone.use(head, **lane.drafting.options)
             request = yield from _run(llm, ids, params, number)
             answers.append(request.output)
         same = len(commonprefix(answers))
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}
-
-    def _use(self, alone: LLM, method: str, head: Drafter | Path | None) -> LLM:
-        """Another LLM over the target of `alone`, with a lane's head and the server's options."""
-        if method == "none":
-            return alone.use(None, lookup=False)
-        if isinstance(head, Path):
-            head = self._load(head)
-        served = self._llm.drafting
-        chains = head is not None and not method_of(head.config).parallel
-        if served.mode == "none":
-            return alone.use(head)
-        if served.mode == "tree" and chains and not served.lookup:
-            return alone.use(head, lookup=False)
-        return alone.use(head, **served.options)
 
 
 def _run(

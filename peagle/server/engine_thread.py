@@ -11,20 +11,54 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from peagle.engine.engine import Engine
-from peagle.engine.request import Chunk, Request
+from peagle.engine.request import Chunk, Request, Stats
+from peagle.engine.tree import Draft
 from peagle.errors import InputError
 from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, RequestMetrics
-from peagle.server.responses import Drafts, Piece
 
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
+
+
+class Verified(NamedTuple):
+    """A draft after its round."""
+
+    draft: Draft
+    tokens: list[int]  # the one before the draft, then the emitted ones
+
+
+@dataclass(slots=True)
+class Trace:
+    """The verified drafts of a request whose client asks for them. The engine replaces a request's
+    draft and never changes it."""
+
+    request: Request
+    draft: Draft = field(default_factory=Draft)  # the next round verifies it
+    length: int = 0  # tokens before that round
+    rounds: int = 0  # verified drafts
+    verified: list[Verified] = field(default_factory=list)  # not delivered yet
+
+    def observe(self) -> None:
+        """Note the draft that the last round has verified, if it has."""
+        request = self.request
+        if request.stats.rounds > self.rounds:
+            self.verified.append(Verified(self.draft, request.tokens[self.length - 1 :]))
+        self.draft = request.draft
+        self.length = len(request.tokens)
+        self.rounds = request.stats.rounds
+
+    def take(self) -> list[Verified]:
+        """The drafts since the last call."""
+        taken = self.verified
+        self.verified = []
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +69,9 @@ class Update:
     request: Request
     chunks: list[Chunk]
     ended: bool
-    drafts: Drafts
+    tokens: int  # of the output so far
+    stats: Stats
+    verified: list[Verified]  # empty where the job has no traces
 
 
 class Job:
@@ -46,6 +82,7 @@ class Job:
         self.copies = copies
         self.arrived = time.monotonic()
         self.tracks = list[RequestMetrics]()
+        self.traces = dict[Request, Trace]()  # of requests whose client asks for drafts
         self.left = count  # requests that have not ended
         self.deadline: asyncio.TimerHandle | None = None
         self._on_end = on_end
@@ -181,8 +218,13 @@ class EngineThread:
         for job, track in self._running:
             self._metrics.observe(track)
             chunks = self._engine.fetch(track.request)
+            trace = job.traces.get(track.request)
+            if trace is not None:
+                trace.observe()
             if chunks or track.ended:
-                update = Update(track.request, chunks, track.ended, _drafts(track.request, chunks))
+                verified = trace.take() if trace else []
+                counts = track.tokens, track.stats
+                update = Update(track.request, chunks, track.ended, *counts, verified)
                 updates.append((job, update))
         if updates:
             self._running = [(job, track) for job, track in self._running if not track.ended]
@@ -206,21 +248,3 @@ class EngineThread:
 def _deliver(updates: list[tuple[Job, Update]]) -> None:
     for job, update in updates:
         job.receive(update)
-
-
-def pieces(chunks: list[Chunk]) -> list[Piece]:
-    """The text of chunks, with its depth in the draft and its source."""
-    return [Piece(text=one.text, place=one.depth, source=one.source) for one in chunks]
-
-
-def _drafts(request: Request, chunks: list[Chunk]) -> Drafts:
-    stats = request.stats
-    return Drafts(
-        tokens=len(request.output),
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=sum(stats.accepted),
-        accepted_from_lookup=stats.accepted_from_lookup,
-        forwards=stats.forwards,
-        pieces=pieces(chunks),
-    )

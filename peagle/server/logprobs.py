@@ -19,6 +19,39 @@ class Token(ContentLogprob):
     offset: int = 0  # characters of the text before it
 
 
+class Spelling:
+    """Bytes and names of single tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokens = tokenizer.backend_tokenizer
+        self._added = tokenizer.added_tokens_decoder
+        byte_level = "ByteLevel" in repr(self._tokens.decoder)
+        letters = bytes_to_unicode() if byte_level else {}
+        self._letters = {letter: byte for byte, letter in letters.items()}
+
+    def name(self, token: int) -> str:
+        """A token in the middle of a text. Bytes that are no text are named as by OpenAI."""
+        spelled = self.spell(token)
+        try:
+            named = spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+        if not named and token in self._added:
+            return self._added[token].content
+        return named or by_id(token)
+
+    def spell(self, token: int) -> bytes:
+        """The bytes of a token; none where it has no text."""
+        if token in self._added and self._added[token].special:
+            return b""
+        piece = self._tokens.id_to_token(token) or ""
+        if self._letters.keys() >= set(piece):
+            return bytes(map(self._letters.__getitem__, piece))
+        if piece.startswith("<0x"):  # Llama 2, Gemma
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("▁", " ").encode()
+
+
 class AnswerLogprobs:
     """Tokens of one answer as its text becomes certain.
 
@@ -28,11 +61,7 @@ class AnswerLogprobs:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokens = tokenizer.backend_tokenizer
-        self._added = tokenizer.added_tokens_decoder
-        byte_level = "ByteLevel" in repr(self._tokens.decoder)
-        letters = bytes_to_unicode() if byte_level else {}
-        self._letters = {letter: byte for byte, letter in letters.items()}
+        self._spelling = Spelling(tokenizer)
         self._waiting = list[tuple[Token, int]]()  # without text yet; end of bytes
         self._bytes = bytearray()  # bytes of all tokens
         self._owners = list[Token]()  # the token of each byte
@@ -78,24 +107,9 @@ class AnswerLogprobs:
             owner.bytes.append(byte)
 
     def _token(self, id: int, logprob: float) -> Token:
-        """A token in the middle of a text. Bytes that are no text are named as by OpenAI."""
-        spelled = self._bytes_of(id)
-        try:
-            name = spelled.decode() or (self._added[id].content if id in self._added else by_id(id))
-        except UnicodeDecodeError:
-            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+        spelled = list(self._spelling.spell(id))
         logprob = max(logprob, MIN_LOGPROB)
-        return Token(id=id, token=name, logprob=logprob, bytes=list(spelled))
-
-    def _bytes_of(self, token: int) -> bytes:
-        if token in self._added and self._added[token].special:
-            return b""
-        piece = self._tokens.id_to_token(token) or ""
-        if self._letters.keys() >= set(piece):
-            return bytes(map(self._letters.__getitem__, piece))
-        if piece.startswith("<0x"):  # Llama 2, Gemma
-            return bytes.fromhex(piece[3:5])
-        return piece.replace("▁", " ").encode()
+        return Token(id=id, token=self._spelling.name(id), logprob=logprob, bytes=spelled)
 
 
 def by_id(token: int) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
+from peagle.engine.tree import Source
+
 ABOUT = (
     "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
     "is null counts as left out. An unlisted field is ignored, or refused where it would change "
@@ -78,7 +80,27 @@ class Piece(Answer):
 
     text: str
     place: int  # depth in the draft, from 1; 0: the target's token
-    source: Literal["target", "head", "lookup"]
+    source: Source
+
+
+class Node(Answer):
+    """A draft token. Its parent is a node, numbered from 1; 0: the token before the draft."""
+
+    text: str
+    parent: int
+    source: Source
+    chance: float  # that the path to it is accepted, as expected
+
+
+class Tree(Answer):
+    """A draft that the target has verified."""
+
+    before: str  # the token before it
+    nodes: list[Node]
+    accepted: list[int]  # nodes whose tokens were emitted, in order
+    after: str  # the target's own token after them
+    looked_up: list[int]  # nodes that lookup proposed, in order; a head may have, too
+    matched: int  # newest tokens that occurred before; 0: lookup found nothing
 
 
 class Drafts(Answer):
@@ -91,6 +113,7 @@ class Drafts(Answer):
     accepted_from_lookup: int  # accepted tokens that only lookup proposed
     forwards: int  # decoding rounds, with or without drafts
     pieces: list[Piece]  # new text
+    trees: list[Tree]  # new ones
 
 
 class TextLogprobs(Answer):

@@ -11,7 +11,7 @@ from anyio import CapacityLimiter, to_thread
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request
 from peagle.errors import InputError
-from peagle.server.engine_thread import FAILED, EngineThread, Event, ExclusiveJob, Job
+from peagle.server.engine_thread import FAILED, EngineThread, Event, ExclusiveJob, Job, Trace
 from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, RequestMetrics
 
@@ -64,10 +64,16 @@ class Worker:
         return sum(job.left for job in self._jobs) + (self._exclusive is not None)
 
     async def submit(
-        self, count: int, make: Callable[[], list[Request]], copies: int, constrained: bool
+        self,
+        count: int,
+        make: Callable[[], list[Request]],
+        copies: int,
+        constrained: bool,
+        traced: bool,
     ) -> Job:
         """Admit `count` requests, `copies` of each prompt; all or none. `make` makes them in
-        another thread, once there is room for them; `constrained` where one has a grammar.
+        another thread, once there is room for them; `constrained` where one has a grammar. Their
+        verified drafts are kept for the client if they are `traced`.
 
         Raises what `make` raises, InputError when a request can never run, ApiError when there is
         no room for them.
@@ -86,6 +92,8 @@ class Worker:
             self._jobs.discard(job)
             raise
         job.tracks = [RequestMetrics(request, job.arrived) for request in requests]
+        if traced:
+            job.traces = {request: Trace(request) for request in requests}
         self.thread.post(self.thread.admit, job)
         expire = partial(self.thread.post, self.thread.expire, job, self.too_late)
         job.deadline = loop.call_at(deadline, expire)

@@ -37,7 +37,9 @@ def test_a_common_prefix_is_one_node() -> None:
     assert offer((5, 6)) == [Candidate(9, 0.0, 0.5)]
     assert offer((7,)) == offer((5, 6, 9)) == []
     draft = grow(offer, 4, Match(3, (5, 6, 9)))
-    assert [draft.tokens[row - 1] for row in draft.follow(draft.match.tokens)] == [5, 6, 9][: draft.depth]
+    assert [draft.tokens[row - 1] for row in draft.follow(draft.match.tokens)] == [5, 6, 9][
+        : draft.depth
+    ]
 
 
 def test_its_chances_are_learnt_by_size_and_depth() -> None:

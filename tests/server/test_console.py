@@ -8,13 +8,16 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
-from serving import MODEL, Running, Serve
+from serving import MODEL, Running, Serve, start
 from test_metrics import read
+from tiny import make_target
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.model.drafter import Drafter
 from peagle.server.middleware import FOLDER
 
+LANES = ["EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
 KEY = {"authorization": "Bearer secret"}
 
 
@@ -80,8 +83,42 @@ def test_sources_of_tokens(running: Running, llm: LLM, path: str) -> None:
     assert last["accepted"] == sum(stats.accepted) > 0
     assert (last["drafted"], last["forwards"]) == (stats.drafted, stats.forwards)
     assert last["accepted_from_lookup"] == stats.accepted_from_lookup
+    trees = [tree for draft in drafts for tree in draft["trees"]]
+    assert len(trees) == stats.rounds
+    assert sum(len(tree["nodes"]) for tree in trees) == stats.drafted
+    assert sum(len(tree["accepted"]) for tree in trees) == sum(stats.accepted)
     emitted = [part.get("text") or part.get("delta", {}).get("content", "") for part in parts]
     assert "".join(emitted) == "".join(text for text, _, _ in pieces) == done.text
+
+
+@pytest.mark.parametrize("options", [{"k": 3}, {"nodes": 9, "lookup": True}])
+def test_drafts_as_trees(drafter: Drafter, options: dict[str, Any]) -> None:
+    """Round by round: the accepted nodes and the target's tokens after them spell each answer."""
+    running = start(LLM(make_target(), drafter, max_batch=2, kv_tokens=1024, **options))
+    body = {"prompt": ["the cat sat on the mat. the cat sat on", "a dog ran"], "max_tokens": 60}
+    body |= {"temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"peagle_drafts": True}}
+    with running.http() as http:
+        parts = [e["choices"][0] for e in streamed(http.post("/v1/completions", json=body))]
+    running.stop()
+    for index in range(2):
+        own = [part for part in parts if part["index"] == index]
+        trees = [tree for part in own for tree in part["peagle_drafts"]["trees"]]
+        spelled = trees[0]["before"]
+        for tree in trees:
+            assert spelled.endswith(tree["before"])
+            nodes = dict(enumerate(tree["nodes"], start=1))
+            spelled += "".join(nodes[i]["text"] for i in tree["accepted"]) + tree["after"]
+            for path in (tree["accepted"], tree["looked_up"]):
+                assert [nodes[i]["parent"] for i in path] == [0, *path][: len(path)]
+            assert all(node["parent"] < i and 0 < node["chance"] <= 1 for i, node in nodes.items())
+            alone = {i for i, node in nodes.items() if node["source"] == "lookup"}
+            assert alone <= set(tree["looked_up"])
+            assert bool(tree["looked_up"]) <= bool(tree["matched"])
+        spelled = re.sub(r"<[|\w]+>", "", spelled)  # special tokens have no text
+        assert "".join(part["text"] for part in own).startswith(spelled)
+        assert any(tree["accepted"] for tree in trees)
+        assert any(tree["looked_up"] for tree in trees) == ("lookup" in options)
 
 
 def test_chosen_k(serve: Serve) -> None:
@@ -99,7 +136,10 @@ def test_catalog(running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     with running.http() as http:
         about, listed = http.get("/peagle/console").json(), http.get("/peagle/catalog").json()
+    lanes = about.pop("lanes")
     assert about == {"method": "p-eagle", "drafts": "K = 3", "context": 256}
+    assert [lane["title"] for lane in lanes] == ["Target alone", *LANES]
+    assert ["no EAGLE-3 head" in (lane["missing"] or "") for lane in lanes] == [0, 1, 1, 0]
     rows = {row["name"]: row for row in listed}
     assert rows["my model"]["command"] == "peagle deploy 'my model'"
     row = rows["smollm2-135m"]

@@ -4,6 +4,7 @@
 import { Answer } from "./answer.js";
 import { stream } from "./api.js";
 import { $, drafting, el, percent, seconds, tint } from "./dom.js";
+import { draftsOf } from "./drafts.js";
 import { acceptanceLength, snapshot } from "./metrics.js";
 
 const EXAMPLES = [
@@ -84,12 +85,14 @@ async function answer(conversation, body) {
     temperature: Number($("temperature").value), max_tokens: Number($("max-tokens").value),
   };
   const shown = new Answer(body);
+  const trees = [];
   let content = "";
   try {
     for await (const event of stream("v1/chat/completions", asked, running.signal)) {
       const choice = event.choices[0];
       const text = choice?.delta?.content ?? "";
       const drafts = choice?.peagle_drafts;
+      for (const tree of drafts?.trees ?? []) trees.push({ ...tree, soFar: content });
       content += text;
       follow(() => shown.append(drafts?.pieces ?? [{ text, place: 0 }]));
       meter.observe(text, drafts, event.usage);
@@ -99,7 +102,7 @@ async function answer(conversation, body) {
   }
   await meter.end();
   const figures = meter.figures();
-  if (figures) follow(() => body.after(el("p", { class: "figures" }, figures)));
+  if (figures) follow(() => body.after(el("p", { class: "figures" }, figures), trees.length ? draftsOf(trees) : ""));
   return content;
 }
 

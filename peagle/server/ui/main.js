@@ -55,7 +55,7 @@ try {
     longest.max = about.context;
     longest.value = Math.min(longest.value, Math.floor(about.context / 2));
     if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers without drafts.";
-    startRace();
+    startRace(about.lanes);
     startCatalog().catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));
   } else {
     $("welcome-about").textContent = "This server does not report drafted tokens, so none is tinted.";
@@ -68,5 +68,6 @@ try {
     if ($("served").textContent !== state) $("served").textContent = $("served").title = state;
   });
 } catch (error) {
-  $("served").textContent = error.message;
+  $("served").textContent = "not reachable";
+  $("welcome-about").textContent = `The server does not answer: ${error.message}. Reload this page to try again.`;
 }

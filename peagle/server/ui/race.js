@@ -1,18 +1,27 @@
-// None, EAGLE-3 and P-EAGLE on one prompt: measured one after the other, replayed together.
+// The target alone and with each head, on one prompt: measured one after the other, replayed together.
 
 import { Answer } from "./answer.js";
 import { stream } from "./api.js";
-import { $, METHODS, drafting, el, seconds } from "./dom.js";
+import { $, drafting, el, seconds } from "./dom.js";
 
-let lanes = [];
+let lanes = []; // as the server numbers them
 let wanted = 0; // tokens
 let running = null; // AbortController of the race
 let replaying = 0; // requestAnimationFrame's number
 
-export function startRace() {
+const racing = () => lanes.filter((lane) => !lane.missing);
+
+export function startRace(offered) {
+  line(offered);
   $("race-form").addEventListener("submit", submit);
   $("replay").addEventListener("click", replay);
   $("race-start").disabled = false; // before, the browser would have sent the form by itself
+}
+
+function line(offered) {
+  wanted = Number($("race-tokens").value);
+  lanes = offered.map((lane) => new Lane(lane));
+  $("lanes").replaceChildren(...lanes.map((lane) => lane.node));
 }
 
 async function submit(event) {
@@ -22,10 +31,7 @@ async function submit(event) {
   running = new AbortController();
   $("race-start").textContent = "Stop";
   $("replay").hidden = $("verdict").hidden = true;
-  $("lanes").replaceChildren();
   $("race-status").textContent = "Waiting for the engine";
-  lanes = [];
-  wanted = Number($("race-tokens").value);
   try {
     await measure();
     $("race-status").textContent = "";
@@ -43,8 +49,7 @@ async function measure() {
   let verdict = null;
   for await (const event of stream("peagle/race", { messages, max_tokens: wanted }, running.signal)) {
     if (event.lanes) {
-      lanes = event.lanes.map((lane) => new Lane(lane));
-      $("lanes").replaceChildren(...lanes.map((lane) => lane.node));
+      line(event.lanes);
     } else if (event.lane !== undefined) {
       const lane = lanes[event.lane];
       $("race-status").textContent = `Measuring ${lane.name}`;
@@ -59,13 +64,14 @@ async function measure() {
 }
 
 function judge({ identical, same_tokens: same }) {
-  const fastest = lanes.reduce((best, lane) => (lane.speed > best.speed ? lane : best));
-  for (const lane of lanes) {
-    lane.node.classList.toggle("fastest", lane === fastest && lanes.length > 1);
+  const ran = racing();
+  const fastest = ran.reduce((best, lane) => (lane.speed > best.speed ? lane : best));
+  for (const lane of ran) {
+    lane.node.classList.toggle("fastest", lane === fastest && ran.length > 1);
     lane.bar.value = lane.speed / fastest.speed;
   }
   const verdict = $("verdict");
-  verdict.hidden = lanes.length < 2;
+  verdict.hidden = ran.length < 2;
   verdict.dataset.identical = identical;
   verdict.textContent = identical
     ? `Identical: all ${same} token ids are the same in every lane.`
@@ -74,12 +80,13 @@ function judge({ identical, same_tokens: same }) {
 
 function replay() {
   cancelAnimationFrame(replaying);
-  for (const lane of lanes) lane.rewind();
-  const longest = Math.max(...lanes.map((lane) => lane.result.seconds));
+  const ran = racing();
+  for (const lane of ran) lane.rewind();
+  const longest = Math.max(...ran.map((lane) => lane.result.seconds));
   const began = performance.now();
   const frame = () => {
     const at = (performance.now() - began) / 1000;
-    for (const lane of lanes) lane.play(at);
+    for (const lane of ran) lane.play(at);
     $("race-status").textContent = at < longest ? `Replay ${at.toFixed(1)} s` : "";
     if (at < longest) replaying = requestAnimationFrame(frame);
   };
@@ -87,8 +94,9 @@ function replay() {
 }
 
 class Lane {
-  constructor({ method, drafts }) {
-    this.name = METHODS[method];
+  constructor({ title, drafts, missing }) {
+    this.name = title;
+    this.missing = missing; // why it cannot run
     this.drafts = drafts; // what, in words; empty: nothing
     this.rounds = [];
     this.shown = 0;
@@ -99,8 +107,10 @@ class Lane {
     this.facts = el("p", { class: "lane-facts" });
     this.progress = el("progress", { max: wanted, value: 0, "aria-label": `Tokens of ${this.name}` });
     this.bar = el("progress", { class: "speed", max: 1, value: 0, "aria-label": `Speed of ${this.name}` });
-    const title = el("h3", {}, this.name, drafts ? el("span", { class: "drafts" }, drafts) : "");
-    this.node = el("article", { class: "card lane" }, title, this.rate, this.bar, this.facts, this.progress, this.text);
+    const heading = el("h3", {}, title, drafts && !missing ? el("span", { class: "size" }, drafts) : "");
+    const parts = missing ? [el("p", {}, "Not available"), el("p", { class: "note" }, missing)]
+      : [this.rate, this.bar, this.facts, this.progress, this.text];
+    this.node = el("article", { class: missing ? "card lane absent" : "card lane" }, heading, ...parts);
   }
 
   get speed() {
