@@ -1,12 +1,14 @@
 """Routes of the console's page, and its race: one prompt decoded by the target alone and with each
 head on this machine, in turns.
 
-A race is an exclusive job for the engine thread. Each lane has an engine of its own: the server's
-is not touched. As in `peagle demo` the mode is deterministic, so all lanes emit the same tokens.
+Each lane of a race has an engine of its own: the server's is not touched. The engine's thread runs
+their rounds between those of other requests, which no lane's time includes. As in `peagle demo` the
+mode is deterministic, so all lanes emit the same tokens.
 """
 
+import logging
 import shlex
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -30,12 +32,14 @@ from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.server.answers import pieces, stream
 from peagle.server.engine_thread import Event
+from peagle.server.errors import ApiError
 from peagle.server.prompts import conversation_ids
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
 from peagle.shown import model_name
 
-MAX_TOKENS = 256  # of each answer: all other requests wait
+log = logging.getLogger(__name__)
+MAX_TOKENS = 256  # of each answer
 MAX_PROMPT = 2048
 
 
@@ -67,6 +71,7 @@ class Console:
     def __init__(self, llm: LLM, worker: Worker) -> None:
         self._llm = llm
         self._worker = worker
+        self._racing = False
         self._load = cache(llm.load_head)  # heads that are not served, for their first race
 
     def add_routes(self, app: FastAPI) -> None:
@@ -96,12 +101,33 @@ class Console:
         return rows
 
     async def race(self, body: RaceBody) -> Response:
-        """Events of a race. Other requests wait until it is over or its client leaves."""
+        """Events of a race, until it is over or its client leaves."""
         make_ids = partial(conversation_ids, self._llm, body.messages, [], {})
         with body.refusals():
             ids = await self._worker.tokenise(make_ids)
-        steps = self.steps(ids, body.max_tokens)
-        return stream(self._worker.run_exclusively(steps))
+        return stream(self._events(self.steps(ids, body.max_tokens)))
+
+    async def _events(self, steps: Generator[Event]) -> AsyncGenerator[Event]:
+        """Run a race, unless the server cancels what runs. Raises ApiError where it fails, and for
+        a second race at the same time."""
+        if self._racing:
+            raise ApiError(429, "a race is on: try again")
+        thread = self._worker.thread
+        self._racing = True
+        try:
+            while not self._worker.cancelled:
+                event = await thread.call(partial(next, steps, None))
+                if event is None:
+                    break
+                yield event
+        except InputError as wrong:
+            raise ApiError(400, str(wrong), param=wrong.field) from wrong
+        except Exception as error:
+            log.exception("a race failed")
+            raise ApiError(500, "it failed: see the server's log") from error
+        finally:
+            thread.post(steps.close)
+            self._racing = False
 
     def lanes(self) -> list[Lane]:
         """The target alone; with chains of a method that drafts them, and with lookup, too; with a
@@ -138,7 +164,7 @@ class Console:
             return None, f"{known.hub} is on the hub, and a race downloads nothing"
         return (known.folder, None) if known.folder.is_dir() else (None, how_to_get(known))
 
-    def steps(self, ids: list[int], max_tokens: int) -> Generator[Event, None, None]:
+    def steps(self, ids: list[int], max_tokens: int) -> Generator[Event]:
         """Decode greedily, one round per step. Raises InputError for a prompt that is too long, and
         for a head that does not fit."""
         if len(ids) > MAX_PROMPT:

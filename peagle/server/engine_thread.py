@@ -10,18 +10,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from peagle.engine.engine import Engine
 from peagle.engine.request import Chunk, Request, Stats
 from peagle.engine.tree import Draft
-from peagle.errors import InputError
 from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, RequestMetrics
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
@@ -113,24 +114,9 @@ class Job:
             yield update
 
 
-class ExclusiveJob:
-    """A generator that the engine thread runs while no request does."""
-
-    def __init__(self, steps: Generator[Event, None, None], on_end: Callable[[], None]) -> None:
-        self.steps = steps
-        self.events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None: the end
-        self._on_end = on_end
-
-    def receive(self, event: Event | ApiError | None) -> None:
-        """Take an event; an error or None is the last one."""
-        self.events.put_nowait(event)
-        if not isinstance(event, dict):
-            self._on_end()
-
-
 class EngineThread:
-    """Runs the engine. The event loop calls `start`, `post` and `stop`; it passes the other public
-    methods to `post`."""
+    """Runs the engine. The event loop calls `start`, `post`, `call` and `stop`; it passes the other
+    public methods to `post`."""
 
     def __init__(self, engine: Engine, metrics: Metrics, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called in the event loop when a round raises."""
@@ -139,7 +125,6 @@ class EngineThread:
         self._metrics = metrics
         self._on_failure = on_failure
         self._running = list[tuple[Job, RequestMetrics]]()
-        self._exclusive: ExclusiveJob | None = None
         self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -151,6 +136,12 @@ class EngineThread:
     def post(self, call: Callable[..., None], *arguments: object) -> None:
         """Have the thread call a method of this class. (A signal's handler may post, too.)"""
         self._posted.put(partial(call, *arguments))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which the thread does between two rounds."""
+        future = Future[T]()
+        self.post(_fulfil, future, work)
+        return await asyncio.wrap_future(future)
 
     async def stop(self) -> None:
         """End the thread after all calls so far."""
@@ -175,24 +166,10 @@ class EngineThread:
                 request.failure = too_late
             self._engine.cancel(request, "length" if request.output else "error")
 
-    def begin(self, job: ExclusiveJob) -> None:
-        """Run an exclusive job once no request runs."""
-        self._exclusive = job
-
-    def end(self, job: ExclusiveJob, event: ApiError | None = None) -> None:
-        """End an exclusive job, unless it has ended."""
-        if job is self._exclusive:
-            job.steps.close()
-            self._exclusive = None
-            self._loop.call_soon_threadsafe(job.receive, event)
-
     def _run(self) -> None:
         try:
             while self._take():
-                if not self._engine.idle:
-                    self._engine.step()
-                elif self._exclusive is not None:
-                    self._step(self._exclusive)
+                self._engine.step()
                 self._report()
         except BaseException:  # a panic in native code is no Exception
             # The engine's state is unknown: nothing may go on with it.
@@ -201,17 +178,14 @@ class EngineThread:
             self._loop.call_soon_threadsafe(self._on_failure)
 
     def _take(self) -> bool:
-        """Run the posted calls; wait for one while there is nothing else to do. False: the end."""
-        wait = self._engine.idle and self._exclusive is None
-        while True:
-            try:
-                call = self._posted.get(block=wait)
-            except queue.Empty:
-                return True
+        """Run the calls posted so far; wait for one while there is nothing else to do. False: the
+        end."""
+        for _ in range(max(self._posted.qsize(), self._engine.idle)):
+            call = self._posted.get()
             if call is None:
                 return False
             call()
-            wait = False
+        return True
 
     def _report(self) -> None:
         updates = list[tuple[Job, Update]]()
@@ -230,19 +204,14 @@ class EngineThread:
             self._running = [(job, track) for job, track in self._running if not track.ended]
             self._loop.call_soon_threadsafe(_deliver, updates)
 
-    def _step(self, job: ExclusiveJob) -> None:
-        event: Event | ApiError | None
-        try:
-            event = next(job.steps, None)
-        except InputError as wrong:
-            event = ApiError(400, str(wrong), param=wrong.field)
-        except Exception:  # the steps restore their state; a panic ends the server
-            log.exception("an exclusive job failed")
-            event = ApiError(500, "it failed: see the server's log")
-        if isinstance(event, dict):
-            self._loop.call_soon_threadsafe(job.receive, event)
-        else:
-            self.end(job, event)
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:  # a panic ends the server
+        future.set_exception(error)
 
 
 def _deliver(updates: list[tuple[Job, Update]]) -> None:

@@ -1,8 +1,8 @@
-"""Jobs for the engine thread, admitted in the event loop: capacity, deadlines, exclusive jobs."""
+"""Jobs for the engine thread, admitted in the event loop: capacity and deadlines."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -11,7 +11,7 @@ from anyio import CapacityLimiter, to_thread
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request
 from peagle.errors import InputError
-from peagle.server.engine_thread import FAILED, EngineThread, Event, ExclusiveJob, Job, Trace
+from peagle.server.engine_thread import FAILED, EngineThread, Job, Trace
 from peagle.server.errors import ApiError
 from peagle.server.metrics import Metrics, RequestMetrics
 
@@ -36,10 +36,7 @@ class Worker:
         self._tokenisers = CapacityLimiter(TOKENISERS)
         self._compilers = CapacityLimiter(COMPILERS)
         self._jobs = set[Job]()
-        self._cancelled = False  # jobs in preparation are not admitted any more
-        self._exclusive: ExclusiveJob | None = None
-        self._shared = asyncio.Event()  # set while there is no exclusive job
-        self._shared.set()
+        self.cancelled = False  # jobs in preparation are not admitted any more
 
     async def stop(self) -> None:
         """Cancel all requests and end the thread."""
@@ -60,8 +57,8 @@ class Worker:
 
     @property
     def open(self) -> int:
-        """The number of requests that run or wait, and of exclusive jobs."""
-        return sum(job.left for job in self._jobs) + (self._exclusive is not None)
+        """The number of requests that run or wait."""
+        return sum(job.left for job in self._jobs)
 
     async def submit(
         self,
@@ -85,9 +82,8 @@ class Worker:
             # Compiling a grammar may take seconds, which other requests do not wait for.
             limiter = self._compilers if constrained else self._tokenisers
             requests = await to_thread.run_sync(self._prepare, make, limiter=limiter)
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + self._max_seconds
-            await self._wait_for_exclusive_job(deadline)
+            if self.cancelled or self.failed:
+                raise ApiError(503, ENDING)
         except BaseException:
             self._jobs.discard(job)
             raise
@@ -96,7 +92,7 @@ class Worker:
             job.traces = {request: Trace(request) for request in requests}
         self.thread.post(self.thread.admit, job)
         expire = partial(self.thread.post, self.thread.expire, job, self.too_late)
-        job.deadline = loop.call_at(deadline, expire)
+        job.deadline = asyncio.get_running_loop().call_later(self._max_seconds, expire)
         return job
 
     async def tokenise(self, work: Callable[[], T]) -> T:
@@ -113,59 +109,18 @@ class Worker:
             why = "the request could not be prepared: see the server's log"
             raise ApiError(500, why) from error
 
-    async def _wait_for_exclusive_job(self, deadline: float) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._shared.wait()
-        except TimeoutError as error:
-            raise ApiError(503, self.too_late, headers={"retry-after": "1"}) from error
-        if self._cancelled or self.failed:
-            raise ApiError(503, ENDING)
-
     def cancel(self, job: Job) -> None:
         """End a job's requests as they are."""
         self.thread.post(self.thread.cancel, job)
 
     def cancel_all(self) -> None:
         """End all requests as they are. (A signal's handler may call it, too.)"""
-        self._cancelled = True
+        self.cancelled = True
         self.thread.post(self.thread.cancel)
-        if self._exclusive is not None:
-            self.thread.post(self.thread.end, self._exclusive)
-
-    def run_exclusively(self, steps: Generator[Event, None, None]) -> AsyncGenerator[Event]:
-        """Run `steps` after all requests so far; later requests wait for their end. Left early, the
-        steps are closed. One such job at a time.
-
-        Raises ApiError when there is no room for one; the returned events raise one for a step that
-        fails.
-        """
-        self._check_room(1)
-        if self._exclusive is not None:
-            raise ApiError(429, "a race is on: try again", headers={"retry-after": "5"})
-        job = self._exclusive = ExclusiveJob(steps, self._share)
-        self._shared.clear()
-        self.thread.post(self.thread.begin, job)
-        return self._events(job)
-
-    async def _events(self, job: ExclusiveJob) -> AsyncGenerator[Event]:
-        try:
-            while (event := await job.events.get()) is not None:
-                if isinstance(event, ApiError):
-                    raise event
-                yield event
-        finally:
-            self.thread.post(self.thread.end, job)
-
-    def _share(self) -> None:
-        self._exclusive = None
-        self._shared.set()
 
     def _fail(self) -> None:
         for job in list(self._jobs):
             job.receive(None)
-        if self._exclusive is not None:
-            self._exclusive.receive(ApiError(500, FAILED))
 
     def _check_room(self, count: int, field: str | None = None) -> None:
         if self.failed:

@@ -59,7 +59,8 @@ export class Answer {
     if (!found) return false;
     this.fence = found[1];
     this.code = el("code");
-    this.node.append(el("pre", { "data-language": found[2].trim() || undefined }, this.code));
+    // A long line scrolls, by keyboard too.
+    this.node.append(el("pre", { "data-language": found[2].trim() || undefined, tabindex: 0 }, this.code));
     return true;
   }
 

@@ -72,7 +72,7 @@ async function submit(event) {
 
 function addMessage(who, role) {
   const body = el("div", { class: role === "user" ? "words" : "words coming" });
-  $("log").append(el("article", { class: `message ${role}` }, el("h3", {}, who), body));
+  $("log").append(el("article", { class: `message ${role}` }, el("h2", {}, who), body));
   $("log").scrollTop = $("log").scrollHeight;
   return body;
 }

@@ -5,7 +5,7 @@ import { stream } from "./api.js";
 import { $, drafting, el, seconds } from "./dom.js";
 
 let lanes = []; // as the server numbers them
-let wanted = 0; // tokens
+let wanted = 1; // tokens
 let running = null; // AbortController of the race
 let replaying = 0; // requestAnimationFrame's number
 
@@ -19,7 +19,6 @@ export function startRace(offered) {
 }
 
 function line(offered) {
-  wanted = Number($("race-tokens").value);
   lanes = offered.map((lane) => new Lane(lane));
   $("lanes").replaceChildren(...lanes.map((lane) => lane.node));
 }
@@ -32,6 +31,7 @@ async function submit(event) {
   $("race-start").textContent = "Stop";
   $("replay").hidden = $("verdict").hidden = true;
   $("race-status").textContent = "Waiting for the engine";
+  wanted = Number($("race-tokens").value);
   try {
     await measure();
     $("race-status").textContent = "";
@@ -107,7 +107,7 @@ class Lane {
     this.facts = el("p", { class: "lane-facts" });
     this.progress = el("progress", { max: wanted, value: 0, "aria-label": `Tokens of ${this.name}` });
     this.bar = el("progress", { class: "speed", max: 1, value: 0, "aria-label": `Speed of ${this.name}` });
-    const heading = el("h3", {}, title, drafts && !missing ? el("span", { class: "size" }, drafts) : "");
+    const heading = el("h3", {}, title, missing ? "" : el("span", { class: "size" }, drafts || "no drafts"));
     const parts = missing ? [el("p", {}, "Not available"), el("p", { class: "note" }, missing)]
       : [this.rate, this.bar, this.facts, this.progress, this.text];
     this.node = el("article", { class: missing ? "card lane absent" : "card lane" }, heading, ...parts);
