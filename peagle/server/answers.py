@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -19,25 +20,14 @@ from fastapi.responses import Response, StreamingResponse
 from transformers import PreTrainedTokenizerBase
 
 from peagle.engine.params import TokenLogprob
-from peagle.engine.request import Chunk, Request
+from peagle.engine.request import Chunk, Request, Stats
 from peagle.model.template import THINKING, answer_template
 from peagle.server import responses
-from peagle.server.engine_thread import Event, Job, Update, Verified
-from peagle.server.errors import ApiError
+from peagle.server.conversations import ParsedAnswer, ResponseParser, ThoughtParser
+from peagle.server.engine_thread import Event, Job, Update
 from peagle.server.logprobs import AnswerLogprobs, Spelling, Token, of_chat, of_text
-from peagle.server.parsing import ParsedAnswer, ResponseParser, ThoughtParser
-from peagle.server.responses import (
-    ChatChoice,
-    ChatPart,
-    Delta,
-    Drafts,
-    Message,
-    Node,
-    Piece,
-    TextChoice,
-    Tree,
-    Usage,
-)
+from peagle.server.metrics import Verified
+from peagle.server.responses import ApiError, Drafts, Piece, Tree, Usage
 from peagle.server.schema import Generation, StreamOptions
 from peagle.server.worker import Worker
 
@@ -67,13 +57,17 @@ class TextBuilder(_Builder):
     def opening(self, _index: int) -> None:
         """Nothing."""
 
-    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> TextChoice:
+    def part(
+        self, request: Request, text: str, logprobs: Logprobs, ended: bool
+    ) -> responses.TextChoice:
         """A streamed choice; its text may be empty at the end."""
         reason: Any = request.finish_reason if ended else None
         shown = of_text(self.tokens(request, text, logprobs, ended))
-        return TextChoice(index=request.index, text=text, finish_reason=reason, logprobs=shown)
+        return responses.TextChoice(
+            index=request.index, text=text, finish_reason=reason, logprobs=shown
+        )
 
-    def whole(self, request: Request) -> TextChoice:
+    def whole(self, request: Request) -> responses.TextChoice:
         """The only part."""
         return self.part(request, request.text.text, request.logprobs, ended=True)
 
@@ -97,23 +91,27 @@ class ChatBuilder(_Builder):
             lambda: ThoughtParser(tokenizer, self.prompt)
         )
 
-    def opening(self, index: int) -> ChatPart:
+    def opening(self, index: int) -> responses.ChatPart:
         """The role."""
-        return ChatPart(index=index, delta=Delta(role="assistant", content=""))
+        return responses.ChatPart(index=index, delta=responses.Delta(role="assistant", content=""))
 
-    def part(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> ChatPart:
+    def part(
+        self, request: Request, text: str, logprobs: Logprobs, ended: bool
+    ) -> responses.ChatPart:
         """A streamed choice; tool calls come whole, at the end."""
         text_part, calls, reasoning = self._parse(request, text, ended)
         for i, call in enumerate(calls):
             call.index = i
-        delta = Delta(content=text_part or None, reasoning=reasoning, tool_calls=calls)
+        delta = responses.Delta(content=text_part or None, reasoning=reasoning, tool_calls=calls)
         reason: Any = request.finish_reason if ended else None
         if calls:
             reason = "tool_calls"
         shown = of_chat(self.tokens(request, text, logprobs, ended))
-        return ChatPart(index=request.index, delta=delta, finish_reason=reason, logprobs=shown)
+        return responses.ChatPart(
+            index=request.index, delta=delta, finish_reason=reason, logprobs=shown
+        )
 
-    def whole(self, request: Request) -> ChatChoice:
+    def whole(self, request: Request) -> responses.ChatChoice:
         """The only part, as a message; its tool calls have no index."""
         part = self.part(request, request.text.text, request.logprobs, ended=True)
         calls = part.delta.tool_calls
@@ -121,8 +119,8 @@ class ChatBuilder(_Builder):
             call.index = None
         content = part.delta.content or ""
         shown = content.strip() or None if calls else content
-        message = Message(content=shown, reasoning=part.delta.reasoning, tool_calls=calls)
-        choice = ChatChoice(index=part.index, message=message, logprobs=part.logprobs)
+        message = responses.Message(content=shown, reasoning=part.delta.reasoning, tool_calls=calls)
+        choice = responses.ChatChoice(index=part.index, message=message, logprobs=part.logprobs)
         choice.finish_reason = part.finish_reason
         return choice
 
@@ -187,48 +185,35 @@ async def _parts(
             logprobs = [one.logprob for one in update.chunks if one.logprob is not None]
             choice = builder.part(update.request, text, logprobs, update.ended)
             if spelling is not None:
-                choice.peagle_drafts = _drafts(update, spelling)
+                trees = [_tree(each, spelling) for each in update.verified]
+                counts = update.tokens, update.stats, update.chunks
+                choice.peagle_drafts = drafts(*counts, trees)
             yield made([choice])
     if options.include_usage:
         yield made([], usage(job))
 
 
-def pieces(chunks: list[Chunk]) -> list[Piece]:
-    """The text of chunks, with its depth in the draft and its source."""
-    return [Piece(text=one.text, place=one.depth, source=one.source) for one in chunks]
-
-
-def _drafts(update: Update, spelling: Spelling) -> Drafts:
-    stats = update.stats
-    return Drafts(
-        tokens=update.tokens,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=sum(stats.accepted),
-        accepted_from_lookup=stats.accepted_from_lookup,
-        forwards=stats.forwards,
-        pieces=pieces(update.chunks),
-        trees=[_tree(each, spelling) for each in update.verified],
-    )
+def drafts(tokens: int, stats: Stats, chunks: list[Chunk], trees: list[Tree]) -> Drafts:
+    """The drafting of an answer of `tokens` tokens so far, with new text and trees."""
+    counts = {name: count for name, count in asdict(stats).items() if name in Drafts.model_fields}
+    counts |= {"tokens": tokens, "accepted": sum(stats.accepted)}
+    pieces = [Piece(text=one.text, place=one.depth, source=one.source) for one in chunks]
+    return Drafts(**counts, pieces=pieces, trees=trees)
 
 
 def _tree(verified: Verified, spelling: Spelling) -> Tree:
     draft = verified.draft
-    before, *emitted = verified.tokens
-    accepted = draft.follow(emitted)
-    after = emitted[len(accepted) :]
-    columns = zip(draft.tokens, draft.parents, draft.chances, strict=True)
-    nodes = [
-        Node(text=spelling.name(id), parent=parent, source=draft.source(row), chance=chance)
-        for row, (id, parent, chance) in enumerate(columns, start=1)
-    ]
+    before, *emitted = map(spelling.name, verified.tokens)
+    accepted = draft.follow(verified.tokens[1:])
     return Tree(
-        before=spelling.name(before),
-        nodes=nodes,
+        before=before,
+        nodes=list(map(spelling.name, draft.tokens)),
+        parents=draft.parents,
+        chances=draft.chances,
         accepted=accepted,
-        after="".join(map(spelling.name, after)),
-        looked_up=draft.follow(draft.match.tokens),
+        after="".join(emitted[len(accepted) :]),
         matched=draft.match.size,
+        looked_up=draft.follow(draft.match.tokens),
     )
 
 

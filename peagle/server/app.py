@@ -25,9 +25,9 @@ from peagle.errors import InputError
 from peagle.server import middleware, responses, schema
 from peagle.server.answers import Builder, ChatBuilder, TextBuilder, answer
 from peagle.server.console import Console
-from peagle.server.errors import ApiError, respond
+from peagle.server.conversations import call_grammar, conversation_ids
 from peagle.server.metrics import Metrics
-from peagle.server.prompts import call_grammar, conversation_ids
+from peagle.server.responses import ApiError, respond
 from peagle.server.worker import Worker
 
 # The handler of /invocations chooses the model of its body.
@@ -209,7 +209,7 @@ def create_app(api: Api) -> FastAPI:
     if key is not None:
         responses.document_key(app)
         app.add_middleware(middleware.Auth, check=partial(middleware.check_key, key))
-    app.add_middleware(middleware.Limits, max_bytes=middleware.body_limit(api.context))
+    app.add_middleware(middleware.Limits, context=api.context)
     app.add_middleware(middleware.Route)
     app.add_middleware(middleware.Pages)
     if key is None:

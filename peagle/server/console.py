@@ -30,10 +30,10 @@ from peagle.errors import InputError
 from peagle.methods.base import Method
 from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
-from peagle.server.answers import pieces, stream
+from peagle.server.answers import drafts, stream
+from peagle.server.conversations import conversation_ids
 from peagle.server.engine_thread import Event
-from peagle.server.errors import ApiError
-from peagle.server.prompts import conversation_ids
+from peagle.server.responses import ApiError
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Worker
 from peagle.shown import model_name
@@ -193,29 +193,15 @@ class Console:
 def _run(
     llm: LLM, ids: list[int], params: SamplingParams, lane: int
 ) -> Generator[Event, None, Request]:
+    """One event for each round, with the seconds so far."""
     run = llm.stream([ids], params)
     [request] = run.requests
-    first = 0.0
-    found = 0
     with closing(run):
         while request.finish_reason is None:
             chunks = run.step()
-            tokens = len(request.output)
-            found += sum(chunk.source == "lookup" for chunk in chunks)
-            first = first or (run.seconds if tokens else 0.0)
-            text = [piece.model_dump() for piece in pieces(chunks)]
-            yield {"lane": lane, "at": run.seconds, "tokens": tokens, "pieces": text}
+            event = drafts(len(request.output), request.stats, chunks, []).model_dump()
+            ended = request.finish_reason is not None
+            yield {"lane": lane, "at": run.seconds, "ended": ended, **event}
     if request.failure is not None:
         raise InputError(request.failure)
-    result = {
-        "tokens": tokens,
-        "seconds": run.seconds,
-        "tokens_per_second": tokens / run.seconds,
-        "first_token_seconds": first,
-        "acceptance_length": request.stats.acceptance_length,
-        "nodes": request.stats.nodes_per_round,
-        "tokens_per_forward": request.stats.tokens_per_forward,
-        "from_lookup": found / tokens,
-    }
-    yield {"lane": lane, "result": result}
     return request

@@ -12,54 +12,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from peagle.engine.engine import Engine
 from peagle.engine.request import Chunk, Request, Stats
-from peagle.engine.tree import Draft
-from peagle.server.errors import ApiError
-from peagle.server.metrics import Metrics, RequestMetrics
+from peagle.server.metrics import Metrics, RequestMetrics, Verified
+from peagle.server.responses import ApiError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
-
-
-class Verified(NamedTuple):
-    """A draft after its round."""
-
-    draft: Draft
-    tokens: list[int]  # the one before the draft, then the emitted ones
-
-
-@dataclass(slots=True)
-class Trace:
-    """The verified drafts of a request whose client asks for them. The engine replaces a request's
-    draft and never changes it."""
-
-    request: Request
-    draft: Draft = field(default_factory=Draft)  # the next round verifies it
-    length: int = 0  # tokens before that round
-    rounds: int = 0  # verified drafts
-    verified: list[Verified] = field(default_factory=list)  # not delivered yet
-
-    def observe(self) -> None:
-        """Note the draft that the last round has verified, if it has."""
-        request = self.request
-        if request.stats.rounds > self.rounds:
-            self.verified.append(Verified(self.draft, request.tokens[self.length - 1 :]))
-        self.draft = request.draft
-        self.length = len(request.tokens)
-        self.rounds = request.stats.rounds
-
-    def take(self) -> list[Verified]:
-        """The drafts since the last call."""
-        taken = self.verified
-        self.verified = []
-        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +37,21 @@ class Update:
     ended: bool
     tokens: int  # of the output so far
     stats: Stats
-    verified: list[Verified]  # empty where the job has no traces
+    verified: list[Verified]  # empty where the job is not traced
 
 
 class Job:
     """The requests of one call: `copies` answers to each of its prompts. It counts before they are
-    made. `on_end` is called in the event loop once all have ended."""
+    made. `traced`: its client asks for verified drafts. `on_end` is called in the event loop once
+    all have ended."""
 
-    def __init__(self, count: int, copies: int, on_end: Callable[["Job"], None]) -> None:
+    def __init__(
+        self, count: int, copies: int, traced: bool, on_end: Callable[["Job"], None]
+    ) -> None:
         self.copies = copies
+        self.traced = traced
         self.arrived = time.monotonic()
         self.tracks = list[RequestMetrics]()
-        self.traces = dict[Request, Trace]()  # of requests whose client asks for drafts
         self.left = count  # requests that have not ended
         self.deadline: asyncio.TimerHandle | None = None
         self._on_end = on_end
@@ -190,16 +158,16 @@ class EngineThread:
     def _report(self) -> None:
         updates = list[tuple[Job, Update]]()
         for job, track in self._running:
+            request = track.request
+            tokens, stats = track.tokens, track.stats
             self._metrics.observe(track)
-            chunks = self._engine.fetch(track.request)
-            trace = job.traces.get(track.request)
-            if trace is not None:
-                trace.observe()
+            if job.traced:
+                track.trace(tokens, stats.rounds)
+            chunks = self._engine.fetch(request)
             if chunks or track.ended:
-                verified = trace.take() if trace else []
-                counts = track.tokens, track.stats
-                update = Update(track.request, chunks, track.ended, *counts, verified)
-                updates.append((job, update))
+                counts = track.tokens, track.stats, track.verified
+                updates.append((job, Update(request, chunks, track.ended, *counts)))
+                track.verified = []
         if updates:
             self._running = [(job, track) for job, track in self._running if not track.ended]
             self._loop.call_soon_threadsafe(_deliver, updates)

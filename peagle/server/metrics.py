@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, Stats
+from peagle.engine.tree import Draft
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
            7680)  # fmt: skip
@@ -46,6 +47,13 @@ HISTOGRAMS = {
 }
 
 
+class Verified(NamedTuple):
+    """A draft after its round."""
+
+    draft: Draft
+    tokens: list[int]  # the one before the draft, then the emitted ones
+
+
 @dataclass(slots=True, eq=False)
 class RequestMetrics:
     """A request, and the part of its numbers that has been counted."""
@@ -58,10 +66,20 @@ class RequestMetrics:
     last: float = 0.0
     preempted: int = 0
     stats: Stats = field(default_factory=Stats)
+    draft: Draft = field(default_factory=Draft)  # as after the last round, where traced
+    verified: list[Verified] = field(default_factory=list)  # not delivered yet
 
     @property
     def ended(self) -> bool:
         return self.request.finish_reason is not None
+
+    def trace(self, tokens: int, rounds: int) -> None:
+        """Note the draft that the last round has verified, if it has; before it there were so many
+        tokens and rounds. The engine replaces a request's draft and never changes it."""
+        if self.stats.rounds > rounds:
+            start = self.request.prompt_length + tokens - 1
+            self.verified.append(Verified(self.draft, self.request.tokens[start:]))
+        self.draft = self.request.draft
 
 
 class Metrics:

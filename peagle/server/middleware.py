@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.errors import shortened
-from peagle.server.errors import ApiError
+from peagle.server.responses import ApiError
 
 log = logging.getLogger("peagle.server.access")
 OPEN = ("/health", "/ping")  # load balancers have no key
@@ -138,18 +138,13 @@ def loopback(host: str) -> bool:
         return False  # a name, which may lead anywhere
 
 
-def body_limit(context: int) -> int:
-    """Maximum bytes of a request's body, for a target of `context` tokens."""
-    return BODY_BYTES + BODY_BYTES_PER_TOKEN * context
-
-
 class Limits:
-    """Refuses bodies of more than `max_bytes`, and logs requests with the fields that handlers add
-    to `scope["note"]`."""
+    """Refuses bodies that are too large for a target of `context` tokens, and logs requests with
+    the fields that handlers add to `scope["note"]`."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, context: int) -> None:
         self._app = app
-        self._max_bytes = max_bytes
+        self._max_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,12 +1,17 @@
-"""Bodies of responses, and the document of all routes, /openapi.json."""
+"""Bodies of responses, errors as OpenAI's clients read them, and the document of all routes,
+/openapi.json."""
 
 from operator import not_
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
 
 from peagle.engine.tree import Source
+from peagle.errors import InputError, shortened
 
 ABOUT = (
     "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
@@ -22,6 +27,14 @@ SERVER_ERRORS = (
     "500: the server failed. 503: the server ends, its engine has failed, or the answer did not "
     "begin in time."
 )
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+ROUTES = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 Responses = dict[int | str, dict[str, Any]]
 LeftOut = Field(exclude_if=not_)  # a field without a value is not sent
 
@@ -83,24 +96,17 @@ class Piece(Answer):
     source: Source
 
 
-class Node(Answer):
-    """A draft token. Its parent is a node, numbered from 1; 0: the token before the draft."""
-
-    text: str
-    parent: int
-    source: Source
-    chance: float  # that the path to it is accepted, as expected
-
-
 class Tree(Answer):
-    """A draft that the target has verified."""
+    """A verified draft. Its nodes are numbered from 1; 0: the token before the draft."""
 
-    before: str  # the token before it
-    nodes: list[Node]
-    accepted: list[int]  # nodes whose tokens were emitted, in order
+    before: str
+    nodes: list[str]  # tokens that were offered
+    parents: list[int]
+    chances: list[float]  # that the path to a node is accepted, as expected
+    accepted: list[int]  # nodes, in order
     after: str  # the target's own token after them
-    looked_up: list[int]  # nodes that lookup proposed, in order; a head may have, too
-    matched: int  # newest tokens that occurred before; 0: lookup found nothing
+    matched: int  # newest tokens that lookup found earlier in the text
+    looked_up: list[int]  # nodes that lookup proposed, in order
 
 
 class Drafts(Answer):
@@ -242,3 +248,73 @@ def document_key(app: FastAPI) -> None:
     document = app.openapi()
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"key": []}]
+
+
+class ApiError(HTTPException):
+    """An error response; `param` is the field of the body that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the response."""
+        kind = KINDS.get(self.status_code, "invalid_request_error")
+        detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
+        return Error(error=detail).model_dump()
+
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+def respond(request: Request, error: Exception) -> JSONResponse:
+    """Any error of a route as a response."""
+    return _to_api_error(request, error).response()
+
+
+def _to_api_error(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case InputError():
+            return ApiError(400, str(error), param=error.field)
+        case RequestValidationError() | ValidationError():
+            return _invalid_body(error)
+        case HTTPException(status_code=404 | 405):
+            why = f"{request.method} {request.url.path}: no such route, there are {ROUTES}"
+            return ApiError(error.status_code, why)
+        case HTTPException():
+            return ApiError(error.status_code, error.detail)
+        case _:
+            # The connection is closed after it: clients should know.
+            headers = {"connection": "close"}
+            return ApiError(500, "the server failed: see its log", headers=headers)
+
+
+def _invalid_body(error: RequestValidationError | ValidationError) -> ApiError:
+    """The first error of a body."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
+    refused = first.get("ctx", {}).get("error")
+    if isinstance(refused, InputError):
+        return ApiError(400, str(refused), param=refused.field)
+    path = [str(part) for part in first["loc"] if part != "body"]
+    if not path:
+        why = "the body must be a JSON object, with content-type application/json"
+        return ApiError(400, why)
+    if first["type"] == "missing":
+        return ApiError(400, f"{path[0]}: is missing; give it", param=path[0])
+    value = shortened(repr(first["input"]))
+    why = first["msg"][0].lower() + first["msg"][1:]
+    return ApiError(400, f"{'.'.join(path)} {value}: {why}", param=path[0])

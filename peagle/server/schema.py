@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validat
 from peagle.data.chat import ROLES
 from peagle.engine.params import CONSTRAINTS, SamplingParams
 from peagle.errors import InputError, shortened
-from peagle.server.errors import ApiError
-from peagle.server.prompts import tool_name
+from peagle.server.conversations import tool_name
+from peagle.server.responses import ApiError
 
 NEAR = 0.8  # difflib's ratio: "temprature" is near "temperature", "metadata" is near nothing
 MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
@@ -47,11 +47,9 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "modalities": ((["text"],), "answers are text", LEAVE_OUT),
     "audio": ((), "answers are text", LEAVE_OUT),
     "web_search_options": ((), "there is no web search", LEAVE_OUT),
-    "guided_json": ((), "is deprecated", "use structured_outputs"),
-    "guided_regex": ((), "is deprecated", "use structured_outputs"),
-    "guided_choice": ((), "is deprecated", "use structured_outputs"),
-    "guided_grammar": ((), "is deprecated", "use structured_outputs"),
 }
+for kind in ("json", "regex", "choice", "grammar"):
+    REFUSED[f"guided_{kind}"] = ((), "is deprecated", "use structured_outputs")
 
 
 def _object(**properties: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from anyio import CapacityLimiter, to_thread
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request
 from peagle.errors import InputError
-from peagle.server.engine_thread import FAILED, EngineThread, Job, Trace
-from peagle.server.errors import ApiError
+from peagle.server.engine_thread import FAILED, EngineThread, Job
 from peagle.server.metrics import Metrics, RequestMetrics
+from peagle.server.responses import ApiError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Worker:
         no room for them.
         """
         self._check_room(count, "prompt" if copies == 1 else "n")
-        job = Job(count, copies, self._jobs.discard)
+        job = Job(count, copies, traced, self._jobs.discard)
         self._jobs.add(job)
         try:
             # Compiling a grammar may take seconds, which other requests do not wait for.
@@ -88,8 +88,6 @@ class Worker:
             self._jobs.discard(job)
             raise
         job.tracks = [RequestMetrics(request, job.arrived) for request in requests]
-        if traced:
-            job.traces = {request: Trace(request) for request in requests}
         self.thread.post(self.thread.admit, job)
         expire = partial(self.thread.post, self.thread.expire, job, self.too_late)
         job.deadline = asyncio.get_running_loop().call_later(self._max_seconds, expire)

@@ -5,7 +5,7 @@ import logging
 import pytest
 from serving import Serve
 
-from peagle.server.middleware import BODY_BYTES, body_limit
+from peagle.server.middleware import BODY_BYTES, BODY_BYTES_PER_TOKEN
 
 
 def status(running, host: str) -> int:
@@ -46,5 +46,5 @@ def test_long_paths_are_not_logged(serve: Serve, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_bodys_limit_grows_with_the_context() -> None:
-    assert body_limit(0) == BODY_BYTES
-    assert body_limit(10**6) >= len(str([100_000] * 10**6)), "a million token ids fit"
+    limit = BODY_BYTES + BODY_BYTES_PER_TOKEN * 10**6
+    assert limit >= len(str([100_000] * 10**6)), "a million token ids fit"

@@ -107,13 +107,12 @@ def test_drafts_as_trees(drafter: Drafter, options: dict[str, Any]) -> None:
         spelled = trees[0]["before"]
         for tree in trees:
             assert spelled.endswith(tree["before"])
-            nodes = dict(enumerate(tree["nodes"], start=1))
-            spelled += "".join(nodes[i]["text"] for i in tree["accepted"]) + tree["after"]
+            spelled += "".join(tree["nodes"][i - 1] for i in tree["accepted"]) + tree["after"]
             for path in (tree["accepted"], tree["looked_up"]):
-                assert [nodes[i]["parent"] for i in path] == [0, *path][: len(path)]
-            assert all(node["parent"] < i and 0 < node["chance"] <= 1 for i, node in nodes.items())
-            alone = {i for i, node in nodes.items() if node["source"] == "lookup"}
-            assert alone <= set(tree["looked_up"])
+                assert [tree["parents"][i - 1] for i in path] == [0, *path][: len(path)]
+            assert all(parent < i for i, parent in enumerate(tree["parents"], start=1))
+            assert len(tree["nodes"]) == len(tree["parents"])
+            assert all(0 < chance <= 1 for chance in tree["chances"])
             assert bool(tree["looked_up"]) <= bool(tree["matched"])
         spelled = re.sub(r"<[|\w]+>", "", spelled)  # special tokens have no text
         assert "".join(part["text"] for part in own).startswith(spelled)

@@ -14,8 +14,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.server.parsing import ParsedAnswer, ResponseParser
-from peagle.server.prompts import MAX_CALLS, call_grammar
+from peagle.server.conversations import MAX_CALLS, ParsedAnswer, ResponseParser, call_grammar
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}

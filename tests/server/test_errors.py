@@ -14,7 +14,7 @@ from peagle.engine import engine
 from peagle.engine.grammar import Matcher
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Request
-from peagle.server.middleware import body_limit
+from peagle.server.middleware import BODY_BYTES, BODY_BYTES_PER_TOKEN
 
 JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "a"}
@@ -197,7 +197,7 @@ def test_another_model(running: Running) -> None:
 
 
 def test_too_large(running: Running) -> None:
-    limit = body_limit(running.api.context)
+    limit = BODY_BYTES + BODY_BYTES_PER_TOKEN * running.api.context
     error = refused(running, "/v1/completions", {"prompt": "a" * limit}, 413)
     assert str(limit) in error["message"]
 

@@ -42,16 +42,18 @@ def test_the_lanes(serve: Serve, llm: LLM) -> None:
     assert verdict == {"identical": True, "same_tokens": len(wanted.token_ids)}
     for lane in range(4):
         own = [event for event in rounds if event["lane"] == lane]
-        result = own.pop()["result"]
         times = [event["at"] for event in own]
-        assert times == sorted(times) and times[-1] == result["seconds"]
+        assert times == sorted(times) and [e["ended"] for e in own[:-1]] == [False] * len(own[1:])
         text = "".join(piece["text"] for event in own for piece in event["pieces"])
-        assert text == wanted.text and own[-1]["tokens"] == result["tokens"]
+        last = own[-1]
+        assert text == wanted.text and last["ended"] and last["tokens"] == len(wanted.token_ids)
         places = {piece["place"] for event in own for piece in event["pieces"]}
-        assert (result["acceptance_length"] > 1) == (max(places) > 0)
-        assert (result["tokens_per_forward"] > 1) == (result["acceptance_length"] > 1)
+        assert (
+            (last["accepted"] > 0) == (max(places) > 0) == (last["forwards"] < last["tokens"] - 1)
+        )
         if lane != 2:
-            assert result["nodes"] == pytest.approx(3 if lane else 0, abs=0.5)
+            nodes = last["drafted"] / max(1, last["rounds"])
+            assert nodes == pytest.approx(3 if lane else 0, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +78,11 @@ def test_lanes_draft_as_the_server(
     assert [lane["title"] for lane in lanes] == [*LANES, "Lookup"][: 2 + len(wanted)]
     assert [lane["drafts"] for lane in lanes] == ["", "adaptive", *wanted]
     assert verdict == {"identical": True, "same_tokens": 16}
-    results = [event["result"] for event in rounds if "result" in event]
-    assert (results[0]["nodes"], results[0]["tokens_per_forward"]) == (0, 1)
+    last = [event for event in rounds if event["ended"]]
+    assert (last[0]["drafted"], last[0]["forwards"]) == (0, 15)
     if "nodes" in options:
-        assert results[3]["nodes"] > 3, "a tree has more nodes than the head has places"
+        nodes = last[3]["drafted"] / last[3]["rounds"]
+        assert nodes > 3, "a tree has more nodes than the head has places"
 
 
 def test_what_lookup_found(drafter: Drafter) -> None:
@@ -88,9 +91,9 @@ def test_what_lookup_found(drafter: Drafter) -> None:
     llm = LLM(make_target(), drafter, nodes=12)
     _, *rounds, _ = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 96)
     own = [event for event in rounds if event["lane"] == 2]
-    result = own.pop()["result"]
     sources = [piece["source"] for event in own for piece in event["pieces"]]
-    assert 0.2 < result["from_lookup"] == sources.count("lookup") / result["tokens"] < 1
+    found = own[-1]["accepted_from_lookup"]
+    assert 0.2 < found / own[-1]["tokens"] < 1 and found == sources.count("lookup")
 
 
 def test_nothing_is_left_of_it(drafter: Drafter) -> None:

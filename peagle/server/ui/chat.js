@@ -101,8 +101,10 @@ async function answer(conversation, body) {
     follow(() => shown.end());
   }
   await meter.end();
-  const figures = meter.figures();
-  if (figures) follow(() => body.after(el("p", { class: "figures" }, figures), trees.length ? draftsOf(trees) : ""));
+  if (meter.drafts) {
+    const figures = el("p", { class: "figures" }, drafting(meter.drafts));
+    follow(() => body.after(figures, trees.length ? draftsOf(trees) : ""));
+  }
   return content;
 }
 
@@ -156,18 +158,6 @@ class Meter {
     if (this.found) rows.push(row("lookup", "From lookup", this.found));
     $("legend").hidden = !this.total;
     $("legend-rows").replaceChildren(...rows);
-  }
-
-  // The answer's own; empty if the server does not report it.
-  figures() {
-    if (!this.drafts) return "";
-    const { tokens, rounds, drafted, accepted, forwards } = this.drafts;
-    return drafting({
-      acceptance_length: 1 + accepted / rounds,
-      nodes: rounds && drafted / rounds,
-      tokens_per_forward: (tokens - 1) / forwards, // the first token is the prompt's
-      from_lookup: this.found / this.total,
-    });
   }
 
   async end() {

@@ -27,14 +27,14 @@ export const METHODS = { none: "Target alone", eagle3: "EAGLE-3", "p-eagle": "P-
 
 export const percent = (share) => `${Math.round(100 * share)} %`;
 
-// How drafting fared in an answer, in words.
-export function drafting({ acceptance_length: length, nodes, tokens_per_forward: tokens, from_lookup: lookup }) {
-  if (!nodes) return "nothing was drafted";
+// How drafting fared in an answer, in words, by the server's counts.
+export function drafting({ tokens, rounds, drafted, accepted, forwards, accepted_from_lookup: found }) {
+  if (!rounds) return "nothing was drafted";
   const words = [
-    `acceptance length ${length.toFixed(2)}`, `${nodes.toFixed(1)} nodes a round`,
-    `${tokens.toFixed(2)} tokens a target forward`,
+    `acceptance length ${(1 + accepted / rounds).toFixed(2)}`, `${(drafted / rounds).toFixed(1)} nodes a round`,
+    `${((tokens - 1) / forwards).toFixed(2)} tokens a target forward`, // the first token is the prompt's
   ];
-  if (lookup) words.push(`${percent(lookup)} from lookup`);
+  if (found) words.push(`${percent(found / tokens)} from lookup`);
   return words.join(" · ");
 }
 

@@ -38,7 +38,7 @@ function draft(tree) {
 }
 
 function lookup({ matched, looked_up: rows, nodes, accepted }) {
-  const found = rows.map((row) => visible(nodes[row - 1].text)).join(" ");
+  const found = rows.map((row) => visible(nodes[row - 1])).join(" ");
   const kept = rows.filter((row) => accepted.includes(row)).length;
   const offered = found ? `, then came ${found}: ${kept} of ${rows.length} accepted` : ", what followed was not offered";
   return `Lookup: the newest ${matched} tokens occurred before${offered}.`;
@@ -46,21 +46,23 @@ function lookup({ matched, looked_up: rows, nodes, accepted }) {
 
 // The nodes after a node; after the last accepted one, the model's own token.
 function following(tree, parent, depth) {
-  const list = el("ul", {});
-  for (const [at, each] of tree.nodes.entries()) {
-    if (each.parent !== parent) continue;
+  const list = el("ul");
+  for (const [at, text] of tree.nodes.entries()) {
+    if (tree.parents[at] !== parent) continue;
     const row = at + 1;
     const accepted = tree.accepted.includes(row);
     const found = tree.looked_up.includes(row);
     const kind = `${accepted ? `accepted ${tint(depth)}` : "refused"}${found ? " lookup" : ""}`;
     const words = `${accepted ? "accepted" : "not accepted"}${found ? ", from lookup" : ""}, expected chance`;
-    list.append(el("li", {}, node(each.text, kind, words, percent(each.chance)), following(tree, row, depth + 1)));
+    list.append(el("li", {}, node(text, kind, words, percent(tree.chances[at])), following(tree, row, depth + 1)));
   }
-  if (parent === (tree.accepted.at(-1) ?? 0) && tree.after) list.append(el("li", {}, node(tree.after, "own", "the model's own")));
+  if (parent === (tree.accepted.at(-1) ?? 0) && tree.after) {
+    list.append(el("li", {}, node(tree.after, "own", "the model's own")));
+  }
   return list.children.length ? list : "";
 }
 
-function node(text, kind, words, chance) {
-  return el("span", { class: `node ${kind}`, title: chance ? `${words} ${chance}` : words }, visible(text),
-    el("span", { class: "unseen" }, ` ${words}`), chance ? el("small", {}, ` ${chance}`) : "");
+function node(text, kind, words, chance = "") {
+  return el("span", { class: `node ${kind}`, title: `${words} ${chance}` }, visible(text),
+    el("span", { class: "unseen" }, ` ${words}`), el("small", {}, ` ${chance}`));
 }

@@ -53,8 +53,8 @@ async function measure() {
     } else if (event.lane !== undefined) {
       const lane = lanes[event.lane];
       $("race-status").textContent = `Measuring ${lane.name}`;
-      if (event.result) lane.finish(event.result, lanes[0]);
-      else lane.record(event);
+      lane.record(event);
+      if (event.ended) lane.finish(lanes[0]);
     } else {
       verdict = event;
     }
@@ -82,7 +82,7 @@ function replay() {
   cancelAnimationFrame(replaying);
   const ran = racing();
   for (const lane of ran) lane.rewind();
-  const longest = Math.max(...ran.map((lane) => lane.result.seconds));
+  const longest = Math.max(...ran.map((lane) => lane.seconds));
   const began = performance.now();
   const frame = () => {
     const at = (performance.now() - began) / 1000;
@@ -100,7 +100,7 @@ class Lane {
     this.drafts = drafts; // what, in words; empty: nothing
     this.rounds = [];
     this.shown = 0;
-    this.result = null;
+    this.seconds = this.speed = 0; // once it has ended
     this.text = el("div", { class: "lane-text", tabindex: 0, role: "group", "aria-label": `Answer of ${this.name}` });
     this.answer = new Answer(this.text);
     this.rate = el("p", { class: "lane-rate" }, "–");
@@ -113,23 +113,22 @@ class Lane {
     this.node = el("article", { class: missing ? "card lane absent" : "card lane" }, heading, ...parts);
   }
 
-  get speed() {
-    return this.result.tokens_per_second;
-  }
-
   record(round) {
     this.rounds.push(round);
     this.show(this.rounds.length);
   }
 
-  finish(result, base) {
-    this.result = result;
+  finish(base) {
+    const last = this.rounds.at(-1);
+    this.seconds = last.at;
+    this.speed = last.tokens / last.at;
     this.answer.end();
-    this.progress.max = this.progress.value = result.tokens;
+    this.progress.max = this.progress.value = last.tokens;
     const ratio = el("span", { class: "ratio" }, `${(this.speed / base.speed).toFixed(2)} ×`);
     this.rate.replaceChildren(el("strong", {}, this.speed.toFixed(1)), " tok/s ", ratio);
-    const times = `first token ${seconds(result.first_token_seconds)} · ${seconds(result.seconds)} in all`;
-    this.facts.replaceChildren(times, ...(this.drafts ? [el("br"), drafting(result)] : []));
+    const first = this.rounds.find((round) => round.tokens).at;
+    const times = `first token ${seconds(first)} · ${seconds(this.seconds)} in all`;
+    this.facts.replaceChildren(times, ...(this.drafts ? [el("br"), drafting(last)] : []));
   }
 
   rewind() {
@@ -149,7 +148,7 @@ class Lane {
   show(end) {
     if (end === this.shown) return;
     for (const round of this.rounds.slice(this.shown, end)) this.answer.append(round.pieces);
-    if (this.result && end === this.rounds.length) this.answer.end();
+    if (this.seconds && end === this.rounds.length) this.answer.end();
     this.shown = end;
     this.progress.value = this.rounds[end - 1].tokens;
     this.text.scrollTop = this.text.scrollHeight;

@@ -21,6 +21,8 @@ Open = Callable[..., Any]
 Shot = Callable[[Any, str], None]
 USED = "button, input, select, textarea, progress, [role=log]"
 TABS = ("Chat", "Race", "Live", "Catalog")
+LANES = ["Target alone", "EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
+SPELLED = "nodes => nodes.map(node => node.firstChild.textContent)"
 
 
 def tab(page: Any, name: str) -> None:
@@ -147,31 +149,89 @@ def test_nothing_is_sent_before_the_page_is_ready(served: Running, opened: Open)
 
 
 def test_race(served: Running, opened: Open, shot: Shot) -> None:
-    """Three lanes, the same ids, replayed at their speeds; it can be replayed, and stopped."""
+    """Four lanes, the same ids, replayed at their speeds; it can be replayed, and stopped."""
     page = opened(f"{served.url}/#race")
+    page.locator(".lane").nth(3).wait_for()
+    shot(page, "race-before")
     page.locator("#race-tokens").select_option("48")
     page.get_by_label("Prompt").fill("the cat sat on the mat")
     page.get_by_role("button", name="Start the race").click()
     page.get_by_text(re.compile(r"^Identical: all \d+ token ids")).wait_for()
     lanes = page.locator(".lane")
-    names = lanes.locator("h3").all_inner_texts()
-    assert [name.split("\n")[0].strip()[:7] for name in names] == ["Target ", "EAGLE-3", "P-EAGLE"]
+    sizes = ["no drafts", "K = 3", "adaptive + lookup", "K = 3"]
+    names = [name.splitlines() for name in lanes.locator("h3").all_inner_texts()]
+    assert names == [list(pair) for pair in zip(LANES, sizes, strict=True)]
     page.get_by_role("button", name="Replay").click()
-    page.locator(".lane.done").nth(2).wait_for()
+    page.locator(".lane.done").nth(3).wait_for()
     texts = lanes.locator(".lane-text").all_text_contents()
     assert len(set(texts)) == 1 and texts[0]
     ratios = [float(r.split()[0]) for r in lanes.locator(".ratio").all_inner_texts()]
-    assert ratios[0] == 1 and len(ratios) == 3
+    assert ratios[0] == 1 and len(ratios) == 4
     facts = lanes.locator(".lane-facts").all_inner_texts()
-    assert facts[0].startswith("first token ") and "tokens a target forward" in facts[2]
-    assert lanes.locator(".drafts").all_inner_texts() == ["K = 3"] * 2
-    assert lanes.nth(2).locator(".token").count() > 0 == lanes.nth(0).locator(".token").count()
+    assert facts[0].startswith("first token ") and "tokens a target forward" in facts[3]
+    assert lanes.nth(3).locator(".token").count() > 0 == lanes.nth(0).locator(".token").count()
     assert page.locator(".lane.fastest").count() == 1
     shot(page, "race")
+    assert "48 token ids" in page.locator("#verdict").inner_text()
     page.locator("#race-tokens").select_option("192")  # not over before it is stopped
     page.get_by_role("button", name="Start the race").click()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped").wait_for()
+
+
+def test_lanes_without_a_head(running: Running, opened: Open, shot: Shot) -> None:
+    """Shown from the start, with the reason; the others race."""
+    page = opened(f"{running.url}/#race")
+    page.locator(".lane.absent").nth(1).wait_for()
+    assert page.locator(".lane.absent h3").all_inner_texts() == LANES[1:3]
+    why = page.locator(".lane.absent .note").first.inner_text()
+    assert why == "no EAGLE-3 head of tiny is known: train one with peagle train"
+    page.get_by_role("button", name="Start the race").click()
+    page.get_by_text(re.compile(r"^Identical: all \d+ token ids")).wait_for()
+    assert page.locator(".lane .ratio").count() == 2
+    shot(page, "race-without-a-head")
+
+
+def test_drafts(served: Running, opened: Open, shot: Shot) -> None:
+    """By the keyboard, draft by draft: the accepted path is what the answer says next."""
+    page = opened(served.url)
+    said = ask(page, "the cat sat on the mat")
+    drafts = page.locator("details.drafts")
+    assert not drafts.locator(".tree").is_visible()
+    drafts.locator("summary").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    slider = page.get_by_label("Draft", exact=True)
+    count = int(slider.get_attribute("max"))
+    offered = accepted = 0
+    for number in range(1, count + 1):
+        told = str(slider.get_attribute("aria-valuetext"))
+        found = re.fullmatch(rf"{number} of {count}: (\d+) offered, (\d+) accepted", told)
+        assert found, told
+        assert drafts.locator(".node.accepted, .node.refused").count() == int(found[1])
+        path = drafts.locator(".node.accepted")
+        assert path.count() == int(found[2])
+        offered, accepted = offered + int(found[1]), accepted + int(found[2])
+        page.keyboard.press("ArrowRight")
+    assert accepted > 0
+    assert slider.input_value() == str(count)
+    page.keyboard.press("Home")
+    spelled = "".join(drafts.locator(".node.accepted, .node.own").evaluate_all(SPELLED))
+    before = drafts.locator("code").inner_text().replace("·", " ")
+    assert said.startswith(before + spelled.replace("·", " "))
+    shot(page, "drafts")
+
+
+def test_no_server(served: Running, opened: Open, complaints: list[str], shot: Shot) -> None:
+    """The page says so, and nothing can be sent."""
+    page = opened("about:blank")
+    page.route("**/v1/models", lambda route: route.abort())
+    page.goto(served.url)
+    page.get_by_text("The server does not answer").wait_for()
+    assert page.locator("#served").inner_text() == "not reachable"
+    assert page.locator("#send").is_disabled()
+    shot(page, "no-server")
+    complaints.clear()
 
 
 def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
