@@ -24,12 +24,11 @@ from peagle.engine.request import Chunk, Request, Stats
 from peagle.model.template import THINKING, answer_template
 from peagle.server import responses
 from peagle.server.conversations import ParsedAnswer, ResponseParser, ThoughtParser
-from peagle.server.engine_thread import Event, Job, Update
 from peagle.server.logprobs import AnswerLogprobs, Spelling, Token, of_chat, of_text
 from peagle.server.metrics import Verified
 from peagle.server.responses import ApiError, Drafts, Piece, Tree, Usage
 from peagle.server.schema import Generation, StreamOptions
-from peagle.server.worker import Worker
+from peagle.server.worker import Event, Job, Update, Worker
 
 Logprobs = list[TokenLogprob]
 
@@ -148,11 +147,8 @@ async def answer(
     """The response of a job. Raises ApiError when a request fails before the first token."""
     watch = asyncio.create_task(_cancel_if_left(http, worker, job))
     updates = _updates(http, worker, job, watch, body.form_field)
-    head: dict[str, Any] = {
-        "id": f"{builder.prefix}-{uuid4().hex}",
-        "created": int(time.time()),
-        "model": worker.metrics.model,
-    }
+    head: dict[str, Any] = {"id": f"{builder.prefix}-{uuid4().hex}", "created": int(time.time())}
+    head["model"] = worker.metrics.model
     if body.stream:
         return stream(_parts(head, builder, job, updates, body.stream_options))
     async for _ in updates:

@@ -174,7 +174,7 @@ def create_app(api: Api) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        api.worker.thread.start()
+        api.worker.start()
         await run_in_threadpool(api.llm.warm_up)
         yield
         await api.worker.stop()

@@ -32,10 +32,9 @@ from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.server.answers import drafts, stream
 from peagle.server.conversations import conversation_ids
-from peagle.server.engine_thread import Event
 from peagle.server.responses import ApiError
 from peagle.server.schema import Body, Messages
-from peagle.server.worker import Worker
+from peagle.server.worker import Event, Worker
 from peagle.shown import model_name
 
 log = logging.getLogger(__name__)
@@ -112,11 +111,10 @@ class Console:
         a second race at the same time."""
         if self._racing:
             raise ApiError(429, "a race is on: try again")
-        thread = self._worker.thread
         self._racing = True
         try:
             while not self._worker.cancelled:
-                event = await thread.call(partial(next, steps, None))
+                event = await self._worker.call(partial(next, steps, None))
                 if event is None:
                     break
                 yield event
@@ -126,7 +124,7 @@ class Console:
             log.exception("a race failed")
             raise ApiError(500, "it failed: see the server's log") from error
         finally:
-            thread.post(steps.close)
+            self._worker.post(steps.close)
             self._racing = False
 
     def lanes(self) -> list[Lane]:

@@ -1,29 +1,96 @@
-"""Jobs for the engine thread, admitted in the event loop: capacity and deadlines."""
+"""Jobs, which the event loop admits, and the thread that owns the engine and runs them.
+
+The event loop posts calls to one queue, and the thread runs them in order. The thread hands results
+to the jobs with `call_soon_threadsafe`. While a request runs only the thread touches it; after its
+end, only the event loop does.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from peagle.engine.llm import LLM
-from peagle.engine.request import Request
+from peagle.engine.request import Chunk, Request, Stats
 from peagle.errors import InputError
-from peagle.server.engine_thread import FAILED, EngineThread, Job
-from peagle.server.metrics import Metrics, RequestMetrics
+from peagle.server.metrics import Metrics, RequestMetrics, Verified
 from peagle.server.responses import ApiError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+Event = dict[str, Any]
+FAILED = "the engine has failed: the server ends, start it again"
 ENDING = "the server ends: use another one"
 TOKENISERS = 2  # threads that tokenise prompts: each may take 100 MB
 COMPILERS = 1  # threads that compile grammars
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The output of one round for a request. Until it has `ended`, only its constants may be
+    read."""
+
+    request: Request
+    chunks: list[Chunk]
+    ended: bool
+    tokens: int  # of the output so far
+    stats: Stats
+    verified: list[Verified]  # empty where the job is not traced
+
+
+class Job:
+    """The requests of one call: `copies` answers to each of its prompts. It counts before they are
+    made. `traced`: its client asks for verified drafts. `on_end` is called in the event loop once
+    all have ended."""
+
+    def __init__(
+        self, count: int, copies: int, traced: bool, on_end: Callable[["Job"], None]
+    ) -> None:
+        self.copies = copies
+        self.traced = traced
+        self.arrived = time.monotonic()
+        self.tracks = list[RequestMetrics]()
+        self.left = count  # requests that have not ended
+        self.deadline: asyncio.TimerHandle | None = None
+        self._on_end = on_end
+        self._received: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the engine failed
+
+    @property
+    def requests(self) -> list[Request]:
+        return [track.request for track in self.tracks]
+
+    def receive(self, update: Update | None) -> None:
+        """Take an update; None when the engine has failed."""
+        self._received.put_nowait(update)
+        if update is not None:
+            self.left -= update.ended
+        if update is None or not self.left:
+            self._on_end(self)
+            if self.deadline is not None:
+                self.deadline.cancel()
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Updates until all requests have ended. Raises ApiError when the engine fails."""
+        ended = 0
+        while ended < len(self.tracks):
+            update = await self._received.get()
+            if update is None:
+                raise ApiError(500, FAILED)
+            ended += update.ended
+            yield update
+
+
 class Worker:
-    """Has requests answered by an engine in a thread. All methods are for the event loop."""
+    """Has requests answered by an engine in a thread of its own. The event loop calls the public
+    methods; the thread runs what they post."""
 
     def __init__(self, llm: LLM, metrics: Metrics, max_queue: int, max_seconds: float) -> None:
         self.llm = llm
@@ -31,22 +98,27 @@ class Worker:
         self.too_late = f"the answer has not begun in time, {max_seconds:g} seconds: try again"
         self.capacity = llm.engine.settings.max_batch + max_queue
         self.draining = False
+        self.cancelled = False  # jobs in preparation are not admitted any more
+        self.failed = False  # the engine
         self._max_seconds = max_seconds
-        self.thread = EngineThread(llm.engine, metrics, self._fail)
         self._tokenisers = CapacityLimiter(TOKENISERS)
         self._compilers = CapacityLimiter(COMPILERS)
         self._jobs = set[Job]()
-        self.cancelled = False  # jobs in preparation are not admitted any more
+        self._engine = llm.engine
+        self._running = list[tuple[Job, RequestMetrics]]()
+        self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it reports to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
 
     async def stop(self) -> None:
-        """Cancel all requests and end the thread."""
+        """Cancel all requests, and end the thread after all calls so far."""
         self.cancel_all()
-        await self.thread.stop()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the engine has failed."""
-        return self.thread.failed
+        self._posted.put(None)
+        await asyncio.to_thread(self._thread.join)
 
     @property
     def state(self) -> Literal["ok", "draining", "failed"]:
@@ -88,14 +160,37 @@ class Worker:
             self._jobs.discard(job)
             raise
         job.tracks = [RequestMetrics(request, job.arrived) for request in requests]
-        self.thread.post(self.thread.admit, job)
-        expire = partial(self.thread.post, self.thread.expire, job, self.too_late)
+        self.post(self._admit, job)
+        expire = partial(self.post, self._expire, job)
         job.deadline = asyncio.get_running_loop().call_later(self._max_seconds, expire)
         return job
 
     async def tokenise(self, work: Callable[[], T]) -> T:
         """The result of `work`, which makes token ids of texts, in one of a few threads."""
         return await to_thread.run_sync(work, limiter=self._tokenisers)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which the thread does between two rounds."""
+        future = Future[T]()
+        self.post(_fulfil, future, work)
+        return await asyncio.wrap_future(future)
+
+    def cancel(self, job: Job) -> None:
+        """End a job's requests as they are."""
+        self.post(self._cancel, job)
+
+    def cancel_all(self) -> None:
+        """End all requests as they are. (A signal's handler may call it, too.)"""
+        self.cancelled = True
+        self.post(self._cancel)
+
+    def post(self, call: Callable[..., None], *arguments: object) -> None:
+        """Have the thread call something between two rounds. (A signal's handler may post, too.)"""
+        self._posted.put(partial(call, *arguments))
+
+    def _fail(self) -> None:
+        for job in list(self._jobs):
+            job.receive(None)
 
     def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
         try:
@@ -107,20 +202,7 @@ class Worker:
             why = "the request could not be prepared: see the server's log"
             raise ApiError(500, why) from error
 
-    def cancel(self, job: Job) -> None:
-        """End a job's requests as they are."""
-        self.thread.post(self.thread.cancel, job)
-
-    def cancel_all(self) -> None:
-        """End all requests as they are. (A signal's handler may call it, too.)"""
-        self.cancelled = True
-        self.thread.post(self.thread.cancel)
-
-    def _fail(self) -> None:
-        for job in list(self._jobs):
-            job.receive(None)
-
-    def _check_room(self, count: int, field: str | None = None) -> None:
+    def _check_room(self, count: int, field: str) -> None:
         if self.failed:
             raise ApiError(503, FAILED)
         if self.draining:
@@ -131,3 +213,73 @@ class Worker:
         if self.open + count > self.capacity:
             why = f"{self.open} requests run or wait, at most {self.capacity}: try again"
             raise ApiError(429, why, headers={"retry-after": "1"})
+
+    def _admit(self, job: Job) -> None:
+        """Add a job's requests to the engine."""
+        self._engine.add(*job.requests)
+        self._running += [(job, track) for track in job.tracks]
+
+    def _cancel(self, job: Job | None = None) -> None:
+        """End the requests of one job, or all, as they are."""
+        for running, track in self._running:
+            if job in (running, None):
+                self._engine.cancel(track.request)
+
+    def _expire(self, job: Job) -> None:
+        """End a job whose time is over: its output is the answer; a request without any fails."""
+        for request in job.requests:
+            if request.finish_reason is None and not request.output:
+                request.failure = self.too_late
+            self._engine.cancel(request, "length" if request.output else "error")
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                self._engine.step()
+                self._report()
+        except BaseException:  # a panic in native code is no Exception
+            # The engine's state is unknown: nothing may go on with it.
+            self.failed = True
+            log.exception("the engine failed")
+            self._loop.call_soon_threadsafe(self._fail)
+
+    def _take(self) -> bool:
+        """Run the calls posted so far; wait for one while there is nothing else to do. False: the
+        end."""
+        for _ in range(max(self._posted.qsize(), self._engine.idle)):
+            call = self._posted.get()
+            if call is None:
+                return False
+            call()
+        return True
+
+    def _report(self) -> None:
+        updates = list[tuple[Job, Update]]()
+        for job, track in self._running:
+            request = track.request
+            tokens, stats = track.tokens, track.stats
+            self.metrics.observe(track)
+            if job.traced:
+                track.trace(tokens, stats.rounds)
+            chunks = self._engine.fetch(request)
+            if chunks or track.ended:
+                counts = track.tokens, track.stats, track.verified
+                updates.append((job, Update(request, chunks, track.ended, *counts)))
+                track.verified = []
+        if updates:
+            self._running = [(job, track) for job, track in self._running if not track.ended]
+            self._loop.call_soon_threadsafe(_deliver, updates)
+
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:  # a panic ends the server
+        future.set_exception(error)
+
+
+def _deliver(updates: list[tuple[Job, Update]]) -> None:
+    for job, update in updates:
+        job.receive(update)

@@ -78,7 +78,7 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
     # The first is before its first round, the other one behind it, and both their ends are asked
     # for; where the other one's coming still waits to be heard, it is asked for, too.
     worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
-    until(lambda: worker.thread._posted.qsize() + len(scheduler.waiting) == 4)
+    until(lambda: worker._posted.qsize() + len(scheduler.waiting) == 4)
     brake.go.set()
     for thread in threads:
         thread.join(30)
