@@ -145,8 +145,7 @@ async def answer(
     http: HttpRequest, worker: Worker, builder: Builder, body: Generation, job: Job
 ) -> Response:
     """The response of a job. Raises ApiError when a request fails before the first token."""
-    watch = asyncio.create_task(_cancel_if_left(http, worker, job))
-    updates = _updates(http, worker, job, watch, body.form_field)
+    updates = _updates(http, worker, job, body.form_field)
     head: dict[str, Any] = {"id": f"{builder.prefix}-{uuid4().hex}", "created": int(time.time())}
     head["model"] = worker.metrics.model
     if body.stream:
@@ -214,13 +213,14 @@ def _tree(verified: Verified, spelling: Spelling) -> Tree:
 
 
 async def _updates(
-    http: HttpRequest, worker: Worker, job: Job, watch: asyncio.Task[None], form_field: str
+    http: HttpRequest, worker: Worker, job: Job, form_field: str
 ) -> AsyncGenerator[Update]:
     """Updates until all requests have ended. At the end, or when the consumer leaves early, the
     requests that still run are cancelled and the call's end is noted in `scope["note"]`.
     `form_field` of the body constrains the answers' form.
 
     Raises ApiError when a request fails."""
+    watch = asyncio.create_task(_cancel_if_left(http, worker, job))
     try:
         async for update in job.updates():
             if update.ended and update.request.failure is not None:

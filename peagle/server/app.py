@@ -28,7 +28,7 @@ from peagle.server.console import Console
 from peagle.server.conversations import call_grammar, conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.responses import ApiError, respond
-from peagle.server.worker import Worker
+from peagle.server.worker import Job, Worker
 
 # The handler of /invocations chooses the model of its body.
 SCHEMAS = [{"$ref": f"#/components/schemas/{name}"} for name in ("CompletionBody", "ChatBody")]
@@ -114,10 +114,9 @@ class Api:
                 made += self.llm.make_requests(ids, params, len(made))
             return made
 
-        traced = body.stream and body.stream_options.peagle_drafts
+        job = Job(count * body.n, body.n, body.stream and body.stream_options.peagle_drafts)
         with body.refusals():
-            constrained = bool(body.constraint())
-            job = await self.worker.submit(count * body.n, make, body.n, constrained, traced)
+            await self.worker.submit(job, make, bool(body.constraint()))
         return await answer(http, self.worker, builder, body, job)
 
     async def invocations(

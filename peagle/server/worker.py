@@ -48,19 +48,15 @@ class Update:
 
 class Job:
     """The requests of one call: `copies` answers to each of its prompts. It counts before they are
-    made. `traced`: its client asks for verified drafts. `on_end` is called in the event loop once
-    all have ended."""
+    made. `traced`: its client asks for verified drafts."""
 
-    def __init__(
-        self, count: int, copies: int, traced: bool, on_end: Callable[["Job"], None]
-    ) -> None:
+    def __init__(self, count: int, copies: int, traced: bool) -> None:
         self.copies = copies
         self.traced = traced
         self.arrived = time.monotonic()
         self.tracks = list[RequestMetrics]()
         self.left = count  # requests that have not ended
         self.deadline: asyncio.TimerHandle | None = None
-        self._on_end = on_end
         self._received: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the engine failed
 
     @property
@@ -70,12 +66,7 @@ class Job:
     def receive(self, update: Update | None) -> None:
         """Take an update; None when the engine has failed."""
         self._received.put_nowait(update)
-        if update is not None:
-            self.left -= update.ended
-        if update is None or not self.left:
-            self._on_end(self)
-            if self.deadline is not None:
-                self.deadline.cancel()
+        self.left -= update is not None and update.ended
 
     async def updates(self) -> AsyncIterator[Update]:
         """Updates until all requests have ended. Raises ApiError when the engine fails."""
@@ -132,23 +123,14 @@ class Worker:
         """The number of requests that run or wait."""
         return sum(job.left for job in self._jobs)
 
-    async def submit(
-        self,
-        count: int,
-        make: Callable[[], list[Request]],
-        copies: int,
-        constrained: bool,
-        traced: bool,
-    ) -> Job:
-        """Admit `count` requests, `copies` of each prompt; all or none. `make` makes them in
-        another thread, once there is room for them; `constrained` where one has a grammar. Their
-        verified drafts are kept for the client if they are `traced`.
+    async def submit(self, job: Job, make: Callable[[], list[Request]], constrained: bool) -> None:
+        """Admit the requests of a job; all or none. `make` makes them in another thread, once there
+        is room for them; `constrained` where one has a grammar.
 
         Raises what `make` raises, InputError when a request can never run, ApiError when there is
         no room for them.
         """
-        self._check_room(count, "prompt" if copies == 1 else "n")
-        job = Job(count, copies, traced, self._jobs.discard)
+        self._check_room(job.left, "prompt" if job.copies == 1 else "n")
         self._jobs.add(job)
         try:
             # Compiling a grammar may take seconds, which other requests do not wait for.
@@ -163,7 +145,6 @@ class Worker:
         self.post(self._admit, job)
         expire = partial(self.post, self._expire, job)
         job.deadline = asyncio.get_running_loop().call_later(self._max_seconds, expire)
-        return job
 
     async def tokenise(self, work: Callable[[], T]) -> T:
         """The result of `work`, which makes token ids of texts, in one of a few threads."""
@@ -191,6 +172,18 @@ class Worker:
     def _fail(self) -> None:
         for job in list(self._jobs):
             job.receive(None)
+            self._end(job)
+
+    def _deliver(self, updates: list[tuple[Job, Update]]) -> None:
+        for job, update in updates:
+            job.receive(update)
+            if not job.left:
+                self._end(job)
+
+    def _end(self, job: Job) -> None:
+        self._jobs.discard(job)
+        if job.deadline is not None:
+            job.deadline.cancel()
 
     def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
         try:
@@ -268,7 +261,7 @@ class Worker:
                 track.verified = []
         if updates:
             self._running = [(job, track) for job, track in self._running if not track.ended]
-            self._loop.call_soon_threadsafe(_deliver, updates)
+            self._loop.call_soon_threadsafe(self._deliver, updates)
 
 
 def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
@@ -278,8 +271,3 @@ def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
         future.set_result(work())
     except Exception as error:  # a panic ends the server
         future.set_exception(error)
-
-
-def _deliver(updates: list[tuple[Job, Update]]) -> None:
-    for job, update in updates:
-        job.receive(update)
