@@ -131,10 +131,7 @@ STATE: dict[str, tuple[Damage, str]] = {
     "one value": (tensors(lambda t: t[f"weights/{WEIGHT}"][0, 0].add_(1.0)), CHANGED),
     "vocabulary": (tensors(lambda t: t["weights/d2t"].fill_(500)), CHANGED),
     "moment missing": (tensors(lambda t: t.pop(f"exp_avg/{WEIGHT}")), CHANGED),
-    "moment of nothing": (
-        tensors(lambda t: t.update({"exp_avg/other": torch.zeros(3)})),
-        CHANGED,
-    ),
+    "moment of nothing": (tensors(lambda t: t.update({"exp_avg/other": torch.zeros(3)})), CHANGED),
 }
 SUMS: dict[str, tuple[Damage, str]] = {
     "absent": (remove("SHA256SUMS"), f"SHA256SUMS: {UNREADABLE}"),

@@ -45,9 +45,7 @@ def copy(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    count: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: Callable[..., None]
 ) -> Peagle:
     """Runs a command that must end with code 2; returns its last line on stderr, where training may
     have begun before."""

@@ -37,6 +37,14 @@ class Running:
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
+    def complete(self, prompt: Any, **asked: Any) -> Any:
+        """The answer of /v1/completions."""
+        return self.client().completions.create(model=MODEL, prompt=prompt, **asked)
+
+    def chat(self, messages: Any, **asked: Any) -> Any:
+        """The answer of /v1/chat/completions."""
+        return self.client().chat.completions.create(model=MODEL, messages=messages, **asked)
+
     def http(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=30)
 

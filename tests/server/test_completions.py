@@ -21,11 +21,10 @@ def alone(llm: LLM, **params: object) -> Completion:
 @pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5}])
 def test_the_engines_text_and_counts(running: Running, llm: LLM, given: dict[str, float]) -> None:
     wanted = alone(llm, max_tokens=40, **given)
-    got = running.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=40, **given)  # type: ignore[arg-type]
+    got = running.complete(PROMPT, max_tokens=40, **given)  # type: ignore[arg-type]
     [choice] = got.choices
     assert (choice.text, choice.finish_reason) == (wanted.text, wanted.finish_reason)
     usage = got.usage
-    assert usage is not None and usage.completion_tokens_details is not None
     prompt = len(llm.prompt_ids(PROMPT))
     tokens = len(wanted.token_ids)
     assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, tokens)
@@ -38,9 +37,8 @@ def test_the_engines_text_and_counts(running: Running, llm: LLM, given: dict[str
 def test_streamed(running: Running, llm: LLM) -> None:
     wanted = alone(llm, max_tokens=40)
     parts = list(
-        running.client().completions.create(
-            model=MODEL,
-            prompt=PROMPT,
+        running.complete(
+            PROMPT,
             max_tokens=40,
             temperature=0,
             stream=True,
@@ -57,10 +55,10 @@ def test_streamed(running: Running, llm: LLM) -> None:
 
 
 def test_prompts_as_ids_and_lists(running: Running, llm: LLM) -> None:
-    client, ids = running.client(), llm.prompt_ids(PROMPT)
+    ids = llm.prompt_ids(PROMPT)
     texts = {}
     for prompt in (PROMPT, ids, [PROMPT, "a hat"], [ids, [60, 61]]):
-        got = client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=9)
+        got = running.complete(prompt, temperature=0, max_tokens=9)
         assert [choice.index for choice in got.choices] == list(range(len(got.choices)))
         texts[str(prompt)] = [choice.text for choice in got.choices]
     first = alone(llm, max_tokens=9).text
@@ -71,9 +69,7 @@ def test_prompts_as_ids_and_lists(running: Running, llm: LLM) -> None:
 def test_several_answers(running: Running, llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=12)
     wanted = llm.generate([PROMPT, "a hat"], params)
-    got = running.client().completions.create(
-        model=MODEL, prompt=[PROMPT, "a hat"], n=3, seed=3, max_tokens=12
-    )
+    got = running.complete([PROMPT, "a hat"], n=3, seed=3, max_tokens=12)
     assert [choice.text for choice in got.choices] == [answer.text for answer in wanted]
     assert got.usage is not None, "a prompt counts once"
     assert got.usage.prompt_tokens == sum(len(llm.prompt_ids(p)) for p in (PROMPT, "a hat"))
@@ -81,20 +77,15 @@ def test_several_answers(running: Running, llm: LLM) -> None:
 
 
 def test_stops(running: Running, llm: LLM) -> None:
-    client, free = running.client(), alone(llm, max_tokens=40)
+    free = alone(llm, max_tokens=40)
     stop = free.text[10:12]
     for given in (stop, [stop, "never emitted"]):
-        got = client.completions.create(
-            model=MODEL, prompt=PROMPT, temperature=0, max_tokens=40, stop=given
-        )
+        got = running.complete(PROMPT, temperature=0, max_tokens=40, stop=given)
         assert got.choices[0].text == free.text[: free.text.index(stop)]
         assert got.choices[0].finish_reason == "stop"
     token = free.token_ids[6]
     extra = {"stop_token_ids": [token]}
-    got = client.completions.create(
-        model=MODEL, prompt=PROMPT, temperature=0, max_tokens=40, extra_body=extra
-    )
-    assert got.usage is not None
+    got = running.complete(PROMPT, temperature=0, max_tokens=40, extra_body=extra)
     assert got.usage.completion_tokens == free.token_ids.index(token) + 1
 
 
@@ -102,9 +93,8 @@ def test_parameters_reach_the_engine(running: Running, llm: LLM) -> None:
     ours = {"min_p": 0.01, "top_k": 50, "repetition_penalty": 1.2}
     common = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.7}
     wanted = alone(llm, max_tokens=20, seed=1, logit_bias={70: 5.0}, **ours, **common)
-    got = running.client().completions.create(
-        model=MODEL,
-        prompt=PROMPT,
+    got = running.complete(
+        PROMPT,
         max_tokens=20,
         seed=1,
         logit_bias={"70": 5},
@@ -117,9 +107,7 @@ def test_parameters_reach_the_engine(running: Running, llm: LLM) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs(running: Running, llm: LLM, stream: bool) -> None:
     wanted = alone(llm, max_tokens=10, logprobs=2)
-    got = running.client().completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, logprobs=2, stream=stream
-    )
+    got = running.complete(PROMPT, max_tokens=10, temperature=0, logprobs=2, stream=stream)
     shown = [part.choices[0].logprobs for part in (got if stream else [got])]
     assert wanted.logprobs is not None
     probs = [p for part in shown for p in part.token_logprobs]
@@ -132,11 +120,10 @@ def test_logprobs(running: Running, llm: LLM, stream: bool) -> None:
 
 
 def test_forms(running: Running) -> None:
-    client = running.client()
 
     def emitted(**form: object) -> str:
         given = {"seed": 1, "max_tokens": 60, "extra_body": form}
-        return client.completions.create(model=MODEL, prompt=PROMPT, **given).choices[0].text
+        return running.complete(PROMPT, **given).choices[0].text
 
     schema = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}
     schema["additionalProperties"] = False  # type: ignore[assignment]
@@ -149,11 +136,10 @@ def test_forms(running: Running) -> None:
 
 
 def test_cached_tokens(running: Running) -> None:
-    client, prompt = running.client(), [60 + i for i in range(40)]
+    prompt = [60 + i for i in range(40)]
     counts = []
     for _ in range(2):
-        got = client.completions.create(model=MODEL, prompt=prompt, max_tokens=2)
-        assert got.usage is not None and got.usage.prompt_tokens_details is not None
+        got = running.complete(prompt, max_tokens=2)
         counts.append(got.usage.prompt_tokens_details.cached_tokens)
     assert counts == [0, 32]
 

@@ -26,9 +26,7 @@ def alone(llm: LLM, **params: Any) -> str:
 
 
 def test_the_engines_text(running: Running, llm: LLM) -> None:
-    got = running.client().chat.completions.create(
-        model=MODEL, messages=ASKED, temperature=0, max_completion_tokens=30
-    )
+    got = running.chat(ASKED, temperature=0, max_completion_tokens=30)
     [choice] = got.choices
     assert choice.message.content == alone(llm, max_tokens=30)
     assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
@@ -36,29 +34,20 @@ def test_the_engines_text(running: Running, llm: LLM) -> None:
 
 def test_an_answer_may_fill_the_context(running: Running, llm: LLM) -> None:
     """Without max_tokens."""
-    got = running.client().chat.completions.create(
-        model=MODEL, messages=ASKED, temperature=0, extra_body={"ignore_eos": True}
-    )
-    assert got.usage is not None and got.usage.total_tokens == 256
+    got = running.chat(ASKED, temperature=0, extra_body={"ignore_eos": True})
+    assert got.usage.total_tokens == 256
 
 
 def test_parts_of_text(running: Running, llm: LLM) -> None:
     parts: Any = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
-    got = running.client().chat.completions.create(
-        model=MODEL,
-        messages=[ASKED[0], {"role": "user", "content": parts}],
-        temperature=0,
-        max_tokens=9,
-    )
+    got = running.chat([ASKED[0], {"role": "user", "content": parts}], temperature=0, max_tokens=9)
     assert got.choices[0].message.content == alone(llm, max_tokens=9)
 
 
 def test_streamed(running: Running, llm: LLM) -> None:
     wanted = [alone(llm, max_tokens=12, temperature=1.0, seed=seed) for seed in (4, 5)]
     texts, ends, roles = ["", ""], list[Any](), list[Any]()
-    for part in running.client().chat.completions.create(
-        model=MODEL, messages=ASKED, n=2, seed=4, max_tokens=12, stream=True
-    ):
+    for part in running.chat(ASKED, n=2, seed=4, max_tokens=12, stream=True):
         assert part.usage is None
         for choice in part.choices:
             texts[choice.index] += choice.delta.content or ""
@@ -69,9 +58,7 @@ def test_streamed(running: Running, llm: LLM) -> None:
 
 
 def test_logprobs(running: Running, llm: LLM) -> None:
-    got = running.client().chat.completions.create(
-        model=MODEL, messages=ASKED, temperature=0, max_tokens=6, logprobs=True, top_logprobs=2
-    )
+    got = running.chat(ASKED, temperature=0, max_tokens=6, logprobs=True, top_logprobs=2)
     shown = got.choices[0].logprobs
     assert shown is not None and shown.content is not None and len(shown.content) == 6
     assert "".join(entry.token for entry in shown.content) == got.choices[0].message.content
@@ -82,9 +69,7 @@ def test_logprobs(running: Running, llm: LLM) -> None:
 
 def test_json_schema(running: Running) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a"]}}}
-    got = running.client().chat.completions.create(
-        model=MODEL, messages=ASKED, response_format=form, max_tokens=20
-    )
+    got = running.chat(ASKED, response_format=form, max_tokens=20)
     assert json.loads(got.choices[0].message.content or "") == "a"
 
 
@@ -95,9 +80,7 @@ def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
     tokenizer = running.api.llm.tokenizer
     tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + CHATML
     grammar = {"structured_outputs": {"choice": ["ok " + CALL]}}
-    got: Any = running.client().chat.completions.create(
-        model=MODEL, messages=ASKED, tools=[TOOL], extra_body=grammar, stream=stream
-    )
+    got = running.chat(ASKED, tools=[TOOL], extra_body=grammar, stream=stream)
     if stream:
         choices = [part.choices[0] for part in got]
         emitted = "".join(choice.delta.content or "" for choice in choices)
@@ -132,8 +115,7 @@ def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
     running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
     tools = [lie({"$ref": "#/$defs/mat"})] + ([TOOL] if choice != "required" else [])
     for seed in range(4):
-        got: Any = running.client().chat.completions.create(
-            model=MODEL, messages=ASKED, tools=tools, tool_choice=choice, seed=seed,
+        got = running.chat(ASKED, tools=tools, tool_choice=choice, seed=seed,
             parallel_tool_calls=False, max_tokens=80, stream=stream,
         )  # fmt: skip
         [*_, last] = [part.choices[0] for part in (got if stream else [got])]
@@ -194,8 +176,7 @@ def test_arguments_of_the_template(
     counts = []
     for more in bodies:
         body: Any = {"max_tokens": 1, "extra_body": more}
-        got = running.client().chat.completions.create(model=MODEL, messages=ASKED, **body)
-        assert got.usage is not None
+        got = running.chat(ASKED, **body)
         counts.append(got.usage.prompt_tokens)
     assert counts[1] > counts[0]
 
@@ -205,15 +186,14 @@ def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
     running = serve()
     loop = "{% for m in messages if m.role in ['system', 'user', 'assistant'] %}"
     running.api.llm.tokenizer.chat_template = CHATML.replace("{% for m in messages %}", loop)
-    client: Any = running.client()
     result = {"role": "tool", "content": "mat", "tool_call_id": "c1"}
     with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model=MODEL, messages=[*ASKED, result], max_tokens=2)
+        running.chat([*ASKED, result], max_tokens=2)
     assert raised.value.param == "messages[2]"
     counts = []
     for role in ("system", "developer"):
         asked = [ASKED[0] | {"role": role}, ASKED[1]]
-        got = client.chat.completions.create(model=MODEL, messages=asked, max_tokens=2)
+        got = running.chat(asked, max_tokens=2)
         counts.append(got.usage.prompt_tokens)
     assert counts[0] == counts[1]
 

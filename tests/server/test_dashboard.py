@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from serving import MODEL, Running
+from serving import Running
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 # `by (a, b)`, `on (a)`, and labels in braces.
@@ -23,7 +23,7 @@ def board() -> Any:
 @pytest.fixture(scope="module")
 def exposed(running: Running) -> dict[str, set[str]]:
     """Sample name → labels, after a request."""
-    running.client().completions.create(model=MODEL, prompt="the cat", max_tokens=30)
+    running.complete("the cat", max_tokens=30)
     with running.http() as http:
         families = text_string_to_metric_families(http.get("/metrics").text)
         return {s.name: set(s.labels) for family in families for s in family.samples}

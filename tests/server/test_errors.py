@@ -246,15 +246,10 @@ def test_a_request_fails_alone(
         return accept(request, *rest)
 
     monkeypatch.setattr(engine, "accept", failing)
-    client = running.client()
     with pytest.raises(openai.APIError, match="the logits are no numbers") as raised:
-        list(
-            client.completions.create(
-                model=MODEL, prompt="a", extra_body={"top_k": 77}, stream=stream
-            )
-        )
+        list(running.complete("a", extra_body={"top_k": 77}, stream=stream))
     assert isinstance(raised.value, openai.InternalServerError) != stream
-    assert client.completions.create(model=MODEL, prompt="a").choices
+    assert running.complete("a").choices
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -281,7 +276,7 @@ def test_a_grammar_that_breaks_is_no_fault_of_the_client(
         answer = http.post("/v1/completions", json=body)
     assert answer.status_code == (200 if stream else 500)
     assert "server_error" in answer.text and "the grammar refuses a token" in answer.text
-    assert running.client().completions.create(model=MODEL, prompt="a").choices
+    assert running.complete("a").choices
 
 
 def test_thousands_of_choices(running: Running) -> None:

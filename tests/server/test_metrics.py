@@ -31,10 +31,9 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
     assert not any(before[name, extra] for name, extra in before if not name.endswith("_created"))
     params = SamplingParams(max_tokens=30)
     answers = [llm.generate([p], params)[0] for p in (prompt, prompt, [90])]
-    client = running.client()
     for given in (prompt, prompt, [90]):
-        client.completions.create(model=MODEL, prompt=given, max_tokens=30, temperature=0)
-    client.completions.create(model=MODEL, prompt="a", max_tokens=1, temperature=0)
+        running.complete(given, max_tokens=30, temperature=0)
+    running.complete("a", max_tokens=1, temperature=0)
     values = {name: value for (name, extra), value in read(running).items() if not extra}
     drafting = Stats()
     for answer in answers:
@@ -81,13 +80,10 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
 def test_preempted(serve: Serve) -> None:
     """The newest requests wait while memory is short; all are finished."""
     running = serve(max_batch=4, kv_tokens=112)
-    got = running.client().completions.create(
-        model=MODEL,
-        prompt=[[60 + i, 61, 62] for i in range(4)],
-        max_tokens=40,
-        extra_body={"ignore_eos": True},
+    got = running.complete(
+        [[60 + i, 61, 62] for i in range(4)], max_tokens=40, extra_body={"ignore_eos": True}
     )
-    assert got.usage is not None and got.usage.completion_tokens == 160
+    assert got.usage.completion_tokens == 160
     values = read(running)
     assert values["vllm:num_preemptions_total", ""] > 0
     assert values["vllm:prompt_tokens_total", ""] == 12
@@ -100,8 +96,7 @@ def test_lookup_alone() -> None:
     ids = [60, 61, 62]
     answer = alone.generate([ids], SamplingParams(max_tokens=60, ignore_eos=True))[0].token_ids
     running = start(alone.use(None, nodes=8, lookup=True))
-    running.client().completions.create(
-        model=MODEL, prompt=[*ids, *answer, *ids], max_tokens=60, temperature=0,
+    running.complete([*ids, *answer, *ids], max_tokens=60, temperature=0,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     values = read(running)

@@ -162,7 +162,7 @@ def test_leaving_ends_it(serve: Serve, brake: Brake) -> None:
         assert "lanes" in next(response.iter_lines())
     brake.go.set()
     until(lambda: "error" not in race(running)[-1])
-    assert running.client().completions.create(model=MODEL, prompt="a", max_tokens=3).choices
+    assert running.complete("a", max_tokens=3).choices
 
 
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:

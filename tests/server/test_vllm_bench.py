@@ -26,8 +26,7 @@ main(parser.parse_args())
 
 
 @pytest.mark.parametrize(
-    ("backend", "path"),
-    [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")],
+    ("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
 )
 def test_it_drives_the_server(running: Running, tmp_path: Path, backend: str, path: str) -> None:
     python = os.environ.get("PEAGLE_VLLM_PYTHON")

@@ -44,7 +44,7 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
     texts: list[str] = []
 
     def ask() -> None:
-        got = running.client().completions.create(model=MODEL, prompt="a", max_tokens=3)
+        got = running.complete("a", max_tokens=3)
         texts.append(got.choices[0].text)
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
@@ -52,7 +52,7 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
         thread.start()
     until(lambda: running.api.worker.open == 3)
     with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as raised:
-        running.client().completions.create(model=MODEL, prompt="a")
+        running.complete("a")
     assert raised.value.response.headers["retry-after"] == "1"
     brake.go.set()
     for thread in threads:
@@ -108,7 +108,7 @@ def test_draining(serve: Serve, brake: Brake) -> None:
     brake.go.clear()
     running.server.handle_exit(15, None)
     with pytest.raises(openai.APIStatusError, match="the server ends") as raised:
-        running.client().completions.create(model=MODEL, prompt="a")
+        running.complete("a")
     assert raised.value.status_code == 503
     with running.http() as http:
         health = http.get("/health")
@@ -150,9 +150,8 @@ def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: 
         raise RuntimeError("out of something")
 
     monkeypatch.setattr(running.api.llm.engine, "step", broken.__get__(running.api.llm.engine))
-    client = running.client()
     with pytest.raises(openai.APIError, match="the engine has failed"):
-        list(client.completions.create(model=MODEL, prompt="a", n=2, stream=stream))
+        list(running.complete("a", n=2, stream=stream))
     with running.http() as http:
         health = http.get("/health")
         assert (health.status_code, health.json()) == (503, {"status": "failed"})
@@ -173,22 +172,18 @@ def test_a_request_that_cannot_be_prepared(
         return make_requests(llm, ids, params, first)
 
     monkeypatch.setattr(LLM, "make_requests", picky)
-    client = running.client()
     with pytest.raises(openai.InternalServerError):
-        client.completions.create(model=MODEL, prompt="a", extra_body={"top_k": 78})
-    assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).choices
+        running.complete("a", extra_body={"top_k": 78})
+    assert running.complete("a", max_tokens=2).choices
     assert running.api.worker.open == 0
 
 
 def test_many_at_once(running: Running) -> None:
     """Each gets its own answer, as if alone."""
     prompts = [f"the cat sat on mat {i}" * (i + 1) for i in range(12)]
-    client = running.client()
 
     def ask(prompt: str, stream: bool) -> str:
-        got: Any = client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=9, seed=1, stream=stream
-        )
+        got = running.complete(prompt, max_tokens=9, seed=1, stream=stream)
         return "".join(part.choices[0].text for part in (got if stream else [got]))
 
     alone = [ask(prompt, False) for prompt in prompts]
