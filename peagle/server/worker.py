@@ -89,7 +89,7 @@ class Worker:
         self.too_late = f"the answer has not begun in time, {max_seconds:g} seconds: try again"
         self.capacity = llm.engine.settings.max_batch + max_queue
         self.draining = False
-        self.cancelled = False  # jobs in preparation are not admitted any more
+        self.cancelled = False  # nothing is admitted any more, and a race ends
         self.failed = False  # the engine
         self._max_seconds = max_seconds
         self._tokenisers = CapacityLimiter(TOKENISERS)
@@ -170,6 +170,7 @@ class Worker:
         self._posted.put(partial(call, *arguments))
 
     def _fail(self) -> None:
+        self.cancelled = True
         for job in list(self._jobs):
             job.receive(None)
             self._end(job)
@@ -269,5 +270,7 @@ def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
         return
     try:
         future.set_result(work())
-    except Exception as error:  # a panic ends the server
+    except BaseException as error:
         future.set_exception(error)
+        if not isinstance(error, Exception):  # a panic ends the server
+            raise
