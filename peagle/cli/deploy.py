@@ -6,23 +6,37 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
 from peagle.catalog import Entry, find_entry, flag_options, known_entry
 from peagle.catalog_fields import is_hub_id
-from peagle.cli.options import App, Fields, check_at_least, group_with_default
+from peagle.cli.options import App, Fields, check_at_least, given, group_with_default
 from peagle.deploy import kubernetes, sagemaker
-from peagle.deploy.kubernetes import Cluster
-from peagle.deploy.plan import Choices, DeployFailed, Plan, make_plan, resource_name
+from peagle.deploy.plan import Choices, DeployFailed, make_plan, profile_flags, resource_name
 from peagle.deploy.sagemaker import Account
 from peagle.errors import InputError
 
-# Fields of an account that are options; the region is an option of all commands.
-OF_A_START = Fields(*(field.name for field in fields(Account) if field.name != "region"))
-LOCAL_URL = "http://127.0.0.1:8000"
+OF_AN_ACCOUNT = ("role", "weights", "subnets", "security_groups", "kms_key", "token_secret")
+ELSEWHERE = ("gpu", "image", "replicas", "max_replicas")
+ONLY_AT = {  # options that do nothing at other places
+    "local": (),
+    "kubernetes": ("namespace", "form", *ELSEWHERE),
+    "sagemaker": ("instance_type", *OF_AN_ACCOUNT, *ELSEWHERE),
+}
+Name = Annotated[str, "Name of the model: a catalog name or a hub id (owner/name@revision)."]
+FormOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        help="Form, with --to kubernetes: stack (values of vLLM's production-stack chart), kserve "
+        "or manifests. Default: stack; manifests for the native engine.",
+    ),
+]
+_report = partial(typer.echo, err=True)
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
 
@@ -31,60 +45,15 @@ class Where:
     """The place of a deployment.
 
     to: Place to deploy to: local, kubernetes or sagemaker.
-    namespace: Namespace, with --to kubernetes.
     """
 
     to: Literal["local", "kubernetes", "sagemaker"]
-    namespace: str = "default"
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            help="Form, with --to kubernetes: stack (values of vLLM's production-stack chart), "
-            "kserve (an LLMInferenceService) or manifests. Default: stack; manifests for the "
-            "native engine.",
-        ),
-    ] = None
     region: Annotated[
         str | None,
         typer.Option(
             envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="AWS region, with --to sagemaker."
         ),
     ] = None
-
-    def aws_region(self) -> str:
-        """The region. Raises InputError when it is missing."""
-        if not self.region:
-            raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
-        return self.region
-
-    def hand_over(self, verb: str, name: str, yes: bool, **given: object) -> None:
-        """For Kubernetes print a command of helm or kubectl, or with `yes` run it, and end. Raises
-        InputError for this machine."""
-        if self.to == "local":
-            why = "the terminal of `peagle serve` shows its log, and Ctrl-C there ends it"
-            raise InputError(why, field="to", value=self.to)
-        if self.to == "kubernetes":
-            line = self.command(verb, name, **given)
-            if yes:
-                raise typer.Exit(kubernetes.run(line))
-            typer.echo(shlex.join(line))
-            raise typer.Exit
-
-    def command(self, verb: str, name: str, **given: object) -> list[str]:
-        """A command of helm or kubectl."""
-        cluster = Cluster(self.form or "stack", self.namespace)
-        return kubernetes.command(verb, resource_name(name), cluster, **given)
-
-
-NameArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the model: a catalog name or a hub id (owner/name@revision).",
-        show_default=False,
-    ),
-]
-YesOption = Annotated[bool, "Run the printed command; on SageMaker, do not ask for confirmation."]
 
 
 @app.callback()
@@ -94,73 +63,77 @@ def deploy() -> None:
 
 @app.command()
 def start(
-    name: NameArgument,
+    context: typer.Context,
+    name: Name,
     *,
     where: Where,
+    namespace: str = "default",
+    form: FormOption = None,
     choices: Choices,
     dry_run: bool = False,
-    yes: YesOption = False,
-    account: Annotated[Account, OF_A_START],
-    port: int | None = None,
+    yes: bool = False,
+    account: Annotated[Account, Fields(*OF_AN_ACCOUNT)],
 ) -> None:
     """Start a model, or bring a running one to these options.
 
     --to local prints the command line of peagle serve, and --to kubernetes what helm or kubectl
     takes: --yes runs them. --to sagemaker applies a CloudFormation stack.
 
+    namespace: Namespace, with --to kubernetes.
     dry_run: Print what would be sent or run, and do nothing.
-    port: TCP port to listen on, with --to local. Default: that of peagle serve.
+    yes: Run the printed command; on SageMaker, do not ask for confirmation.
     """
+    _check_place(context, where.to)
     entry = _entry(name)
-    if choices.engine is None and where.to == "local":
-        choices = _with_engine(choices)
-    plan = make_plan(name, entry, where.to, choices)
-    if choices.profile is not None and plan.engine == "native":
-        why = "profiles are flags of vLLM"
-        raise InputError(why, field="profile", value=choices.profile, fix="set `engine` to vllm")
     if where.to == "local":
-        flags = entry.profiles[choices.profile] if choices.profile else {}
-        _serve(_line(plan, choices, port, flag_options(flags)), run=yes and not dry_run)
-    elif where.to == "kubernetes":
-        form = where.form or ("stack" if plan.engine == "vllm" else "manifests")
-        cluster = Cluster(form, where.namespace, account.replicas, account.max_replicas)
-        text = kubernetes.rendered(plan, cluster, pinned=choices.gpu is not None)
-        line = kubernetes.command("start", plan.resource, cluster, file="-")
-        if not yes or dry_run:
-            typer.echo(text, nl=False)
-            return
-        raise typer.Exit(kubernetes.run(line, text))
+        _serve(_line(name, entry, choices), run=yes and not dry_run)
+        return
+    plan = make_plan(name, entry, where.to, choices)
+    if where.to == "kubernetes":
+        form = form or ("stack" if plan.engine == "vllm" else "manifests")
+        text = kubernetes.rendered(plan, form, namespace, pinned=choices.gpu is not None)
+        if yes and not dry_run:
+            raise typer.Exit(kubernetes.run(kubernetes.command(plan, form, namespace), text))
+        typer.echo(text, nl=False)
+    elif dry_run:
+        typer.echo(sagemaker.template(plan, replace(account, region=where.region)), nl=False)
     else:
-        region = where.region if dry_run else where.aws_region()
-        _start_sagemaker(plan, replace(account, region=region), dry_run, yes)
+        region = _region(where)
+        instances = f"{plan.replicas} × {plan.instance_type}"
+        _ask(f"start {name} on {instances} in {region}, which costs money", yes)
+        with _failures():
+            sagemaker.apply(plan, replace(account, region=region), _report)
+        typer.echo(f"endpoint {plan.resource} in {region} is in service")
 
 
 @app.command()
-def status(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
-    """Print the state of a model on SageMaker, or the command that does for Kubernetes."""
-    where.hand_over("status", name, yes)
+def status(name: Name, *, where: Where) -> None:
+    """Print the state of a model on SageMaker."""
+    region = _region(where)
     with _failures():
-        typer.echo(json.dumps(sagemaker.status(resource_name(name), where.aws_region())))
+        typer.echo(json.dumps(sagemaker.status(resource_name(name), region)))
 
 
 @app.command()
-def logs(name: NameArgument, *, where: Where, lines: int = 100, yes: YesOption = False) -> None:
-    """The last lines that a model's engine wrote on SageMaker, or the command for Kubernetes.
+def logs(name: Name, *, where: Where, lines: int = 100) -> None:
+    """The last lines that a model's engine wrote on SageMaker.
 
     lines: Number of lines to print, from the end.
     """
     check_at_least(1, lines=lines)
-    where.hand_over("logs", name, yes, lines=lines)
+    region = _region(where)
     with _failures():
-        for line in sagemaker.logs(resource_name(name), where.aws_region(), lines):
+        for line in sagemaker.logs(resource_name(name), region, lines):
             typer.echo(line)
 
 
 @app.command()
-def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
-    """Stop a model and remove all that was made for it, or print the command for Kubernetes."""
-    where.hand_over("delete", name, yes)
-    region = where.aws_region()
+def delete(name: Name, *, where: Where, yes: bool = False) -> None:
+    """Stop a model on SageMaker and remove all that was made for it.
+
+    yes: Do not ask for confirmation.
+    """
+    region = _region(where)
     _ask(f"delete {name} from SageMaker in {region}", yes)
     with _failures():
         sagemaker.delete(resource_name(name), region, _report)
@@ -168,12 +141,12 @@ def delete(name: NameArgument, *, where: Where, yes: YesOption = False) -> None:
 
 @app.command()
 def invoke(
-    name: NameArgument,
+    name: Name,
     *,
     where: Where,
     prompt: str = "Name three colours.",
     max_tokens: int = 256,
-    url: str = LOCAL_URL,
+    url: str = "http://127.0.0.1:8000",
     api_key: Annotated[
         str | None,
         typer.Option(envvar=["PEAGLE_API_KEY", "VLLM_API_KEY"], help="API key of the server."),
@@ -183,47 +156,50 @@ def invoke(
 
     prompt: Question to ask.
     max_tokens: Maximum number of tokens of the answer.
-    url: Address of the server, not with --to sagemaker. A model on Kubernetes is there while the
-        command runs that a failure prints.
+    url: Address of the server, not with --to sagemaker. On Kubernetes, forward a port first.
     """
     from peagle.deploy.invoke import acceptance, ask, drafted, over_http, question
 
     check_at_least(1, max_tokens=max_tokens)
     body = question(name, prompt, max_tokens)
-    local = where.to != "sagemaker"
-    before = drafted(url, api_key) if local else None
+    show = partial(typer.echo, nl=False)
     with _failures():
-        if local:
-            parts = over_http(url, api_key, body)
+        if where.to == "sagemaker":
+            speed = ask(sagemaker.invoke(resource_name(name), _region(where), body), show)
+            accepted = "its metrics in CloudWatch have the acceptance"
         else:
-            parts = sagemaker.invoke(resource_name(name), where.aws_region(), body)
-        try:
-            speed = ask(parts, lambda text: typer.echo(text, nl=False))
-        except DeployFailed as error:
-            if where.to == "kubernetes" and url == LOCAL_URL:
-                line = shlex.join(where.command("forward", name))
-                raise DeployFailed(f"{error}; does this run? {line}") from error
-            raise
-    accepted = "its metrics in CloudWatch have the acceptance"
-    if local:
-        accepted = acceptance(before, drafted(url, api_key))
+            before = drafted(url, api_key)
+            speed = ask(over_http(url, api_key, body), show)
+            accepted = acceptance(before, drafted(url, api_key))
     typer.echo(f"\n{speed}; {accepted}", err=True)
 
 
-def _with_engine(choices: Choices) -> Choices:
-    """The choices with this machine's engine."""
-    from peagle.cli.common import resolve_engine  # needs torch
+def _check_place(context: typer.Context, place: str) -> None:
+    """Raises InputError for an option that does nothing at the place."""
+    for name in set().union(*ONLY_AT.values()).difference(ONLY_AT[place]):
+        if given(context, name):
+            why, fix = f"does nothing with --to {place}", "leave it out"
+            raise InputError(why, field=name, value=context.params[name], fix=fix)
 
-    return replace(choices, engine=resolve_engine("auto", None, (), "auto"))
+
+def _region(where: Where) -> str:
+    """The region of a deployment on SageMaker. Raises InputError for other places."""
+    if where.to != "sagemaker":
+        why, fix = "is not managed here", "use helm or kubectl, or end `peagle serve` by Ctrl-C"
+        raise InputError(why, field="to", value=where.to, fix=fix)
+    if not where.region:
+        raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
+    return where.region
 
 
-def _line(plan: Plan, choices: Choices, port: int | None, flags: list[str]) -> list[str]:
-    """The command line on this machine. `peagle serve` reads the entry's flags for vLLM itself;
-    `flags` are further ones."""
-    options = {"head": plan.head, "k": choices.k, "max-batch": choices.load, "port": port}
-    given = flag_options({name: value for name, value in options.items() if value is not None})
-    line = ["peagle", "serve", plan.name, "--engine", plan.engine, *given]
-    return [*line, "--", *flags] if flags else line
+def _line(name: str, entry: Entry, choices: Choices) -> list[str]:
+    """The line of `peagle serve` on this machine, which finds the head and the entry's flags."""
+    engine = choices.engine or ("vllm" if choices.profile else None)
+    flags = flag_options(profile_flags(name, entry, choices.profile, engine, None))
+    options = {"engine": engine, "head": choices.head, "method": choices.method, "k": choices.k,
+               "max-batch": choices.load}  # fmt: skip
+    said = flag_options({option: each for option, each in options.items() if each is not None})
+    return ["peagle", "serve", name, *said, *(["--", *flags] if flags else [])]
 
 
 def _serve(line: list[str], *, run: bool) -> None:
@@ -231,21 +207,6 @@ def _serve(line: list[str], *, run: bool) -> None:
     typer.echo(shlex.join(line))
     if run:
         os.execv(sys.executable, [sys.executable, "-m", *line])
-
-
-def _start_sagemaker(plan: Plan, account: Account, dry_run: bool, yes: bool) -> None:
-    if dry_run:
-        typer.echo(sagemaker.template(plan, account), nl=False)
-        return
-    instances = f"{account.replicas} × {plan.instance_type}"
-    _ask(f"start {plan.name} on {instances} in {account.region}, which costs money", yes)
-    with _failures():
-        sagemaker.apply(plan, account, _report)
-    typer.echo(f"endpoint {plan.resource} in {account.region} is in service")
-
-
-def _report(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _entry(name: str) -> Entry:
@@ -257,11 +218,10 @@ def _entry(name: str) -> Entry:
 
 
 def _ask(what: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
+    if not yes and not sys.stdin.isatty():
         raise InputError(f"no terminal to confirm on; give --yes to {what}")
-    typer.confirm(f"{what}?", abort=True)
+    if not yes:
+        typer.confirm(f"{what}?", abort=True)
 
 
 @contextmanager

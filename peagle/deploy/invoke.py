@@ -96,11 +96,7 @@ def _events(parts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if data and data != b"[DONE]" and not data.startswith((b":", b"event:")):
-                yield _read(data)
-
-
-def _read(data: bytes) -> dict[str, Any]:
-    try:
-        return dict(json.loads(data))
-    except (ValueError, TypeError) as error:
-        raise DeployFailed(f"no answer ({first_line(error)})") from error
+                try:
+                    yield json.loads(data)
+                except ValueError as error:
+                    raise DeployFailed(f"no answer ({first_line(error)})") from error

@@ -1,4 +1,5 @@
-"""SageMaker: an endpoint and all that it needs as one CloudFormation stack, through boto3.
+"""SageMaker: an endpoint and all that it needs as one stack of CloudFormation, through boto3, which
+is imported when it is needed.
 
 The template, templates/sagemaker.yaml.j2, names no account and fits every region. CloudFormation
 creates, updates, rolls back and deletes; this module hands it the template and waits.
@@ -9,32 +10,26 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from peagle.deploy.cloudformation import Stack, client_of, failures
-from peagle.deploy.facts import facts
-from peagle.deploy.plan import DeployFailed, Plan, check_replicas
-from peagle.deploy.render import render
+from peagle.deploy.data import facts, render
+from peagle.deploy.plan import DeployFailed, Plan
 from peagle.errors import InputError, first_line
 
+POLL_SECONDS = 15
 LOG_SECONDS = 3 * 3600
 VOCABULARY = "o200k_base.tiktoken"  # GPT-OSS's, which vLLM else fetches from the internet
-SCALING = ("ScalableTarget", "ScalingPolicy")  # resources of the template
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Rights, network and size of a deployment.
+    """Rights, network and weights of a deployment.
 
     region: AWS region; a template needs none.
-    replicas: Number of replicas (on SageMaker: instances); the minimum if they are scaled.
-    max_replicas: Maximum number of replicas: above `replicas`, more are started for waiting
-        requests. Default: `replicas`.
     SageMaker:
     role: ARN of the execution role. Default: one that is made with the endpoint.
     weights: Folder on S3 with the target's files, s3://BUCKET/FOLDER. Default: from the hub, at
@@ -46,8 +41,6 @@ class Account:
     """
 
     region: str | None = None
-    replicas: int = 1
-    max_replicas: int | None = None
     role: str | None = None
     weights: str | None = None
     subnets: tuple[str, ...] = ()
@@ -59,7 +52,9 @@ class Account:
         if self.weights is not None and not re.fullmatch("s3://[^/]+/.+", self.weights):
             why, fix = "is no folder on S3", "give s3://BUCKET/FOLDER/"
             raise InputError(why, field="weights", value=self.weights, fix=fix)
-        check_replicas(self.replicas, self.max_replicas)
+        if bool(self.subnets) != bool(self.security_groups):
+            why, fix = "subnets and security groups go together", "give both or neither"
+            raise InputError(why, field="subnets", value=list(self.subnets), fix=fix)
 
 
 def template(plan: Plan, account: Account) -> str:
@@ -84,6 +79,93 @@ def template(plan: Plan, account: Account) -> str:
     return render("sagemaker.yaml.j2", shell=shlex.join, **values)
 
 
+@contextmanager
+def failures() -> Iterator[None]:
+    """Raise DeployFailed where AWS refuses, fails or cannot be reached."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+    except ImportError as error:
+        fix = "pip install 'peagle[deploy]'"
+        raise InputError("SageMaker needs boto3", fix=fix) from error
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise DeployFailed(first_line(error)) from error
+
+
+def client_of(service: str, region: str | None) -> Any:
+    import boto3  # noqa: PLC0415
+
+    return boto3.client(service, region_name=region)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack of CloudFormation."""
+
+    client: Any
+    name: str
+    report: Report
+
+    def identity(self) -> str | None:
+        """Its id, if it is there."""
+        try:
+            return str(self.client.describe_stacks(StackName=self.name)["Stacks"][0]["StackId"])
+        except self.client.exceptions.ClientError as error:
+            if "does not exist" not in str(error):  # its code is that of any bad request
+                raise
+            return None
+
+    def change(self, verb: str, body: str | None = None, **parameters: Any) -> None:
+        """Create, update or delete, and wait. Raises DeployFailed with the reason of the resource
+        that failed first."""
+        if body is not None:
+            parameters |= {"TemplateBody": body, "Capabilities": ["CAPABILITY_IAM"]}
+        before = self.identity()
+        try:
+            answer = getattr(self.client, f"{verb}_stack")(StackName=self.name, **parameters)
+        except self.client.exceptions.ClientError as error:
+            if "No updates are to be performed" not in str(error):
+                raise
+            self.report("nothing has changed")
+            return
+        stack = before or answer["StackId"]
+        state = self.rest(stack)
+        if state != f"{verb.upper()}_COMPLETE":
+            left = "nothing of it is left" if state == "DELETE_COMPLETE" else f"now {state}"
+            raise DeployFailed(f"{self._reason(stack, verb)}; the stack {self.name}: {left}")
+
+    def rest(self, stack: str) -> str:
+        """Wait until nothing changes, reporting the newest event each time; the state then."""
+        last = ""
+        while True:
+            [found] = self.client.describe_stacks(StackName=stack)["Stacks"]
+            newest = self._events(stack)[0]
+            line = f"{newest['LogicalResourceId']}: {newest['ResourceStatus']}"
+            if line != last:
+                self.report(line)
+            state = str(found["StackStatus"])
+            if not state.endswith("_IN_PROGRESS") or state.startswith("REVIEW"):
+                return state
+            last = line
+            time.sleep(POLL_SECONDS)
+
+    def _reason(self, stack: str, verb: str) -> str:
+        """The reason of the first failure since the newest change of this kind began."""
+        reason = ""
+        for event in self._events(stack):
+            text = event.get("ResourceStatusReason", "")
+            if event["ResourceStatus"].endswith("_FAILED"):
+                reason = f"{event['LogicalResourceId']}: {' '.join(text.split())}"
+            if (event["ResourceStatus"], text) == (f"{verb.upper()}_IN_PROGRESS", "User Initiated"):
+                break
+        return reason
+
+    def _events(self, stack: str) -> list[dict[str, Any]]:
+        """The newest events, the newest first."""
+        return list(self.client.describe_stack_events(StackName=stack)["StackEvents"])
+
+
 @failures()
 def apply(plan: Plan, account: Account, report: Report) -> None:
     """Create the stack, or update it, and wait for the endpoint. A creation that fails leaves
@@ -94,20 +176,8 @@ def apply(plan: Plan, account: Account, report: Report) -> None:
     there = stack.identity()
     if there is None or stack.rest(there) == "DELETE_COMPLETE":  # of a change that still ran
         stack.change("create", body, OnFailure="DELETE")
-        return
-    former = yaml.safe_load(stack.client.get_template(StackName=stack.name)["TemplateBody"])
-    resources = former["Resources"]
-    [variant] = resources["EndpointConfig"]["Properties"]["ProductionVariants"]
-    moves = variant["InstanceType"] != plan.instance_type and SCALING[0] in resources
-    if moves:  # AWS refuses another type of instance while their number is scaled
-        fixed = {name: each for name, each in resources.items() if name not in SCALING}
-        stack.change("update", yaml.safe_dump({**former, "Resources": fixed}))
-    try:
+    else:
         stack.change("update", body)
-    except DeployFailed:
-        if moves:
-            stack.change("update", yaml.safe_dump(former))
-        raise
 
 
 @failures()

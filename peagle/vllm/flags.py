@@ -2,6 +2,7 @@
 
 from peagle.catalog_fields import VllmFlags
 
+P_EAGLE_SINCE = "0.16.0"  # the oldest vLLM that drafts by a P-EAGLE head (pull request 32887)
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 V1_RUNNER = {RUNNER: "0"}
 WHOLE_CACHES: VllmFlags = {"disable-hybrid-kv-cache-manager": True}
@@ -11,16 +12,24 @@ GRAPH_ROWS = 512  # rows of a CUDA graph, by vLLM's own limit
 
 def k_for_load(k: int, load: int, rows: int = GRAPH_ROWS) -> int:
     """Draft tokens per round, at most `k`: as many as a round of `load` requests verifies within
-    `rows` rows, one for each draft token and one for the token before."""
+    `rows` rows, one for each draft token and one for the token before.
+
+    A rule of ours, not measured. Published: K = 7 was the best of 3, 5, 7 at 1 to 64 requests
+    (GPT-OSS-20B on a B200, vLLM blog of 2026-03-13), as the rule has it; K = 3 at 8 requests
+    (GPT-OSS-120B, an older head of two layers, vllm pull request 32887), and 3 to 64 and 1 to 128
+    as vLLM's example for an EAGLE-3 head (dynamic_speculative_decoding.md at 015a47e), which are
+    fewer.
+    """
     return max(1, min(k, rows // load - 1))
 
 
-def load_flags(load: int, k: int | None, gpus: int) -> VllmFlags:
+def load_flags(load: int, k: int | None, gpus: int, rows: int = GRAPH_ROWS) -> VllmFlags:
     """Flags for a number of requests at a time, draft tokens per round and GPUs."""
     flags: dict[str, int] = {"max-num-seqs": load}
     if k is not None:
         # A round of P-EAGLE has up to 2·K rows a request in the head, and K + 1 in the target.
-        flags["max-cudagraph-capture-size"] = 2 * k * load
+        # Not above twice vLLM's own limit: each graph takes memory, and time at the start.
+        flags["max-cudagraph-capture-size"] = 2 * min(k * load, rows)
     if gpus > 1:
         flags["tensor-parallel-size"] = gpus
     return flags

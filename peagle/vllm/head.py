@@ -22,7 +22,7 @@ from peagle.model.loader import UNREADABLE, locate
 from peagle.model.partial import load_partial
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
-from peagle.vllm.flags import V1_RUNNER
+from peagle.vllm.flags import P_EAGLE_SINCE, V1_RUNNER
 from peagle.vllm.process import older
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ PEAGLE_SPECULATORS = Release("0.22.0", "speculators' P-EAGLE heads (#41826)")
 POST_NORM = Release("0.22.0", "fc_norm, norm_output and other numbers of layers (#42764)")
 NORM_BEFORE_FC_SPECULATORS = Release("0.19.0", "norm_before_fc of speculators' heads (#38111)")
 NORM_BEFORE_FC = Release("0.18.0", "norm_before_fc (#36545)")
-PARALLEL = Release("0.16.0", "P-EAGLE heads (#32887)")
+PARALLEL = Release(P_EAGLE_SINCE, "P-EAGLE heads (#32887)")
 EAGLE3 = Release("0.10.2", "EAGLE-3 heads")
 ALL_DRAFTED = "0.30.0"  # the first that ends on d2t of a head that drafts all tokens of its target
 

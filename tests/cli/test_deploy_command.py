@@ -42,26 +42,17 @@ def served(*deploy: object) -> dict[str, Any]:
 
 
 def test_local_prints_the_line_of_serve() -> None:
-    assert invoke("deploy", "smollm2-135m", *LOCAL).stdout == (
-        "peagle serve smollm2-135m --engine native\n"
-    )
-    plain = served("smollm2-135m", "--dry-run")
-    assert (plain["target"], plain["engine"], plain["port"]) == ("smollm2-135m", "native", 8000)
+    """Which finds the head, and the entry's flags for vLLM; those of a profile follow --."""
+    assert invoke("deploy", "smollm2-135m", *LOCAL).stdout == "peagle serve smollm2-135m\n"
+    plain = served("gpt-oss-20b", "--dry-run")
+    assert (plain["target"], plain["engine"], plain["head"]) == ("gpt-oss-20b", "auto", None)
     given = served("openai/gpt-oss-20b", "--engine", "native", "--head", "me/my-head", "--k", 4,
-                   "--port", 0, "--load", 3)  # fmt: skip
-    assert given["max_batch"] == 3
+                   "--method", "eagle3", "--load", 3)  # fmt: skip
     assert (given["target"], given["head"]) == ("openai/gpt-oss-20b", "me/my-head")
-    assert (given["k"], given["port"]) == (4, 0)
-
-
-def test_local_with_vllm() -> None:
-    """`peagle serve` knows the entry's flags; those of a profile follow --."""
-    plain = served("gpt-oss-20b", "--engine", "vllm")
-    assert plain["engine"] == "vllm" and not plain["vllm_flags"]
-    assert (plain["head"], plain["k"]) == ("amazon/GPT-OSS-20B-P-EAGLE", None)  # by its load
-    profiled = served("gpt-oss-20b", "--engine", "vllm", "--profile", "benchmark", "--port", 1)
+    assert (given["k"], given["method"], given["max_batch"]) == (4, "eagle3", 3)
+    profiled = served("gpt-oss-20b", "--profile", "benchmark")
+    assert profiled["engine"] == "vllm"
     assert list(profiled["vllm_flags"]) == ["--stream-interval", "20", "--no-enable-prefix-caching"]
-    assert profiled["port"] == 1
 
 
 @pytest.mark.parametrize(
@@ -86,14 +77,29 @@ def test_local_becomes_what_it_printed() -> None:
     code = "import sys; sys.executable = '/bin/echo'; from peagle.cli.main import main; main()"
     command = [sys.executable, "-c", code, "deploy", "smollm2-135m", *LOCAL, "--yes"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    line = "peagle serve smollm2-135m --engine native\n"
+    line = "peagle serve smollm2-135m\n"
     assert done.stdout == f"{line}-m {line}"
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "delete"])
-def test_nothing_local_is_left_running(refused, verb: str) -> None:
-    line = refused("deploy", verb, "smollm2-135m", *LOCAL, field="to")
-    assert "Ctrl-C" in line
+def test_what_is_not_managed_here(refused) -> None:
+    for verb, place in (("status", "local"), ("logs", "kubernetes"), ("delete", "kubernetes")):
+        assert "helm" in refused("deploy", verb, "smollm2-135m", "--to", place, field="to")
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("local", ("--gpu", "h100")),
+        ("local", ("--replicas", 1)),
+        ("local", ("--namespace", "llm")),
+        ("kubernetes", ("--instance-type", "ml.p5.4xlarge")),
+        ("kubernetes", ("--weights", "s3://a/b")),
+        ("sagemaker", ("--as", "stack")),
+    ],
+)
+def test_options_of_other_places(refused, place: str, options: tuple[object, ...]) -> None:
+    field = {"--as": "form"}.get(str(options[0]), str(options[0])[2:].replace("-", "_"))
+    refused("deploy", "gpt-oss-20b", "--to", place, "--dry-run", *options, field=field)
 
 
 def printed_template(*more: object, name: str = "gpt-oss-20b") -> dict[str, Any]:
@@ -167,19 +173,19 @@ def test_a_hub_id_is_deployed_as_its_entry() -> None:
 
 
 def test_a_hub_id_that_no_entry_knows(refused) -> None:
-    shown = invoke("deploy", "owner/model", *LOCAL)
+    remote = ("--to", "sagemaker", "--dry-run")
+    shown = invoke("deploy", "owner/model", *remote)
     warning = "warning: owner/model has no head: nothing will draft; name one with --head\n"
     assert shown.stderr == warning
-    assert shown.stdout == "peagle serve owner/model --engine native\n"
     headed = invoke("deploy", "owner/model", *LOCAL, "--head", "me/head", "--k", 4)
     assert headed.stderr == ""
-    assert headed.stdout == "peagle serve owner/model --engine native --head me/head --k 4\n"
+    assert headed.stdout == "peagle serve owner/model --head me/head --k 4\n"
     assert "is not in the catalog" in refused("deploy", "./model", *LOCAL)
 
 
 def test_the_public_head_drafts_where_there_is_no_other() -> None:
-    shown = invoke("deploy", "gemma-4-31b", *LOCAL)
-    assert " --head RedHatAI/gemma-4-31B-it-speculator.eagle3\n" in shown.stdout
+    shown = invoke("deploy", "gemma-4-31b", "--to", "sagemaker", "--dry-run")
+    assert '"RedHatAI/gemma-4-31B-it-speculator.eagle3"' in shown.stdout
     assert shown.stderr.startswith(
         "warning: gemma-4-31b has no p-eagle head: "
         "the public eagle3 head RedHatAI/gemma-4-31B-it-speculator.eagle3 drafts (source: https://"
@@ -190,7 +196,7 @@ def test_a_profile_is_asked_for(refused) -> None:
     plain, profiled = environment(), environment("--profile", "benchmark")
     added = {"SM_VLLM_STREAM_INTERVAL": "20", "SM_VLLM_NO_ENABLE_PREFIX_CACHING": "true"}
     assert profiled == plain | added and not set(added) & set(plain)
-    local = (*LOCAL, "--dry-run", "--profile", "benchmark")
+    local = (*LOCAL, "--engine", "native", "--profile", "benchmark")
     assert "--engine" in refused("deploy", "gpt-oss-20b", *local, field="profile")
 
 
@@ -201,10 +207,9 @@ def test_bad_input(refused, tmp_path: Path) -> None:
         ("kubernetes", ("--head", "s3://a/b"), "head"),
         ("kubernetes", ("--method", "medusa"), "method"),
         ("kubernetes", ("--gpu", "h1000"), "gpu"),
-        ("kubernetes", ("--instance-type", "ml.p5.4xlarge"), "instance_type"),
+        ("kubernetes", ("--engine", "vlm"), "engine"),
         ("sagemaker", ("--instance-type", "ml.p5"), "instance_type"),
         ("sagemaker", ("--image", "1.dkr.ecr.us-east-1.amazonaws.com/vllm:0.17.0"), "image"),
-        ("local", ("--gpu", "h100"), "gpu"),
     ):
         refused("deploy", "gpt-oss-20b", "--to", place, "--dry-run", *options, field=field)
     refused("deploy", "smollm2-135m", "--to", "sagemaker", "--dry-run", field="image")

@@ -18,12 +18,10 @@ SCALED = "the instance type cannot change while the variant is a scalable target
 
 
 class CloudFormation:
-    """A client. `broken`: the reason of each resource that fails, by its name in the template;
-    `sold_out`: an instance type that no endpoint gets."""
+    """A client. `broken`: the reason of each resource that fails, by its name in the template."""
 
     def __init__(self) -> None:
         self.broken: dict[str, str] = {}
-        self.sold_out = ""
         self.asked: list[str] = []
         self._inner = boto3.client("cloudformation", region_name=REGION)
 
@@ -75,8 +73,6 @@ class CloudFormation:
         """Note the events of all resources; whether one failed."""
         template = str(stack.template)
         reasons = {**self.broken, **(rules or {})}
-        if kind(template) == self.sold_out:
-            reasons["Endpoint"] = "no capacity"
         names = content(template)["Resources"]
         for name in names:
             self._note(stack, name, f"{verb}_IN_PROGRESS", "")

@@ -46,7 +46,7 @@ def test_the_catalogs_head() -> None:
 def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
     warning = r"mine has no p-eagle head: the public eagle3 head a/e drafts \(source: web\)"
     with pytest.warns(InputWarning, match=warning):
-        choose("mine", EAGLE3, Head(), place="local", engine="native")
+        choose("mine", EAGLE3, Head(), place="kubernetes", engine="native")
     assert chosen(EAGLE3, method="eagle3").name == "a/e"  # as asked
     unpublished = entry(heads={"eagle3": CatalogHead(k=3, hub="a/e")})
     assert chosen(unpublished).name == "a/e"
@@ -54,10 +54,9 @@ def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
 
 def test_no_head() -> None:
     with pytest.warns(InputWarning, match="mine has no head: nothing will draft; name one with"):
-        assert choose("mine", entry(heads={}), Head(), place="local", engine="vllm") == Head()
-    for method in ("p-eagle", "medusa"):
-        with refused("method"):
-            chosen(EAGLE3, method=method)
+        assert choose("mine", entry(heads={}), Head(), place="sagemaker", engine="vllm") == Head()
+    with refused("method"):
+        chosen(EAGLE3, method="p-eagle")
 
 
 def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
@@ -65,9 +64,8 @@ def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
     assert (found.method, found.k, found.min_vllm) == ("p-eagle", 7, "0.18.0")
 
 
-def test_a_folder_is_for_this_machine(tmp_path: Path) -> None:
-    assert chosen(entry(), str(tmp_path), place="local") == Head(str(tmp_path))
-    for head, place in ((str(tmp_path), "sagemaker"), ("runs/a/head", "local"),
+def test_what_other_machines_cannot_read(tmp_path: Path) -> None:
+    for head, place in ((str(tmp_path), "sagemaker"), ("runs/a/head", "kubernetes"),
                         ("s3://a/b", "kubernetes")):  # fmt: skip
         with refused("head"):
             chosen(entry(), head, place=place)
@@ -76,20 +74,9 @@ def test_a_folder_is_for_this_machine(tmp_path: Path) -> None:
 def test_the_demo_targets_heads() -> None:
     """Its P-EAGLE head is found by the target's name, in an image too."""
     demo = find_entry("smollm2-135m")
-    assert chosen(demo) == chosen(demo, place="local") == Head(method="p-eagle")
-    found = chosen(demo, method="eagle3", place="local")
-    assert str(found.name).endswith("smollm2-135m-eagle3")
+    assert chosen(demo) == Head(method="p-eagle")
     with refused("head"):
         chosen(demo, method="eagle3")
-
-
-def test_a_demo_head_that_is_not_installed(tmp_path: Path) -> None:
-    demo = find_entry("smollm2-135m")
-    head = replace(demo.heads["p-eagle"], folder=tmp_path / "gone")
-    gone = replace(demo, heads={**demo.heads, "p-eagle": head})
-    with pytest.warns(InputWarning, match="the p-eagle head of smollm2-135m is not here"):
-        choose("smollm2-135m", gone, Head(), place="local", engine="native")
-    assert chosen(gone) == Head(method="p-eagle")  # an image has it
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from refusals import refused
 from stand_ins import entry
 
 from peagle.catalog import CatalogHead, Entry, find_entry, load_catalog
-from peagle.deploy.facts import facts
+from peagle.deploy.data import facts
 from peagle.deploy.plan import Choices, Plan, make_plan, resource_name
 from peagle.errors import InputWarning
 from peagle.vllm.process import numbers
@@ -37,13 +37,13 @@ def speculative(made: Plan) -> dict[str, Any]:
 
 def test_a_whole_plan() -> None:
     made = plan()
-    assert made.program == ("vllm", "serve") and made.argv[0] == "openai/gpt-oss-20b"
+    assert (made.engine, made.argv[0]) == ("vllm", "openai/gpt-oss-20b")
     assert speculative(made) == {
         "method": "eagle3", "model": "amazon/GPT-OSS-20B-P-EAGLE",
         "num_speculative_tokens": 7, "parallel_drafting": True,
     }  # fmt: skip
     assert (made.k, made.gpus, made.gpu, made.key_variable) == (7, 1, "h100", "VLLM_API_KEY")
-    assert (made.vllm, made.cuda, made.ami, made.instance_type) == ("0.29.0", "13.0", None, None)
+    assert (made.cuda, made.ami, made.instance_type) == ("13.0", None, None)
     assert made.env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert made.options["served-model-name"] == "gpt-oss-20b"
     assert "--tensor-parallel-size" not in made.argv and "--async-scheduling" in made.argv
@@ -55,6 +55,7 @@ def test_more_load_means_fewer_draft_tokens(load: int, k: int, rows: int) -> Non
     assert (made.k, made.options["max-num-seqs"]) == (k, load)
     assert made.options["max-cudagraph-capture-size"] == rows == 2 * k * load
     assert plan(load=load, k=9).k == 9, "the user's counts"
+    assert plan(load=1000).options["max-cudagraph-capture-size"] == 1024
 
 
 def test_a_data_center_gpu_verifies_more() -> None:
@@ -86,31 +87,20 @@ def test_fp8_caches_are_asked_for_and_only_where_they_are_right() -> None:
     assert plan(gpu="b200", profile="b200").options["kv-cache-dtype"] == "fp8"
     with refused("profile"):
         plan(gpu="h100", profile="b200")
-    cached = entry(vllm_flags={"kv-cache-dtype": "fp8"})
-    assert mine(cached).options["kv-cache-dtype"] == "fp8"
-    with refused("gpu"):
-        mine(cached, gpu="a100")
 
 
 @pytest.mark.parametrize(
-    ("image", "vllm", "cuda", "ami"),
+    ("image", "cuda", "ami"),
     [
-        (None, "0.27.0", "13.0", "4-1"),
-        (
-            "1.dkr.ecr.us-east-1.amazonaws.com/vllm:server-sagemaker-cuda-v2.1",
-            "0.24.0",
-            "13.0",
-            "4-1",
-        ),
-        ("vllm:server-sagemaker-cuda-v1", "0.19.1", "12.9", "3-1"),
-        ("me/vllm:0.24.0-gpu-py312-cu129-ubuntu22.04-sagemaker", "0.24.0", "12.9", "3-1"),
+        (None, "13.0", "4-1"),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/vllm:server-sagemaker-cuda-v2.1", "13.0", "4-1"),
+        ("vllm:server-sagemaker-cuda-v1", "12.9", "3-1"),
+        ("me/vllm:0.24.0-gpu-py312-cu129-ubuntu22.04-sagemaker", "12.9", "3-1"),
     ],
 )
-def test_the_ami_has_the_drivers_of_the_image(
-    image: str | None, vllm: str, cuda: str, ami: str
-) -> None:
+def test_the_ami_has_the_drivers_of_the_image(image: str | None, cuda: str, ami: str) -> None:
     made = plan(place="sagemaker", gpu="h100", image=image)
-    assert (made.vllm, made.cuda) == (vllm, cuda) and str(made.ami).endswith(ami)
+    assert made.cuda == cuda and str(made.ami).endswith(ami)
     on_blackwell = plan(place="sagemaker", gpu="rtx-pro-6000", image=image)
     assert str(on_blackwell.ami).endswith("4-1")
 
@@ -123,6 +113,10 @@ def test_an_image_older_than_the_head_needs() -> None:
         plan(image="vllm/vllm-openai:v0.17.0")
     with refused("image"):
         plan("gemma-4-31b", image="vllm/vllm-openai:v0.19.0")  # the target
+    heads = {"eagle3": CatalogHead(k=3, hub="owner/head", min_vllm="0.99.0")}
+    with refused("image") as error:
+        mine(entry(heads=heads))
+    assert "0.99.0" in error.value.why, "no known image can"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +134,7 @@ def test_images_that_may_not_draft(image: str, said: str) -> None:
 def test_an_image_newer_than_the_head_can() -> None:
     """The head stores d2t and drafts all tokens, which vLLM 0.30 does not load."""
     assert plan().image == "vllm/vllm-openai:v0.29.0"
+    assert plan(place="sagemaker").image.endswith("-v2.4"), "0.27.1"
     with refused("image") as error:
         plan(image="vllm/vllm-openai:v0.32.0")
     assert "vllm/vllm-openai:v0.29.0" in str(error.value.fix)
@@ -152,13 +147,19 @@ def test_default_images_can_all() -> None:
                 assert numbers(each.min_vllm) <= numbers(image.vllm) or image.name.endswith("v1")
 
 
+def test_images_are_the_newest_first() -> None:
+    for place in REMOTE:
+        found = [numbers(each.vllm) for each in facts().images if each.place == place]
+        assert found == sorted(found, reverse=True)
+
+
 def test_instance_types() -> None:
     assert plan(place="sagemaker").instance_type == "ml.g7e.2xlarge"
     made = plan("gemma-4-31b", "sagemaker", instance_type="ml.g6e.12xlarge", method="eagle3")
     assert (made.gpu, made.gpus) == ("l40s", 4)
     for kind, gpu, fix in (
         ("ml.p5.4xlarg", None, "did you mean ml.p5.4xlarge?"),
-        ("ml.p5.4xlarge", "l4", "leave out `gpu`"),
+        ("ml.p5.4xlarge", "l4", "did you mean ml.g6.4xlarge?"),
     ):
         with refused("instance_type") as error:
             plan(place="sagemaker", instance_type=kind, gpu=gpu)
@@ -227,18 +228,22 @@ def test_revisions_are_options_of_vllm() -> None:
 def test_our_engine() -> None:
     packaged = plan("smollm2-135m", image="me:1")
     assert (packaged.engine, packaged.gpus, packaged.gpu) == ("native", 0, None)
-    assert packaged.program == ("peagle", "serve") and packaged.key_variable == "PEAGLE_API_KEY"
+    assert packaged.key_variable == "PEAGLE_API_KEY"
     assert packaged.argv[0] == "smollm2-135m" and packaged.argv[-2:] == ("--engine", "native")
     made = mine(entry(), engine="native", image="me:1")
     assert (made.k, made.options["device"], made.options["head"]) == (None, "cuda", "owner/head")
+    assert mine(entry(), engine="native", image="me:1", load=5).options["max-batch"] == 5
     with refused("image"):
         mine(entry(), engine="native")
+    with refused("gpu"):
+        plan("smollm2-135m", image="me:1", gpu="h100")
+    with refused("profile"):
+        mine(entry(), engine="native", image="me:1", profile="benchmark")
 
 
 @pytest.mark.parametrize(
     ("target", "engine", "fix"),
     [
-        (find_entry("qwen3-8b"), "vlm", "choose native or vllm"),
         (find_entry("smollm2-135m"), "vllm", "choose native"),
         (entry(gpu_memory=100), "native", "choose vllm"),
     ],
@@ -249,19 +254,17 @@ def test_an_engine_that_cannot_serve_it(target: Entry, engine: str, fix: str) ->
     assert error.value.fix == fix
 
 
-@pytest.mark.parametrize("field", ["load", "k"])
+@pytest.mark.parametrize("field", ["load", "k", "replicas", "max_replicas"])
 def test_numbers_begin_at_one(field: str) -> None:
     with refused(field):
         plan(**{field: 0})
+    with refused("max_replicas"):
+        plan(replicas=3, max_replicas=2)
 
 
 def test_a_head_in_a_folder_goes_nowhere_else(tmp_path: Path) -> None:
-    own = entry(heads={"p-eagle": CatalogHead(k=3, folder=tmp_path / "head")})
-    for place in ("kubernetes", "local"):
-        with refused("head"):
-            mine(own, place)
-    (tmp_path / "head").mkdir()
-    assert mine(own, "local").head == str(tmp_path / "head")
+    with refused("head"):
+        mine(entry(heads={"p-eagle": CatalogHead(k=3, folder=tmp_path)}))
 
 
 def test_resources_have_names_that_dns_takes() -> None:

@@ -20,7 +20,7 @@ from refusals import refused
 from stand_ins import entry
 
 from peagle.catalog import Entry, find_entry, load_catalog
-from peagle.deploy.kubernetes import Cluster, command, rendered
+from peagle.deploy.kubernetes import command, rendered
 from peagle.deploy.plan import Choices, Plan, make_plan
 from peagle.errors import InputWarning
 
@@ -38,13 +38,9 @@ def plan(name: str = "gpt-oss-20b", of: Entry | None = None, **choices: Any) -> 
         return make_plan(name, of or find_entry(name), "kubernetes", Choices(**choices))
 
 
-def text(made: Plan, form: Any, *, pinned: bool = False, **cluster: Any) -> str:
-    return rendered(made, Cluster(form, **cluster), pinned=pinned)
-
-
-def read(made: Plan, form: Any, **cluster: Any) -> Any:
+def read(made: Plan, form: str, *, pinned: bool = False) -> Any:
     """Values of the chart, KServe's object, or manifests by kind."""
-    found = list(yaml.safe_load_all(text(made, form, **cluster)))
+    found = list(yaml.safe_load_all(rendered(made, form, pinned=pinned)))
     return found[0] if form != "manifests" else {each["kind"]: each for each in found}
 
 
@@ -74,8 +70,8 @@ def unknown(value: Any, known: dict[str, Any], path: str = "") -> list[str]:
 @pytest.mark.parametrize("name", SERVED)
 def test_values_fit_the_chart(name: str) -> None:
     known = schema(CHART)
-    for more in ({}, {"max_replicas": 4, "pinned": True}):
-        values = read(plan(name), "stack", **more)
+    for most, pinned in ((None, False), (4, True)):
+        values = read(plan(name, max_replicas=most), "stack", pinned=pinned)
         jsonschema.validate(values, known)
         # The chart's templates read `pdb`, its schema has forgotten it; two mappings are free.
         free = ("modelSpec.pdb", "labels.", "containerSecurityContext.")
@@ -129,7 +125,7 @@ def test_a_form_says_all_of_a_plan(form: str) -> None:
     line = served(made, form)
     for value in (ODD["B"], made.options["speculative-config"]):
         assert value in line
-    everything = text(made, form)
+    everything = rendered(made, form)
     assert "owner/model" in everything and "peagle-mine-api-key" in everything
     for name, value in ODD.items():
         assert {"name": name, "value": value} in _environment(read(made, form))
@@ -158,8 +154,8 @@ def test_running_answers_are_finished() -> None:
     line = served(plan(), "stack")
     assert int(line[line.index("--shutdown-timeout") + 1]) < 30, "Kubernetes' own grace period"
     assert "--shutdown-timeout" not in served(plan(), "kserve"), "KServe sets it"
-    old = plan("qwen3-8b", image="mine:v0.17.2", method="eagle3")
-    assert "--shutdown-timeout" not in served(old, "manifests"), "vLLM has it since 0.18"
+    with refused("image"):
+        plan("qwen3-8b", image="mine:v0.17.2", method="eagle3")  # 0.18 is the first that has it
 
 
 def test_the_stack_caches_prefixes_unless_told_otherwise() -> None:
@@ -188,14 +184,15 @@ def test_who_reaches_vllm() -> None:
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert found["Service"]["spec"]["selector"] == labels
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
 
 
 def test_nodes_with_the_named_gpu() -> None:
     for form in ("stack", "kserve", "manifests"):
-        assert "nvidia.com/gpu.memory" not in text(plan(), form)
-        assert "nvidia.com/gpu.memory" in text(plan(gpu="h200"), form, pinned=True)
-    assert "driver 580" in text(plan(), "stack")
-    assert "driver 525" in text(plan(image="vllm/vllm-openai:v0.29.0-cu129"), "stack")
+        assert "nvidia.com/gpu.memory" not in rendered(plan(), form)
+        assert "nvidia.com/gpu.memory" in rendered(plan(gpu="h200"), form, pinned=True)
+    assert "driver 580" in rendered(plan(), "stack")
+    assert "driver 525" in rendered(plan(image="vllm/vllm-openai:v0.29.0-cu129"), "stack")
 
 
 def test_our_engine() -> None:
@@ -205,21 +202,17 @@ def test_our_engine() -> None:
     assert container["image"] == "mine:1" and "limits" not in container["resources"]
     assert container["env"][0]["name"] == "PEAGLE_API_KEY"
     assert container["command"][:3] == ["peagle", "serve", "smollm2-135m"]
-    for form in ("stack", "kserve"):
+    for form in ("stack", "kserve", "compose"):
         with refused("form"):
-            text(ours, form)
+            rendered(ours, form)
 
 
 def test_replicas() -> None:
-    for field, form, given in (
-        ("replicas", "stack", {"replicas": 0}),
-        ("max_replicas", "stack", {"replicas": 3, "max_replicas": 2}),
-        ("max_replicas", "kserve", {"max_replicas": 2}),
-    ):
-        with refused(field):
-            Cluster(form, **given)  # type: ignore[arg-type]
-    [model] = read(plan(), "stack", replicas=2, max_replicas=3)["servingEngineSpec"]["modelSpec"]
+    made = plan(replicas=2, max_replicas=3)
+    [model] = read(made, "stack")["servingEngineSpec"]["modelSpec"]
     assert model["keda"]["minReplicaCount"] == 2 and model["keda"]["maxReplicaCount"] == 3
+    with refused("max_replicas"):
+        rendered(made, "kserve")
 
 
 def test_names_fit_the_chart() -> None:
@@ -228,15 +221,12 @@ def test_names_fit_the_chart() -> None:
     assert len(service) <= 63
 
 
-def test_commands() -> None:
-    stack, manifests = Cluster("stack", "llm"), Cluster("manifests", "llm")
-    start = command("start", "peagle-a", stack, file="-")
-    assert start[:4] == ["helm", "upgrade", "--install", "peagle-a"]
-    assert start[-4:] == ["-n", "llm", "-f", "-"] and "vllm-stack" in start
-    assert command("delete", "peagle-a", stack) == ["helm", "uninstall", "peagle-a", "-n", "llm"]
-    logs = command("logs", "peagle-a", manifests, lines=7)
-    assert logs[-1] == "app.kubernetes.io/instance=peagle-a" and "--tail=7" in logs
-    deleted = command("delete", "peagle-a", manifests)[4].split(",")
-    assert {kind.title() for kind in deleted} == {
-        kind.title() for kind in read(plan(), "manifests")
-    }
+def test_the_command_and_those_that_manage_it() -> None:
+    start = command(plan(), "stack", "llm")
+    assert start[:4] == ["helm", "upgrade", "--install", "peagle-gpt-oss-20b"]
+    assert " ".join(start[6:10]) == "-n llm -f -" and "vllm-stack" in start
+    assert command(plan(), "manifests", "llm") == ["kubectl", "apply", "-f", "-"]
+    for form in ("stack", "kserve", "manifests"):
+        above, _, _ = rendered(plan(), form, "llm").partition("\napi")
+        for verb in ("create secret", "get", "port-forward"):
+            assert f"#   kubectl -n llm {verb} " in above

@@ -17,7 +17,7 @@ from refusals import refused
 
 from peagle.catalog import PackagedGGUF, find_entry, load_catalog
 from peagle.deploy.container import command
-from peagle.deploy.facts import facts
+from peagle.deploy.data import facts
 from peagle.deploy.plan import Choices, Plan, make_plan
 from peagle.deploy.sagemaker import Account, template
 
@@ -32,8 +32,6 @@ FULL = {
     "security_groups": ("sg-0123456789abcdef0",),
     "kms_key": KEY,
     "token_secret": "hub-token",
-    "replicas": 2,
-    "max_replicas": 4,
 }
 REGIONS = ["us-west-2", "us-east-1", "eu-central-1"]
 
@@ -47,9 +45,9 @@ def plan(name: str = "gpt-oss-20b", **choices: Any) -> Plan:
     return make_plan(name, entry, "sagemaker", Choices(**choices))
 
 
-def resources(plan: Plan, **account: Any) -> dict[str, Any]:
+def resources(wanted: Plan | None = None, **account: Any) -> dict[str, Any]:
     """Properties of the stack's resources by their names."""
-    content = yaml.safe_load(template(plan, Account(**account)))
+    content = yaml.safe_load(template(wanted or plan(), Account(**account)))
     return {name: each["Properties"] for name, each in content["Resources"].items()}
 
 
@@ -75,8 +73,9 @@ def faults(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", load_catalog())
 def test_cfn_lint_accepts_every_entry(name: str) -> None:
-    for account in ({}, {"region": REGION, "role": ROLE}, FULL):
-        text = template(plan(name), Account(**account))
+    for account, replicas in (({}, 1), ({"region": REGION, "role": ROLE}, 1), (FULL, 2)):
+        most = None if replicas == 1 else 4
+        text = template(plan(name, replicas=replicas, max_replicas=most), Account(**account))
         assert faults(text) == []
         assert len(text) < 51_200  # CloudFormation's limit
 
@@ -225,7 +224,7 @@ def test_requests_go_to_the_instance_with_the_fewest() -> None:
 def test_updates_that_an_alarm_undoes() -> None:
     """A batch of a rolling update is at most half of the instances: a single one is replaced."""
     for replicas, policy in ((1, "BlueGreenUpdatePolicy"), (2, "RollingUpdatePolicy")):
-        found = resources(plan(), replicas=replicas)
+        found = resources(plan(replicas=replicas))
         deployment = found["Endpoint"]["DeploymentConfig"]
         assert [*deployment] == ["AutoRollbackConfiguration", policy]
         [alarm] = deployment["AutoRollbackConfiguration"]["Alarms"]
@@ -241,7 +240,7 @@ def test_updates_that_an_alarm_undoes() -> None:
 def test_scaling() -> None:
     """AWS's service takes what the stack would register; moto's stacks have no scaling."""
     assert "ScalableTarget" not in resources(plan())
-    found = resources(plan(load=100), replicas=1, max_replicas=3)
+    found = resources(plan(load=100, max_replicas=3))
     target, policy = found["ScalableTarget"], dict(found["ScalingPolicy"])
     assert policy.pop("ScalingTargetId") == {"Ref": "ScalableTarget"}
     identity = {name: target[name] for name in ("ServiceNamespace", "ResourceId")}
@@ -293,8 +292,8 @@ def test_alarms_on_the_containers_metrics() -> None:
         ("region", {"region": "us-gov-west-1"}),
         ("weights", {"weights": "/mnt/weights"}),
         ("weights", {"weights": "s3://bucket"}),
-        ("replicas", {"replicas": 0}),
-        ("max_replicas", {"replicas": 3, "max_replicas": 2}),
+        ("subnets", {"subnets": ("subnet-0123456789abcdef0",)}),
+        ("subnets", {"security_groups": ("sg-0123456789abcdef0",)}),
     ],
 )
 def test_bad_input(field: str, other: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from moto.sagemaker.models import FakeEndpoint
 from refusals import refused
 
 from peagle.catalog import find_entry
-from peagle.deploy import cloudformation, sagemaker
+from peagle.deploy import sagemaker
 from peagle.deploy.plan import DeployFailed, Plan, make_plan
 from peagle.deploy.sagemaker import Account
 
@@ -125,7 +125,7 @@ def test_the_same_again_changes_nothing(aws: CloudFormation) -> None:
 
 def test_updated(aws: CloudFormation) -> None:
     apply(plan())
-    assert apply(plan(), replicas=2)[-1].endswith(": UPDATE_COMPLETE")
+    assert apply(plan(replicas=2))[-1].endswith(": UPDATE_COMPLETE")
     resources = aws.template(NAME)["Resources"]
     [variant] = resources["EndpointConfig"]["Properties"]["ProductionVariants"]
     assert variant["InitialInstanceCount"] == 2
@@ -137,7 +137,7 @@ def test_an_update_that_fails_is_rolled_back(aws: CloudFormation) -> None:
     before = aws.template(NAME)
     aws.broken["Endpoint"] = "the alarm went off:\nupdate was undone"
     with pytest.raises(DeployFailed) as gone:
-        apply(plan(), replicas=2)
+        apply(plan(replicas=2))
     reason = "Endpoint: the alarm went off: update was undone"
     assert str(gone.value) == f"{reason}; the stack {NAME}: now UPDATE_ROLLBACK_COMPLETE"
     assert aws.template(NAME) == before
@@ -157,27 +157,16 @@ def test_a_creation_that_fails_leaves_nothing(aws: CloudFormation) -> None:
     assert there() == ALL
 
 
-def test_another_instance_type_of_a_scaled_endpoint(
-    aws: CloudFormation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AWS refuses it while the endpoint is scaled: scaling goes and comes back."""
-    apply(plan(), max_replicas=2)
-    aws.asked.clear()
-    apply(plan(instance_type=SMALL), max_replicas=2)
-    assert aws.asked == ["update", "update"]
-    assert "ScalableTarget" in aws.template(NAME)["Resources"]
-    monkeypatch.setattr(sagemaker, "SCALING", ("none", "none"))
-    with pytest.raises(DeployFailed, match=SCALED):
-        apply(plan(), max_replicas=2)
-
-
-def test_scaling_comes_back_where_another_type_fails(aws: CloudFormation) -> None:
-    apply(plan(), max_replicas=2)
+def test_another_instance_type_of_a_scaled_endpoint(aws: CloudFormation) -> None:
+    """AWS refuses it while the endpoint is scaled."""
+    apply(plan(max_replicas=2))
     before = aws.template(NAME)
-    aws.sold_out = SMALL
-    with pytest.raises(DeployFailed, match="Endpoint: no capacity; .*ROLLBACK"):
-        apply(plan(instance_type=SMALL), max_replicas=2)
+    with pytest.raises(DeployFailed, match=f"Endpoint: {SCALED}; .*ROLLBACK"):
+        apply(plan(instance_type=SMALL, max_replicas=2))
     assert aws.template(NAME) == before
+    for wanted in (plan(), plan(instance_type=SMALL), plan(instance_type=SMALL, max_replicas=2)):
+        apply(wanted)
+    assert "ScalableTarget" in aws.template(NAME)["Resources"]
 
 
 def test_an_interrupted_deployment_goes_on(
@@ -195,7 +184,7 @@ def test_an_interrupted_deployment_goes_on(
 
     monkeypatch.setattr(time, "sleep", sleep)
     lines = apply(plan())
-    assert waited == [cloudformation.POLL_SECONDS] and lines[-1] == "nothing has changed"
+    assert waited == [sagemaker.POLL_SECONDS] and lines[-1] == "nothing has changed"
 
 
 def test_a_creation_that_fails_while_it_is_waited_for(

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from peagle.catalog import Entry, load_catalog
-from peagle.deploy.facts import facts
-from peagle.deploy.kubernetes import Cluster, rendered
+from peagle.deploy.data import facts
+from peagle.deploy.kubernetes import rendered
 from peagle.deploy.plan import Choices, Plan, make_plan
 from peagle.errors import InputWarning
 
@@ -67,7 +67,7 @@ def plans() -> Iterator[tuple[Entry, Plan]]:
 
 def of_the_pod(plan: Plan) -> list[str]:
     """The arguments in the plain manifests, which add some to the plan's."""
-    text = rendered(plan, Cluster("manifests"), pinned=False)
+    text = rendered(plan, "manifests")
     pod = next(yaml.safe_load_all(text))["spec"]["template"]["spec"]
     return list(pod["containers"][0]["command"][2:])
 
