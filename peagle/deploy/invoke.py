@@ -50,11 +50,10 @@ def ask(parts: Iterable[bytes], show: Callable[[str], None]) -> str:
 
 def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes]:
     """The parts of an answer of the server at `url`. Raises DeployFailed."""
-    address, headers = f"{url.removesuffix('/v1')}/v1/chat/completions", _headers(key)
+    address = f"{url.removesuffix('/v1')}/v1/chat/completions"
+    sent = httpx.stream("POST", address, json=body, headers=_headers(key), timeout=STREAM_TIMEOUT)
     try:
-        with httpx.stream(
-            "POST", address, json=body, headers=headers, timeout=STREAM_TIMEOUT
-        ) as response:
+        with sent as response:
             if not response.is_success:
                 text = " ".join(response.read().decode(errors="replace").split())[:300]
                 raise DeployFailed(f"HTTP {response.status_code}: {text}")

@@ -249,8 +249,8 @@ def _image(entry: Entry, head: Head, place: str, named: str | None, engine: str)
     InputError for one that does not; warns of one that may not."""
     if engine == "native":
         if named is None:
-            why, fix = "no image of peagle is published", "build one of docker/"
-            raise InputError(why, field="image", fix=fix)
+            fix = "build docker/cpu.Dockerfile or docker/cuda.Dockerfile"
+            raise InputError("no image of peagle is published", field="image", fix=fix)
         return Image(place, named)
     since = max(facts().oldest_vllm, head.min_vllm or "", entry.min_vllm or "", key=numbers)
     below = head.below_vllm

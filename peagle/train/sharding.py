@@ -1,5 +1,5 @@
 """FSDP2: the drafter's weights, gradients and moments, and the target's weights, in equal parts
-over the processes.
+over the processes of a node. Every node has all parts (HSDP): only gradients cross the network.
 
 Weights are gathered just before they are used and given up after; every backward sums gradients
 into the parts. So each pass is a collective operation: all processes must make equally many, in the
@@ -7,6 +7,7 @@ same order (`pad_passes`). Outside of passes a weight is a DTensor: `gather` ret
 `shard_like` is its inverse.
 """
 
+import os
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -27,8 +28,12 @@ if TYPE_CHECKING:  # a target is an argument, as a backend is
 
 
 def shard(trainee: Trainee, target: "Target", device: torch.device) -> None:
-    """Spread drafter and target over all processes, each holding its parts on its `device`."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    """Spread drafter and target over the processes of each node, each holding its parts on its
+    `device`."""
+    everyone = dist.get_world_size()
+    in_node = int(os.environ.get("LOCAL_WORLD_SIZE", everyone))  # set by torchrun
+    shape = (everyone // in_node, in_node) if in_node < everyone else (everyone,)
+    mesh = init_device_mesh(device.type, shape)
     # `target.forward` gathers layer by layer: all processes call it together. Embedding and head
     # stay whole, so that each process may call `target.logits` at any time.
     for part in target.layers:

