@@ -59,8 +59,7 @@ def rendered(plan: Plan, form: str, namespace: str = "default", *, pinned: bool 
 
 def command(plan: Plan, form: str, namespace: str, file: str = "-") -> list[str]:
     """The command of helm or kubectl that takes the YAML in `file`."""
-    words = COMMANDS[form].format(name=plan.resource, namespace=namespace, file=file)
-    return shlex.split(words)
+    return shlex.split(COMMANDS[form].format(name=plan.resource, namespace=namespace, file=file))
 
 
 def run(line: list[str], given: str) -> int:

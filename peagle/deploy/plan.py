@@ -215,14 +215,16 @@ def _hardware(name: str, entry: Entry, place: str, choices: Choices) -> Hardware
     hardware = facts().gpus[gpu]
     gpus = gpus_for(entry.gpu_memory, hardware.memory)
     if gpus > MAX_GPUS:
-        most = MAX_GPUS * hardware.memory
-        why = f"{name} needs {entry.gpu_memory} GiB, {MAX_GPUS} of these have {most}"
+        why = f"{name} needs {entry.gpu_memory} GiB, more than {MAX_GPUS} of these have"
         raise InputError(why, field="gpu", value=gpu, fix="choose a larger one")
     fitting = next(each for each, count in hardware.instances.items() if count >= gpus)
     if kind is not None and hardware.instances[kind] < gpus:
         why = f"has {hardware.instances[kind]} GPU of the {gpus} needed"
         raise InputError(why, field="instance_type", value=kind, fix=f"choose {fitting}")
-    return Hardware(gpu, gpus, kind or fitting)
+    kind = kind or fitting
+    if place == "sagemaker" and gpus < hardware.instances[kind]:
+        warn(f"instance type {kind}: {name} uses {gpus} of its {hardware.instances[kind]} GPUs")
+    return Hardware(gpu, gpus, kind)
 
 
 def _gpu(choices: Choices, place: str) -> str:

@@ -19,8 +19,6 @@ from peagle.deploy.plan import DeployFailed, Plan
 from peagle.errors import InputError, first_line
 
 POLL_SECONDS = 15
-LOG_SECONDS = 3 * 3600
-VOCABULARY = "o200k_base.tiktoken"  # GPT-OSS's, which vLLM else fetches from the internet
 
 Report = Callable[[str], None]
 
@@ -197,7 +195,7 @@ def status(resource: str, region: str) -> dict[str, Any]:
 def logs(resource: str, region: str, lines: int) -> list[str]:
     """The last lines that the containers wrote to CloudWatch, of the last hours."""
     pages = client_of("logs", region).get_paginator("filter_log_events")
-    since = int((time.time() - LOG_SECONDS) * 1000)
+    since = int((time.time() - 3 * 3600) * 1000)
     group = f"/aws/sagemaker/Endpoints/{resource}"
     events = pages.paginate(logGroupName=group, startTime=since).build_full_result()["events"]
     return [event["message"] for event in events[-lines:]]
@@ -229,7 +227,7 @@ def _check_weights(plan: Plan, account: Account) -> None:
     bucket, _, folder = account.weights.removeprefix("s3://").rstrip("/").partition("/")
     needed = ["config.json"]
     if "gpt-oss" in plan.model.lower():
-        needed.append(VOCABULARY)
+        needed.append("o200k_base.tiktoken")  # which vLLM else fetches from the internet
     client = client_of("s3", account.region)
     for name in needed:
         try:

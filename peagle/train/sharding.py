@@ -32,8 +32,11 @@ def shard(trainee: Trainee, target: "Target", device: torch.device) -> None:
     `device`."""
     everyone = dist.get_world_size()
     in_node = int(os.environ.get("LOCAL_WORLD_SIZE", everyone))  # set by torchrun
-    shape = (everyone // in_node, in_node) if in_node < everyone else (everyone,)
-    mesh = init_device_mesh(device.type, shape)
+    mesh = init_device_mesh(
+        device.type, (everyone // in_node, in_node), mesh_dim_names=("replicate", "shard")
+    )
+    if in_node == everyone:
+        mesh = mesh["shard"]
     # `target.forward` gathers layer by layer: all processes call it together. Embedding and head
     # stay whole, so that each process may call `target.logits` at any time.
     for part in target.layers:

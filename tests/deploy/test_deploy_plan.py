@@ -164,6 +164,8 @@ def test_instance_types() -> None:
         with refused("instance_type") as error:
             plan(place="sagemaker", instance_type=kind, gpu=gpu)
         assert error.value.fix == fix
+    with pytest.warns(InputWarning, match="uses 1 of its 8 GPUs"):
+        plan(place="sagemaker", gpu="h200")
     with refused("instance_type") as error:
         plan("gemma-4-31b", "sagemaker", instance_type="ml.p5.4xlarge", method="eagle3")
     assert error.value.fix == "choose ml.p5.48xlarge"
