@@ -13,8 +13,8 @@ from peagle.deploy.plan import Plan
 from peagle.errors import InputError
 
 COMMANDS = {
-    "stack": "helm upgrade --install {name} vllm-stack --version 0.1.12 -n {namespace} -f {file} "
-    "--repo https://vllm-project.github.io/production-stack",
+    "stack": "helm upgrade --install {name} vllm-stack --version 0.1.12 "
+    "--repo https://vllm-project.github.io/production-stack -n {namespace} -f {file}",
     "kserve": "kubectl apply -f {file}",
     "manifests": "kubectl apply -f {file}",
 }

@@ -68,7 +68,7 @@ def test_yes_hands_it_over(nothing_installed: None, tmp_path: Path) -> None:
     invoke("deploy", "gpt-oss-20b", *TO, "--namespace", "llm", "--yes")
     [[line, given]] = map(json.loads, helm.read_text().splitlines())
     assert line[1:4] == ["upgrade", "--install", "peagle-gpt-oss-20b"]
-    assert line[6:10] == ["-n", "llm", "-f", "-"]
+    assert line[-4:] == ["-n", "llm", "-f", "-"]
     assert given == invoke("deploy", "gpt-oss-20b", *TO, "--namespace", "llm").stdout
     invoke("deploy", "gpt-oss-20b", *MANIFESTS, "--yes")
     [[line, _]] = map(json.loads, kubectl.read_text().splitlines())

@@ -224,7 +224,7 @@ def test_names_fit_the_chart() -> None:
 def test_the_command_and_those_that_manage_it() -> None:
     start = command(plan(), "stack", "llm")
     assert start[:4] == ["helm", "upgrade", "--install", "peagle-gpt-oss-20b"]
-    assert " ".join(start[6:10]) == "-n llm -f -" and "vllm-stack" in start
+    assert " ".join(start[-4:]) == "-n llm -f -" and "vllm-stack" in start
     assert command(plan(), "manifests", "llm") == ["kubectl", "apply", "-f", "-"]
     for form in ("stack", "kserve", "manifests"):
         above, _, _ = rendered(plan(), form, "llm").partition("\napi")
