@@ -8,7 +8,6 @@ same order (`pad_passes`). Outside of passes a weight is a DTensor: `gather` ret
 """
 
 import os
-from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -23,26 +22,20 @@ from peagle.model.drafter import Drafter
 from peagle.train.elements import Segment
 from peagle.train.trainee import Trainee
 
-if TYPE_CHECKING:  # a target is an argument, as a backend is
-    from peagle.model.target import Target
 
-
-def shard(trainee: Trainee, target: "Target", device: torch.device) -> None:
+def shard(trainee: Trainee, device: torch.device) -> None:
     """Spread drafter and target over the processes of each node, each holding its parts on its
     `device`."""
-    everyone = dist.get_world_size()
-    in_node = int(os.environ.get("LOCAL_WORLD_SIZE", everyone))  # set by torchrun
-    mesh = init_device_mesh(
-        device.type, (everyone // in_node, in_node), mesh_dim_names=("replicate", "shard")
-    )
-    if in_node == everyone:
-        mesh = mesh["shard"]
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # set by torchrun
+    shape = (nodes, dist.get_world_size() // nodes)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    target = trainee.target
     # `target.forward` gathers layer by layer: all processes call it together. Embedding and head
     # stay whole, so that each process may call `target.logits` at any time.
     for part in target.layers:
         fully_shard(part, mesh=mesh)
-    table = cast(nn.Parameter, target.embedding)
-    fully_shard(target.decoder, mesh=mesh, reshard_after_forward=True, ignored_params={table})
+    whole: set[nn.Parameter] = {target.embedding}  # type: ignore[arg-type]
+    fully_shard(target.decoder, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
     target.model.to(device)
     target.device = device
     drafter = trainee.drafter
@@ -84,9 +77,8 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 def whole_copy(drafter: Drafter, dtype: torch.dtype, state: dict[str, Tensor]) -> Drafter:
     """A drafter like the given one with the weights `state`, whole and in `dtype`, as the engine
     runs it."""
-    copied = method_of(drafter.config).build(drafter.config)
+    copied = method_of(drafter.config).build(drafter.config).to(drafter.norm.weight.device, dtype)
     copied.load_state_dict({name: gather(t) for name, t in state.items()})
-    copied = copied.to(drafter.norm.weight.device, dtype).eval()
     if drafter.shared_embedding is not None:
         copied.share_embedding(drafter.shared_embedding)
-    return copied
+    return copied.eval()

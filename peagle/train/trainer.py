@@ -85,7 +85,7 @@ class Trainer:
         trainee = Trainee(self.drafter, self.target, config.decay)
         if not config.shard:
             return self.accelerator.prepare_model(trainee)
-        shard(trainee, self.target, device)
+        shard(trainee, device)
         return trainee
 
     def _settings(self) -> dict[str, object]:

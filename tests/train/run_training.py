@@ -29,8 +29,8 @@ def main() -> None:
     if settings.pop("uneven", False):  # gradients do not depend on the number of passes
         settings["segments"] += int(os.environ["RANK"])
     kill = settings.pop("kill", None)
-    if "node" in settings:  # processes of a node, where one machine plays several
-        os.environ["LOCAL_WORLD_SIZE"] = str(settings.pop("node"))
+    if "nodes" in settings:  # where one machine plays several
+        os.environ["GROUP_WORLD_SIZE"] = str(settings.pop("nodes"))
     target = make_target()
     data = own_answers(target, 12)
     torch.manual_seed(0)

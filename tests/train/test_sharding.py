@@ -84,7 +84,7 @@ def test_two_nodes_equal_one_process(tmp_path: Path) -> None:
     one, four, nodes = tmp_path / "one", tmp_path / "four", tmp_path / "nodes"
     launch(one, 1)
     launch(four, 4, shard=True)
-    launch(nodes, 4, shard=True, node=2)
+    launch(nodes, 4, shard=True, nodes=2)
     assert_same_run(one, nodes, loss=1e-6, weights=1e-3)
     assert_same_run(four, nodes, loss=1e-6, weights=1e-6)
 
