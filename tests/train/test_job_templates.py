@@ -17,14 +17,14 @@ from botocore.validate import ParamValidator
 from tiny import make_target, own_answers, save_target
 
 JOBS = Path(__file__).resolve().parents[2] / "docs" / "jobs"
-SMALL = "--batch 2 --steps 2 --layers 1 --depths 2 --max-length 64 --eval-every 0"
+SMALL = "--batch 2 --steps 2 --layers 1 --depths 2 --max-length 64"
 # Slurm's own commands on one machine: the node is this one, and srun runs its arguments.
 STAND_INS = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(make_target(), tmp_path_factory.mktemp("model"))
+    return save_target(make_target(layers=8), tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def place(tmp_path: Path, model: Path) -> dict[str, str]:
     """Variables of a job: programs, model, data, and a folder for the run."""
     answers = tmp_path / "answers.jsonl"
     with answers.open("w") as file:
-        for number, example in enumerate(own_answers(make_target(), 8)):
+        for number, example in enumerate(own_answers(make_target(layers=8), 8)):
             start = example.supervised.index(True)
             ids = {"prompt_ids": example.ids[:start], "answer_ids": example.ids[start:]}
             print(json.dumps({"record": number, **ids}), file=file)
