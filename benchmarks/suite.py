@@ -48,6 +48,7 @@ SHAPE = Sizes(
 )
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
+    "data_memory": Sizes("", "--tokens 20000"),
     "engines": Sizes(
         "--concurrency 1 --prompts 6 --repeats 3",
         "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",

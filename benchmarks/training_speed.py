@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     target = load_target(TARGET, dtype="bfloat16", device=args.device)
     if device.type == "cpu":
         keep_freed_memory()  # as in `peagle train`
-    examples = read_examples(args.data, target.tokenizer, LENGTH)[:DOCUMENTS]
+    examples = list(islice(read_examples(args.data, target.tokenizer, LENGTH), DOCUMENTS))
     with tempfile.TemporaryDirectory() as folder:
         states = captured(Path(folder), target, examples, LENGTH)
         rows = {name: make(target, examples, states, row) for name, row in ROWS.items()}

@@ -15,7 +15,7 @@ answer() { # part, sampling
     python "$here/answers.py" unpack "$here/answers.jsonl.gz" "$out/prompts/$1.jsonl" "$out/$1.jsonl"
   fi
   peagle data regenerate smollm2-135m --prompts "$out/prompts/$1.jsonl" --output "$out/$1.jsonl" \
-    --max-tokens 384 --batch 32 "${@:2}"
+    --max-tokens 384 "${@:2}"
 }
 
 answer greedy
@@ -24,7 +24,7 @@ answer held_out
 if [ -f "$here/answers.jsonl.gz" ] && [ ! -f "$out/synth.jsonl" ]; then
   python "$here/answers.py" unpack "$here/answers.jsonl.gz" "$out/synth.jsonl"
 fi
-peagle data synth smollm2-135m --output "$out/synth.jsonl" --count 2000 --max-tokens 384 --batch 32
+peagle data synth smollm2-135m --output "$out/synth.jsonl" --count 2000 --max-tokens 384
 if [ ! -f "$out/more.jsonl" ]; then
   python "$here/more.py" "$prompts" "$out" "$@"
 fi

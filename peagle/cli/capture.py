@@ -39,6 +39,7 @@ def capture(
     chat_template: ChatTemplateOption = None,
     strict: StrictOption = False,
     shard_mb: float = 512,
+    part: str = "1/1",
     device: DeviceOption = "auto",
     engine: Literal["transformers", "vllm"] = "transformers",
     tensor_parallel_size: int = 1,
@@ -48,6 +49,8 @@ def capture(
 
     data: JSONL file of answers or conversations, plain or .gz.
     shard_mb: Size of one shard file in megabytes.
+    part: Part to capture, as i/n: parts 1/n to n/n, made by any processes and machines in one
+        folder or in several, are the whole.
     engine: Engine that runs the target: transformers or vllm.
     tensor_parallel_size: Number of GPUs that vLLM splits the target over.
     """
@@ -62,24 +65,27 @@ def capture(
     check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
     check_at_least(4, max_length=config.max_length)
-    config = replace(config, shard_bytes=int(shard_mb * 1e6))
+    config = replace(config, shard_bytes=int(shard_mb * 1e6), part=_part(part))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     loaded = open_target(target, chat_template, device="cpu" if vllm else device)  # GPUs: vLLM's
     assert loaded.tokenizer is not None
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)
     examples = read_examples(data, loaded.tokenizer, longest, strict=strict)
-    passing = tokens_in_passing([e.ids for e in examples]) if vllm else 0
+    passing = tokens_in_passing([len(e.ids) for e in examples]) if vllm else 0
     plan = plan_capture(loaded, examples, config, passing=passing)
     tapped = plan.origin.feature_layers
-    run = through_vllm(vllm, loaded, tapped, output) if vllm else in_process(loaded, tapped)
+    run = in_process(loaded, tapped)
+    if vllm:
+        run = through_vllm(vllm, loaded, tapped, output, config.part[0])
     there = sum(len(plan.shards[number]) for number in plan.done)
     size = f"{plan.tokens} tokens: {size_text(plan.bytes)} on disk"
     if there:
         size += f", {there} documents are there: {size_text(plan.bytes_left)} to write"
-    screen.print(f"{len(examples)} documents, {size}")
+    share = f" of {len(examples)}" if plan.documents < len(examples) else ""
+    screen.print(f"{plan.documents}{share} documents, {size}")
     with progress_bar("documents", KEPT) as bar:
-        task = bar.add_task("", total=len(examples), completed=there)
+        task = bar.add_task("", total=plan.documents, completed=there)
         try:
             run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
@@ -88,6 +94,14 @@ def capture(
             screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
             raise typer.Exit(1) from error
     screen.print(f"captured to {output}: train with --data {output}")
+
+
+def _part(text: str) -> tuple[int, int]:
+    """ "2/4" → (2, 4)."""
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal()):
+        raise InputError("expected i/n, as 2/4", field="part", value=text)
+    return int(number), int(count)
 
 
 def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":

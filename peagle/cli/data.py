@@ -2,9 +2,10 @@
 
 import json
 import os
-from dataclasses import asdict, replace
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -18,7 +19,6 @@ from peagle.cli.common import (
     ModelOptions,
     StrictOption,
     TargetArgument,
-    console,
     counting,
     existing_file,
     open_llm,
@@ -26,12 +26,13 @@ from peagle.cli.common import (
 )
 from peagle.cli.options import App, Fields, check_at_least, with_flags
 from peagle.cli.settings import read_pairs
-from peagle.data.dataset import documents_of, read_conversations
+from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
-from peagle.data.regenerate import Engine, Report, through_vllm
+from peagle.data.records import is_hub_name
+from peagle.data.regenerate import Report
 from peagle.data.regenerate import regenerate as run_regenerate
 from peagle.data.show import nth_record, pieces, summarize
-from peagle.data.synth import MIX, SynthConfig, synthesize
+from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -39,7 +40,6 @@ from peagle.model.template import check_template, check_template_args, load_toke
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 MODEL = Fields("head", "chat_template", "dtype", "device")
-USER = SynthConfig().user  # how user turns are sampled by default
 TemplateArgsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,13 +49,7 @@ TemplateArgsOption = Annotated[
         "several arguments.",
     ),
 ]
-BatchOption = Annotated[int, "Number of prompts decoded together."]
 OutputOption = Annotated[Path, "JSONL file to append to; records that it holds are not made again."]
-
-
-@app.callback()
-def data() -> None:
-    """Make training data, and inspect it."""
 
 
 @app.command()
@@ -64,25 +58,14 @@ def synth(
     *,
     output: OutputOption,
     config: Annotated[SynthConfig, Fields("count", "max_tokens", "seed", "system")],
-    mix: str = ",".join(f"{kind}={share}" for kind, share in MIX.items()),
-    temperature: float = USER.temperature,
-    user: Annotated[SamplingParams, Fields("top_k", "min_p", top_p=USER.top_p)],
-    prompt_tokens: int = USER.max_tokens,
     chat_template_arg: TemplateArgsOption = None,
     model: Annotated[ModelOptions, MODEL],
-    batch: BatchOption = 16,
 ) -> None:
-    """Let the target write prompts and answer them: training data without any prompts of yours.
-
-    mix: Weight of each kind of prompt, as kind=weight.
-    temperature: Sampling temperature of the user's turns, above 0.
-    prompt_tokens: Maximum number of tokens of a user's turn.
-    """
-    check_at_least(1, batch=batch, max_tokens=config.max_tokens, prompt_tokens=prompt_tokens)
-    user = replace(user, temperature=temperature, max_tokens=prompt_tokens)
+    """Let the target write prompts and answer them: training data without any prompts of yours."""
+    check_at_least(1, max_tokens=config.max_tokens)
     args = read_pairs(chat_template_arg or [], "chat_template_arg")
-    config = replace(config, mix=_mix(mix), user=user, template_args=args)
-    llm = open_llm(target, model, max_batch=batch)
+    config = replace(config, template_args=args)
+    llm = open_llm(target, model)
     with counting("records", config.count, WRITTEN) as count:
         report = synthesize(llm, output, config, count)
     kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(report.kinds.items()))
@@ -96,9 +79,8 @@ def synth(
 def regenerate(
     target: TargetArgument,
     *,
-    prompts: Path,
+    prompts: list[str],
     output: OutputOption,
-    engine: Literal["native", "vllm"] = "native",
     url: list[str] | None = None,
     model: str | None = None,
     workers: int = 8,
@@ -109,60 +91,66 @@ def regenerate(
     strict: StrictOption = False,
     chat_template_arg: TemplateArgsOption = None,
     options: Annotated[ModelOptions, MODEL],
-    batch: BatchOption = 16,
 ) -> None:
     """Let the target answer prompts: the text its drafter must learn to predict.
 
-    prompts: JSONL file of {"turns": [...]} or conversations, plain or .gz.
-    engine: Engine in this process: native or vllm.
-    url: Base URL of an OpenAI-compatible server, as http://host:8000/v1; repeat the option for
-        several servers. Default: the engine in this process.
+    prompts: Prompts: a JSONL file of {"turns": [...]} or conversations, plain or .gz, or a dataset
+        of the hub, as owner/name[/config[/split]]. Repeat the option for several; with weights, as
+        NAME=2, each next prompt is drawn by them (and by --seed), until that source has no more.
+    url: Base URL of an OpenAI-compatible server (`vllm serve`), as http://host:8000/v1; repeat the
+        option for several servers. Default: the engine in this process.
     model: Model name at --url. Default: the only model there.
     workers: Number of concurrent requests to each URL.
     api_key_env: Name of the environment variable with the API key of --url.
     limit: Number of records to answer. Default: all.
     system: System prompt of every conversation. Default: none.
     """
-    existing_file(prompts, "prompts")
-    check_at_least(1, workers=workers, limit=limit, batch=batch)
+    sources = [_weighted(source) for source in prompts]
+    check_at_least(1, workers=workers, limit=limit)
     args = read_pairs(chat_template_arg or [], "chat_template_arg")
-    source: LLM | Engine | Servers
+    source: LLM | Servers
     if url:
-        _check_no_engine(engine, options)
-        key = _api_key(api_key_env)
+        for field in ("head", "chat_template"):
+            if (value := getattr(options, field)) is not None:
+                why = "the server at `url` has its own"
+                raise InputError(why, field=field, value=value, fix="leave it out")
+        key = os.environ.get(api_key_env) if api_key_env else None
+        if api_key_env and not key:
+            raise InputError("the variable is not set", field="api_key_env", value=api_key_env)
         source = connect(url, model, prefer=target, workers=workers, api_key=key)
-    elif engine == "vllm":
-        loaded = load_tokenizer(target)
-        use_template(loaded, options.chat_template)
-        _check_template(loaded, args)
-        source = through_vllm(target, loaded)
+        tokenizer = None
     else:
-        source = open_llm(target, options, max_batch=batch)
-        _check_template(source.tokenizer, args)
-    tokenizer = None if isinstance(source, Servers) else source.tokenizer
-    conversations = read_conversations(prompts, system, args, tokenizer=tokenizer, strict=strict)
+        source = open_llm(target, options)
+        tokenizer = source.tokenizer
+        check_template(tokenizer)
+        check_template_args(tokenizer, args)
+    read = [
+        (read_conversations(name, system, args, tokenizer=tokenizer, strict=strict), weight)
+        for name, weight in sources
+    ]
+    conversations = mixed(read, sampling.seed)
     with counting("answers", None, WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
     _print_report(report, output)
 
 
-def _check_no_engine(engine: str, options: ModelOptions) -> None:
-    """Raises InputError for options that the server decides itself."""
-    named = {"head": options.head, "chat_template": options.chat_template}
-    if engine != "native":
-        named["engine"] = engine
-    for field, value in named.items():
-        if value is not None:
-            why = "the server at `url` has its own"
-            raise InputError(why, field=field, value=value, fix="leave it out")
+def _weighted(source: str) -> tuple[str, float | None]:
+    """ "name=2" → ("name", 2.0). Raises InputError for a weight that is none, or no such file."""
+    name, share = source, None
+    if "=" in source and not Path(source).is_file():
+        name, _, weight = source.rpartition("=")
+        share = float(weight) if re.fullmatch(r"\d*\.?\d+", weight) else 0.0
+        if not share:
+            raise InputError("its weight must be above 0", field="prompts", value=source)
+    if not is_hub_name(Path(name)):
+        existing_file(Path(name), "prompts")
+    return name, share
 
 
 def _print_report(report: Report, output: Path) -> None:
     screen.print(f"wrote {report.answers} answers to {output}")
-    if report.truncated:
-        screen.print(f"answered without their oldest turns, to fit the context: {report.truncated}")
     if report.skipped:
-        screen.print(f"[yellow]warning:[/] turns left out, too long even alone: {report.skipped}")
+        screen.print(f"[yellow]warning:[/] turns left out, too long to answer: {report.skipped}")
     for problem in report.problems:
         screen.print("[yellow]warning:[/]", Text(with_flags(problem)))
     if report.failed:
@@ -197,24 +185,16 @@ def show(
     if record is not None:
         _show_record(nth_record(file, record), tokenizer, max_length, as_json)
         return
-    summary = asdict(summarize(file, tokenizer, max_length))
+    summary = summarize(file, tokenizer, max_length)
     if as_json:
         typer.echo(json.dumps(summary, indent=1, ensure_ascii=False))
         return
     reasons = summary.pop("reasons")
+    summary["lengths"] = ", ".join(f"{name} {n}" for name, n in summary["lengths"].items())
     for name, value in summary.items():
-        typer.echo(f"{name.replace('_', ' '):14} {_counts(value, summary['records'])}")
+        typer.echo(f"{name.replace('_', ' '):14} {value}")
     for reason in reasons:
         typer.echo(f"  {reason}")
-
-
-def _counts(value: int | dict[str, int], records: int) -> str:
-    """A number, or percentiles, or the records of each kind with their shares."""
-    if not isinstance(value, dict):
-        return str(value)
-    shares = not any(name == "p50" for name in value)
-    parts = (f"{name} {n}" + f" ({n / records:.0%})" * shares for name, n in value.items())
-    return ", ".join(parts) or "none given"
 
 
 def _show_record(
@@ -230,36 +210,9 @@ def _show_record(
         counts["cut_tokens"] = len(whole.ids) - len(used.ids)
         shown.append({**counts, **used._asdict(), "pieces": [piece._asdict() for piece in texts]})
         if not as_json:
-            for text, supervised in texts:
-                if console.is_terminal:
-                    console.print(Text(text, style="green" if supervised else "dim"), end="")
-                else:
-                    typer.echo(f"⟦{text}⟧" if supervised else text, nl=False)
+            typer.echo("".join(f"⟦{text}⟧" if mine else text for text, mine in texts))
             cut = f", {counts['cut_tokens']} cut" * bool(counts["cut_tokens"])
-            marked = "green" if console.is_terminal else "in ⟦⟧"
-            trained = f"{counts['answer_tokens']} of them trained on ({marked})"
-            typer.echo(f"\n--- {counts['tokens']} tokens, {trained}{cut}")
+            trained = f"{counts['answer_tokens']} of them trained on (in ⟦⟧)"
+            typer.echo(f"--- {counts['tokens']} tokens, {trained}{cut}")
     if as_json:
         typer.echo(json.dumps({"documents": shown}, ensure_ascii=False))
-
-
-def _check_template(tokenizer: PreTrainedTokenizerBase, args: dict[str, Any]) -> None:
-    check_template(tokenizer)
-    check_template_args(tokenizer, args)
-
-
-def _mix(text: str) -> dict[str, float]:
-    """ "chat=2,code=1" → shares."""
-    mix = read_pairs(text.split(","), "mix")
-    for kind, share in mix.items():
-        if isinstance(share, bool) or not isinstance(share, int | float):
-            raise InputError("expected a number", field="mix", value=f"{kind}={share}")
-    return mix
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not (key := os.environ.get(variable)):
-        raise InputError("the variable is not set", field="api_key_env", value=variable)
-    return key

@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from peagle.errors import InputError
 
 FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
+ALONE = "[always|auto|never]"  # values of an option that may be given alone, as always
 N = TypeVar("N", int, float)
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 RUNNING = ContextVar[TyperCommand | None]("the command that runs", default=None)
@@ -53,11 +54,21 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
         with self._running():
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, self._completed(args))
 
     def invoke(self, ctx):  # type: ignore[no-untyped-def]
         with self._running():
             return super().invoke(ctx)
+
+    def _completed(self, args: list[str]) -> list[str]:
+        """The arguments with `always` after an option that takes it and is given alone."""
+        alone = {param.opts[0] for param in self.params if param.metavar == ALONE}
+        completed = []
+        for word, following in zip(args, [*args[1:], ""], strict=True):
+            completed.append(word)
+            if word in alone and following not in ALONE.strip("[]").split("|"):
+                completed.append("always")
+        return completed
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -251,7 +262,8 @@ def _typed(kind: Any, name: str, default: object) -> tuple[Any, str, dict[str, A
         kind = list[str]
     elif get_origin(bare) in (tuple, Literal):
         kind = str | None if is_optional else str
-    return kind, name, {}
+    alone = get_origin(bare) is Literal and "always" in get_args(bare)
+    return kind, name, {"metavar": ALONE} if alone else {}
 
 
 def _whole_or_auto(text: str | int) -> int | None:

@@ -124,6 +124,8 @@ def _known(context: typer.Context) -> dict[str, Any]:
 
 def _typed(name: str, kind: Any, value: object) -> object:
     """A setting from YAML, where 6e-4 is a text and layers are a list."""
+    if kind == list[str]:
+        return value if isinstance(value, list) else [str(value)]
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if text == "auto" and kind in EXPECTED:
         return None

@@ -1,6 +1,7 @@
 """`peagle train`: a head for a target."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
-from peagle.data.example import Example
+from peagle.data.documents import Documents
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
@@ -61,8 +62,9 @@ class Start:
     """The start of a run.
 
     Data:
-    data: Training data: a JSONL file (plain or .gz), captured folders separated by commas, or
-        synth, which has the target write it. Required here or in --config.
+    data: Training data: a JSONL file (plain or .gz), a captured folder, or synth, which has the
+        target write it; repeat the option for several files or folders. Required here or in
+        --config.
 
     Head:
     init_from: Head to start from, a folder or hub id. Default: a new head made from the target's
@@ -71,13 +73,14 @@ class Start:
         --init-from as it is, joint trains the head, too. Default: none.
 
     Run:
-    resume: Continue exactly from the last checkpoint in --output.
+    resume: Continue exactly from the last checkpoint in --output; with auto, begin where there is
+        none.
     """
 
-    data: str | None = None
+    data: tuple[str, ...] = ()
     init_from: str | None = None
     correction: Literal["frozen", "joint"] | None = None
-    resume: bool = False
+    resume: Literal["never", "always", "auto"] = "never"
 
     def __post_init__(self) -> None:
         if self.correction == "frozen" and self.init_from is None:
@@ -113,22 +116,24 @@ def train(
     overrides: OverridesArgument = None,
 ) -> None:
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
-    data = start.data
-    if data is None:
+    data = [Path(source) for source in start.data]
+    if not data:
         raise InputError("is missing", field="data", fix="name a JSONL file of answers")
-    folders = [Path(part) for part in data.split(",")]
-    captured = Captures(folders) if any(folder.is_dir() for folder in folders) else None
-    if captured is None and data != "synth":
-        existing_file(Path(data), "data")
+    captured = Captures(data) if any(source.is_dir() for source in data) else None
+    synthetic = data == [Path("synth")]
+    if captured is None and not synthetic:
+        for source in data:
+            existing_file(source, "data")
     measured_on = None if held_out is None else existing_file(held_out, "held_out")
     max_length = _max_length(max_length, captured, recipe)
-    if checkpoints(training.output) and not start.resume:
+    there = bool(checkpoints(training.output))
+    if there and start.resume == "never":
         fix = "add `resume`, or name a new folder"
         raise InputError("holds a checkpoint", field="output", value=training.output, fix=fix)
     check_folder(training.output)
-    if data == "synth" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if synthetic and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "make it first, with peagle data synth"
-        raise InputError("is for one process", field="data", value=data, fix=fix)
+        raise InputError("is for one process", field="data", value="synth", fix=fix)
     # Of several processes the first one speaks.
     screen.quiet = int(os.environ.get("RANK", "0")) > 0
     device = resolve_device(device)
@@ -140,9 +145,14 @@ def train(
     else:
         model = open_target(target, chat_template, device="cpu" if training.shard else device)
     head = _tapped(head, model, captured, recipe)
-    examples = _documents(captured or data, model, training, max_length, strict)
+    examples: Documents[Any]
     if captured is not None:
         captured.check(model, head.feature_layers)
+        captured.verify()
+        examples = captured
+    else:
+        files = [_synthesize(model, training)] if synthetic else data
+        examples = _read(files, model, max_length, strict)
     drafter = _drafter(start, model, head, examples, training.seed, captured)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
@@ -151,20 +161,21 @@ def train(
     if measure is None:
         screen.print("too few documents to keep some from training: acceptance is not measured")
     trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
-    (continue_run if start.resume else start_from_here)(trainer)
+    goes_on = start.resume == "always" or (start.resume == "auto" and there)
+    (continue_run if goes_on else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
 
 
 class _Split(NamedTuple):
     """Documents to train on, what was captured of them, and documents to measure on."""
 
-    examples: list[Example]
+    examples: Documents[Any]
     states: States | None
     walk: Walk
 
 
 def _split(
-    examples: list[Example],
+    examples: Documents[Any],
     captured: Captures | None,
     target: Target,
     measured_on: Path | None,
@@ -172,16 +183,15 @@ def _split(
 ) -> _Split:
     """Hold documents out of the data, unless a file to measure on is named."""
 
-    def states(numbers: list[int]) -> States | None:
+    def states(numbers: Sequence[int]) -> States | None:
         return None if captured is None else captured.only(numbers).output
 
     if measured_on is not None:
-        assert target.tokenizer is not None
-        read = read_examples(measured_on, target.tokenizer, target.max_context, strict=strict)
-        return _Split(examples, states(list(range(len(examples)))), Walk(target, read))
+        read = _read([measured_on], target, target.max_context, strict)
+        return _Split(examples, states(range(len(examples))), Walk(target, read))
     train, measured = hold_out(examples)
-    walk = Walk(target, [examples[number] for number in measured], states(measured))
-    return _Split([examples[number] for number in train], states(train), walk)
+    walk = Walk(target, examples.only(measured), states(measured))
+    return _Split(examples.only(train), states(train), walk)
 
 
 def _tapped(
@@ -209,17 +219,12 @@ def _max_length(chosen: int | None, captured: Captures | None, recipe: str | Non
     return default if chosen is None else chosen
 
 
-def _documents(
-    data: Captures | str, target: Target, config: TrainConfig, max_length: int, strict: bool
-) -> list[Example]:
-    """Training documents: captured, written by the target now, or read from a file."""
-    if not isinstance(data, str):
-        data.check(target)
-        return data.examples()
-    file = _synthesize(target, config) if data == "synth" else Path(data)
+def _read(files: Sequence[Path], target: Target, max_length: int, strict: bool) -> Documents[Any]:
+    """Training documents of data files."""
     assert target.tokenizer is not None
     longest = min(max_length, target.max_context)
-    return read_examples(file, target.tokenizer, longest, strict=strict)
+    read = (read_examples(file, target.tokenizer, longest, strict=strict) for file in files)
+    return Documents([part for documents in read for part in documents.parts])
 
 
 def _synthesize(target: Target, config: TrainConfig) -> Path:
@@ -240,7 +245,7 @@ def _drafter(
     start: Start,
     target: Target,
     spec: HeadSpec,
-    examples: list[Example],
+    examples: Documents[Any],
     seed: int,
     captured: Captures | None,
 ) -> Drafter:
@@ -252,7 +257,8 @@ def _drafter(
     answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
     features = None
     if captured is not None:
-        longest = max(range(len(examples[:SAMPLE])), key=lambda number: len(examples[number].ids))
+        sample = range(min(SAMPLE, len(examples)))
+        longest = max(sample, key=lambda number: len(examples[number].ids))
         features = partial(captured.output, [longest], target)
     if start.init_from:
         drafter = _adopt(load_drafter(start.init_from, target, force=True), target, spec)

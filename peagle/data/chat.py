@@ -36,6 +36,13 @@ class Style(NamedTuple):
 PLAIN_STYLE = Style()
 
 
+class Conversation(NamedTuple):
+    """A conversation to answer: `asks[i]` are the messages that lead to the i-th answer."""
+
+    asks: list[list[Message]]
+    style: Style = PLAIN_STYLE
+
+
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
 ) -> list[int]:

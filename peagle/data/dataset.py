@@ -1,19 +1,27 @@
-"""JSONL files (plain or .gz) and Parquet files: prompts to answer, and documents to train on."""
+"""Prompts to answer, and documents to train on, of data files."""
 
-import gzip
+import fcntl
+import hashlib
 import json
+import os
+import shutil
 import warnings
-import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
+from random import Random
 from typing import Any, TypeGuard, TypeVar
 
+import transformers
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
+import peagle
 from peagle.data.chat import (
     ASKING,
     SYSTEM_ROLES,
+    Conversation,
     Message,
     Style,
     encode_documents,
@@ -22,66 +30,18 @@ from peagle.data.chat import (
     to_messages,
     to_style,
 )
-from peagle.data.conversation import Conversation
+from peagle.data.documents import Documents, Part, tensors_of
 from peagle.data.example import Example
-from peagle.errors import InputError, InputWarning, first_line
+from peagle.data.records import NoAnswer, usable
+from peagle.errors import InputError, InputWarning
+from peagle.files import writing
 from peagle.model.template import NO_ARGS
+from peagle.paths import cache_dir
 
-MAX_UNUSABLE = 0.05  # share of the records
+LEFT_OUT = "left_out.json"  # warnings about records that were left out
 ANSWER: Message = {"role": "assistant", "content": "answer"}
+FILE = 4096  # documents of a file: read as lists, they fit the memory
 T = TypeVar("T")
-
-
-class NoAnswer(InputError):
-    """An error of a record without an answer within the maximum length of documents."""
-
-
-def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a JSONL file, or the rows of a Parquet file. Raises InputError with
-    file and line number."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError("no such data file", value=path)
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        line_name = Path(f"{path}:{number}")  # as editors and compilers write it
-        try:
-            record = json.loads(line.rstrip())
-        except json.JSONDecodeError as error:
-            why = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise InputError(f"not JSON ({why})", value=line_name) from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"not UTF-8 ({error.reason})", value=line_name) from error
-        except RecursionError as error:
-            raise InputError("nested too deeply", value=line_name) from error
-        if not isinstance(record, dict):
-            found = type(record).__name__
-            raise InputError(f"expected a JSON object, found {found}", value=line_name)
-        yield record
-
-
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        fix = "pip install 'peagle[bench]'"
-        raise InputError("pyarrow is not installed", value=path, fix=fix) from error
-    try:
-        return parquet.read_table(path).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise InputError(f"cannot be read ({first_line(error)})", value=path) from error
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield from file
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot be read ({error})", value=path) from error
 
 
 def read_prompts(path: str | Path, *, strict: bool = False) -> list[list[str]]:
@@ -123,36 +83,20 @@ def read_conversations(
     return [found or Conversation([]) for found in usable(path, parse, strict)]
 
 
-def usable(path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool) -> list[T | None]:
-    """Parse the records of a file; a record for which `parse` raises InputError gives None. An
-    InputWarning counts these by reason.
-
-    Raises InputError for an empty file, for one of which nothing or less than 95 % can be used
-    (NoAnswer is no fault), and, `strict`, for the first record that cannot.
-    """
-    found = list[T | None]()
-    reasons: dict[str, list[str]] = defaultdict(list)  # errors that differ in values have one
-    wrong = 0
-    for number, record in enumerate(read_records(path), start=1):
-        try:
-            found.append(parse(record))
-        except InputError as error:
-            text = f"record {number}: {error}"
-            faulty = not isinstance(error, NoAnswer)
-            if strict and faulty:
-                raise InputError(text, value=Path(path)) from error
-            found.append(None)
-            wrong += faulty
-            reasons[error.why].append(text)
-    if not found:
-        raise InputError("no records: the file is empty", value=Path(path))
-    lost = sum(map(len, reasons.values()))
-    each = "; ".join(f"{len(texts)} × {texts[0]}" for texts in reasons.values())
-    why = f"{lost} of {len(found)} records cannot be used ({each})"
-    if wrong > MAX_UNUSABLE * len(found) or lost == len(found):
-        raise InputError(why, value=Path(path))
-    if lost:
-        warnings.warn(f"{path}: {why}: they are left out", InputWarning, stacklevel=3)
+def mixed(sources: Sequence[tuple[Iterable[T], float | None]], seed: int | None) -> list[T]:
+    """Records of several sources, one source after another; with weights, each record is drawn by
+    them (1 where a source has none) until the drawn source has no more: the shares hold, and equal
+    sources, weights and seeds give equal records."""
+    if all(weight is None for _, weight in sources):
+        return [record for records, _ in sources for record in records]
+    rng = Random(seed or 0)
+    left = [iter(records) for records, _ in sources]
+    weights = [1.0 if weight is None else weight for _, weight in sources]
+    found: list[T] = []
+    with suppress(StopIteration):
+        while True:
+            [source] = rng.choices(left, weights)
+            found.append(next(source))
     return found
 
 
@@ -196,16 +140,52 @@ def _asks(messages: list[Message]) -> list[list[Message]]:
 
 
 def read_examples(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int, *, strict: bool = False
-) -> list[Example]:
-    """Read training documents, cut to `max_length` tokens; those without an answer are dropped, and
+    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int, *, strict: bool = False
+) -> Documents[Part]:
+    """Training documents, cut to `max_length` tokens; those without an answer are dropped, and
     records that cannot be used are left out (see `usable`).
 
     A record holds `prompt_ids` and `answer_ids` (written by `peagle data`: the exact tokens of the
-    target), or a conversation, which is tokenized here.
+    target), or a conversation. A file is tokenised once: the documents are kept in the cache, and
+    found there while file, tokenizer and settings are the same. Other processes wait meanwhile.
     """
-    read = usable(path, lambda record: documents_of(record, tokenizer, max_length), strict)
-    return [used for documents in read for _, used in documents or ()]
+    state = path.stat()
+    facts = [str(path.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+    facts += [max_length, strict, peagle.__version__, transformers.__version__]
+    facts += [repr(tokenizer), str(tokenizer.chat_template)]
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        facts.append(backend.to_str())
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    folder = cache_dir() / "documents" / key
+    with writing(folder, "data"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                read = usable(path, lambda each: documents_of(each, tokenizer, max_length), strict)
+                _keep(folder, (used for documents in read for _, used in documents or ()))
+    for text in json.loads((folder / LEFT_OUT).read_text()):
+        warnings.warn(text, InputWarning, stacklevel=2)
+    return Documents([Part(file) for file in sorted(folder.glob("*.safetensors"))])
+
+
+def _keep(folder: Path, examples: Iterator[Example]) -> None:
+    """Write documents to a folder, whole or not at all, and the warnings that come with them."""
+    made = folder.with_suffix(".making")
+    shutil.rmtree(made, ignore_errors=True)  # a killed process leaves it
+    made.mkdir()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", InputWarning)
+            for number in count():
+                if not (some := list(islice(examples, FILE))):
+                    break
+                save_file(tensors_of(some), made / f"{number:05d}.safetensors")
+        texts = [str(each.message) for each in caught if each.category is InputWarning]
+        (made / LEFT_OUT).write_text(json.dumps(texts))
+        os.replace(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def documents_of(

@@ -8,25 +8,67 @@ is left.
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from peagle.data.chat import Message, Style, to_messages
-from peagle.data.conversation import PendingRecord, Write, drop_oldest
+from peagle.data.chat import Conversation, Message, Style, to_messages
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
 from peagle.model.template import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
-MAX_PAUSE = 300.0  # seconds; a longer `retry-after` is cut
 MAX_TRIES = 4  # requests for one record that end with a server error or a timeout
 ANSWER_TIMEOUT = httpx.Timeout(30.0, read=900.0)  # an answer may wait in a long queue
 UNAVAILABLE = (429, 502, 503)  # the server finds no fault with the request
 NO_MODEL_LIST = (404, 405)
 WRONG_SETTINGS = (401, 403, *NO_MODEL_LIST)  # every request would fail
+
+
+@dataclass(slots=True)
+class PendingRecord:
+    """A conversation that is being answered, and its lines of the data file."""
+
+    number: int  # from 0
+    conversation: Conversation
+    messages: list[Message] = field(default_factory=list)  # turns so far, with their answers
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    answers: int = 0
+    skipped: int = 0  # turns not answered: the first that the context has no room for, and the rest
+    tries: int = 0  # failed requests, counted by the caller
+
+    @property
+    def open(self) -> bool:
+        """True while a turn is left to answer."""
+        return self.answers + self.skipped < len(self.conversation.asks)
+
+    def asked(self) -> list[Message]:
+        """Return the conversation up to the next answer."""
+        return [*self.messages, *self.conversation.asks[self.answers]]
+
+    def add_answer(self, answer: Message, tokens: dict[str, list[int]] | None = None) -> None:
+        """Add the answer to `self.asked()`.
+
+        With the answer's tokens every answer is a line. Without, a line holds the conversation and
+        teaches all its answers, so there is one.
+        """
+        self.messages = [*self.asked(), answer]
+        self.answers += 1
+        if tokens is None:
+            self.lines.clear()
+        known: dict[str, Any] = tokens or {"answers": self.answers}
+        style = self.conversation.style.in_line()
+        self.lines.append({"record": self.number, "messages": self.messages, **style, **known})
+
+    def skip(self) -> None:
+        """Give up the rest: the next turn does not fit."""
+        self.skipped = len(self.conversation.asks) - self.answers
+
+
+# Called with records that are finished.
+Write = Callable[[list[PendingRecord]], None]
 
 
 class Endpoint(NamedTuple):
@@ -42,16 +84,14 @@ class Servers(NamedTuple):
     endpoints: list[Endpoint]
     workers: int = 8
     api_key: str | None = None
-    problems: tuple[str, ...] = ()  # endpoints that were given and cannot be used
 
 
 class RequestError(Exception):
-    """A failed request: its reason, HTTP status (0: none came), and minimum wait in seconds."""
+    """A failed request: its reason, and HTTP status (0: none came)."""
 
-    def __init__(self, why: str, *, status: int = 0, wait: float = 0.0) -> None:
+    def __init__(self, why: str, *, status: int = 0) -> None:
         super().__init__(why)
         self.status = status
-        self.wait = wait
 
 
 def connect(
@@ -65,23 +105,19 @@ def connect(
     """Check that every endpoint answers, and find the model it serves. `model` None takes the only
     one, or the one named `prefer`.
 
-    Raises InputError when none can be used, or the model must be named.
+    Raises InputError for one that cannot be used, and when the model must be named.
     """
     endpoints: list[Endpoint] = []
-    problems: list[str] = []
     for url in urls:
         base = url.rstrip("/").removesuffix("/chat/completions")
         try:
             served = asyncio.run(_models(base, api_key))
         except RequestError as error:
             if model is None or error.status not in NO_MODEL_LIST:
-                problems.append(f"{url}: {error}")
-                continue
+                raise InputError(str(error), field="url", value=url) from error
             served = []
         endpoints.append(Endpoint(base, model or _choose(url, served, prefer)))
-    if not endpoints:
-        raise InputError("; ".join(problems), field="url")
-    return Servers(endpoints, workers, api_key, tuple(problems))
+    return Servers(endpoints, workers, api_key)
 
 
 def ask_servers(
@@ -89,7 +125,7 @@ def ask_servers(
 ) -> list[str]:
     """Answer records, and `write` each when it is finished. Returns the problems of records and
     endpoints. Raises InputError when no worker is left and records are."""
-    run = _Run(params, write, list(servers.problems))
+    run = _Run(params, write)
     if todo:
         asyncio.run(run.answer_all(servers, todo))
     return list(dict.fromkeys(run.problems))
@@ -101,7 +137,7 @@ class _Run:
 
     params: SamplingParams
     write: Write
-    problems: list[str]
+    problems: list[str] = field(default_factory=list)
     waiting: asyncio.Queue[PendingRecord] = field(default_factory=asyncio.Queue)
 
     async def answer_all(self, servers: Servers, todo: Sequence[PendingRecord]) -> None:
@@ -134,7 +170,7 @@ class _Run:
                 if error.status in WRONG_SETTINGS or failures == len(PAUSES):
                     self.problems.append(f"{endpoint.url} was given up: {error}")
                     return
-                await asyncio.sleep(max(PAUSES[failures], error.wait))
+                await asyncio.sleep(PAUSES[failures])
                 failures += 1
             else:
                 failures = 0
@@ -155,21 +191,18 @@ class _Run:
 async def _answer(
     client: httpx.AsyncClient, endpoint: Endpoint, record: PendingRecord, params: SamplingParams
 ) -> None:
-    """Answer one turn. If a conversation is too long for the server's context, a shorter answer is
-    requested, then the oldest turns are dropped."""
-    messages = record.asked()
-    while messages:
-        body = _body(endpoint.model, messages, record.conversation.style, params)
-        for limit in ({"max_tokens": params.max_tokens}, {}):
-            try:
-                answer = await _ask(client, endpoint, body | limit)
-            except RequestError as error:
-                if error.status not in (400, 413) or "context" not in str(error).lower():
-                    raise
-            else:
-                record.add_answer(messages, answer)
-                return
-        messages = drop_oldest(messages)
+    """Answer one turn. If the conversation leaves the server's context too little room, a shorter
+    answer is requested; if it leaves none, the turn is skipped."""
+    body = _body(endpoint.model, record.asked(), record.conversation.style, params)
+    for limit in ({"max_tokens": params.max_tokens}, {}):
+        try:
+            answer = await _ask(client, endpoint, body | limit)
+        except RequestError as error:
+            if error.status not in (400, 413) or "context" not in str(error).lower():
+                raise
+        else:
+            record.add_answer(answer)
+            return
     record.skip()
 
 
@@ -247,10 +280,8 @@ async def _request(
         status = 504 if isinstance(error, httpx.ReadTimeout) else 0
         raise RequestError(f"no answer ({first_line(error)})", status=status) from error
     text = " ".join(response.text.split())[:300]
-    wait = response.headers.get("retry-after", "")
-    pause = min(float(wait), MAX_PAUSE) if wait.isdigit() else 0.0
     why = f"HTTP {response.status_code} {response.reason_phrase}: {text}"
-    raise RequestError(why, status=response.status_code, wait=pause)
+    raise RequestError(why, status=response.status_code)
 
 
 def _client(api_key: str | None) -> httpx.AsyncClient:

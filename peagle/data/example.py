@@ -1,7 +1,7 @@
 """One document to train on."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,9 @@ class Example(NamedTuple):
 
     ids: list[int]
     supervised: list[bool]  # the target wrote this token itself
+
+
+Examples = Sequence[Example]  # lists, or documents of files (data/documents.py)
 
 
 def fingerprint(examples: Iterable[Example]) -> str:

@@ -4,55 +4,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from transformers import PreTrainedTokenizerBase
-
-from peagle.data.chat import Message, prompt_ids, to_message
-from peagle.data.conversation import Conversation, PendingRecord, Write, drop_oldest
-from peagle.data.endpoint import Servers, ask_servers
+from peagle.data.chat import Conversation, prompt_ids, to_message
+from peagle.data.endpoint import PendingRecord, Servers, Write, ask_servers
 from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
-from peagle.vllm.generate import Answers, open_vllm
 
-
-class Engine(NamedTuple):
-    """The engine of this process: the native one, or vLLM's."""
-
-    tokenizer: PreTrainedTokenizerBase
-    max_context: int
-    group: int  # records answered together
-    generate: Callable[[list[list[int]], SamplingParams], Answers]
+GROUPS = 4  # batches of records that are answered together
 
 
 class Report(NamedTuple):
     """Counts of a run."""
 
     answers: int  # written
-    truncated: int  # answers whose conversation lost its oldest turns to fit the context
-    skipped: int  # turns left out: one that is too long even alone, and all after it
+    skipped: int  # turns left out: the first that the context has no room for, and the rest
     failed: int  # records that an endpoint could not answer; the next run tries again
     problems: list[str]  # errors of endpoints
 
 
-def native(llm: LLM) -> Engine:
-    """Answer with the native engine."""
-
-    def generate(prompts: list[list[int]], params: SamplingParams) -> Answers:
-        return llm.stream(prompts, params).ended()
-
-    return Engine(llm.tokenizer, llm.target.max_context, llm.max_batch * 4, generate)
-
-
-def through_vllm(target: str, tokenizer: PreTrainedTokenizerBase) -> Engine:
-    """Answer with vLLM in this process. Raises InputError where vLLM cannot be imported."""
-    engine = open_vllm(target)
-    return Engine(tokenizer, engine.max_context, 1024, engine.generate)
-
-
 def regenerate(
-    source: LLM | Engine | Servers,
-    conversations: Sequence[Conversation],  # all of a prompt file, from `read_conversations`
+    source: LLM | Servers,
+    conversations: Sequence[Conversation],  # all prompts, from `read_conversations`
     output: Path,
     params: SamplingParams,
     limit: int | None = None,  # records to answer
@@ -65,9 +38,9 @@ def regenerate(
     A record is written when it has ended; `on_answers` receives the count of answers in the file,
     of all that are wanted, and of the tokens that this run wrote.
 
-    Records already in `output` are skipped, so a stopped run continues. A conversation that leaves
-    too little room for an answer loses its oldest turns. Raises InputError when `output` holds
-    anything else or is being written by another process, or no endpoint is left to ask.
+    Records already in `output` are skipped, so a stopped run continues. Raises InputError when
+    `output` holds anything else or is being written by another process, or no endpoint is left to
+    ask.
     """
     problems: list[str] = []
     wanted = conversations[:limit]
@@ -90,12 +63,11 @@ def regenerate(
         if isinstance(source, Servers):
             problems = ask_servers(source, todo, params, write)
         else:
-            engine = native(source) if isinstance(source, LLM) else source
-            for start in range(0, len(todo), engine.group):
-                _answer_group(engine, todo[start : start + engine.group], params, write)
+            group = source.max_batch * GROUPS
+            for start in range(0, len(todo), group):
+                _answer_group(source, todo[start : start + group], params, write)
     return Report(
         sum(record.answers for record in todo if not record.open),
-        sum(record.truncated for record in todo),
         sum(record.skipped for record in todo),
         sum(record.open for record in todo),
         problems,
@@ -103,7 +75,7 @@ def regenerate(
 
 
 def _answer_group(
-    engine: Engine, group: list[PendingRecord], params: SamplingParams, write: Write
+    llm: LLM, group: list[PendingRecord], params: SamplingParams, write: Write
 ) -> None:
     """Answer records together, turn by turn, and write each when it and all before it have ended,
     so that the order is that of the prompts; by Ctrl-C or a failure, all that have ended."""
@@ -114,54 +86,38 @@ def _answer_group(
 
     try:
         while records := [record for record in group if record.open]:
-            answer_turn(engine, records, params, write_ended)
+            answer_turn(llm, records, params, write_ended)
     except BaseException:
         write([record for record in group if not record.open])
         raise
 
 
 def answer_turn(
-    engine: Engine,
+    llm: LLM,
     records: list[PendingRecord],
     params: SamplingParams,
     on_answer: Callable[[], None] = lambda: None,  # when one has ended
 ) -> None:
     """Answer the next turn of all records together; a turn that does not fit is skipped."""
-    asked: list[tuple[PendingRecord, list[Message]]] = []
+    asked: list[PendingRecord] = []
     prompts: list[list[int]] = []
     for record in records:
-        messages, ids = _fit(engine, record, params)
-        if len(ids) < engine.max_context:
-            asked.append((record, messages))
+        try:
+            ids = prompt_ids(llm.tokenizer, record.asked(), record.conversation.style)
+        except InputError as error:
+            raise InputError(f"record {record.number + 1}: {error}", field="prompts") from error
+        if len(ids) < llm.target.max_context:
+            asked.append(record)
             prompts.append(ids)
         else:
             record.skip()
-    for number, answer in engine.generate(prompts, params) if asked else ():
-        record, messages = asked[number]
+    for number, answer in llm.stream(prompts, params).ended() if asked else ():
         ids = prompts[number]
-        message = to_message(engine.tokenizer, ids, answer.token_ids, answer.text)
+        message = to_message(llm.tokenizer, ids, answer.token_ids, answer.text)
         tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
-        record.add_answer(messages, message, tokens)
+        asked[number].add_answer(message, tokens)
         on_answer()
     on_answer()  # those that were skipped
-
-
-def _fit(
-    engine: Engine, record: PendingRecord, params: SamplingParams
-) -> tuple[list[Message], list[int]]:
-    """The conversation and its ids, without the oldest turns while they leave less room than the
-    answer may need, or a quarter of the context."""
-    room = min(params.max_tokens, engine.max_context // 4)
-    messages = record.asked()
-    while True:
-        try:
-            ids = prompt_ids(engine.tokenizer, messages, record.conversation.style)
-        except InputError as error:
-            raise InputError(f"record {record.number + 1}: {error}", field="prompts") from error
-        shorter = drop_oldest(messages)
-        if len(ids) + room <= engine.max_context or not shorter:
-            return messages, ids
-        messages = shorter
 
 
 def _finished_records(file: BinaryIO, conversations: Sequence[Conversation]) -> set[int]:

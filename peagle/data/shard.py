@@ -10,25 +10,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from peagle.data.documents import Part, tensors_of
 from peagle.data.example import Example
-from peagle.errors import InputError
 from peagle.files import replacing
 from peagle.model.base_target import TargetOutput
 
 DTYPE = torch.bfloat16  # features and hidden states
 KEY = "peagle.capture.2"  # metadata of the header; another format has another key
 TENSORS = ("features", "hidden", "ids", "lengths", "supervised")
-AGAIN = "delete it and run the same `peagle data capture`, which makes it anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +67,8 @@ def write_shard(
     for output in outputs:  # moved one by one: together they may not fit next to the target
         features.append(output.features.to("cpu", DTYPE))
         hidden.append(output.hidden.to("cpu", DTYPE))
-    ids = [token for example in examples for token in example.ids]
-    supervised = [flag for example in examples for flag in example.supervised]
-    tensors = {
-        "features": torch.cat(features),
-        "hidden": torch.cat(hidden),
-        "ids": torch.tensor(ids, dtype=torch.int32),
-        "supervised": torch.tensor(supervised),
-        "lengths": torch.tensor([len(example.ids) for example in examples], dtype=torch.int32),
-    }
+    tensors = tensors_of(examples)
+    tensors |= {"features": torch.cat(features), "hidden": torch.cat(hidden)}
     end = first + len(examples)
     facts = {"origin": asdict(origin), "first": first, "end": end, "sha256": _checksum(tensors)}
     text = json.dumps(facts)
@@ -91,19 +79,17 @@ def write_shard(
         made.chmod(mode)  # safetensors makes files that only their owner may read
 
 
-class Shard:
+class Shard(Part):
     """A shard's file, mapped into memory: only the requested rows are read."""
+
+    fix = "delete it and run the same `peagle data capture`, which makes it anew"
 
     def __init__(self, path: Path) -> None:
         """Raises InputError when the file or its header cannot be read."""
-        self.path = path
-        try:
-            self.file: Any = safe_open(path, framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise self._bad(f"cannot be read ({error})") from error
+        super().__init__(path)
         checksum, _, text = (self.file.metadata() or {}).get(KEY, "").partition(" ")
         if checksum != _sha256(text):
-            raise self._bad("its header is damaged, or of another version")
+            raise self.bad("its header is damaged, or of another version")
         facts = json.loads(text)
         origin = facts["origin"]
         self.origin = Origin(**{**origin, "feature_layers": tuple(origin["feature_layers"])})
@@ -112,40 +98,22 @@ class Shard:
         self.sha256 = facts["sha256"]
         self._verified = False
 
-    @cached_property
-    def bounds(self) -> list[int]:
-        """First row of each document, and the number of rows."""
-        return [0, *accumulate(self.rows("lengths").tolist())]
-
-    def examples(self) -> list[Example]:
-        """Return the documents, without the target's output; their checksum is not verified."""
-        ids = self.rows("ids").tolist()
-        supervised = self.rows("supervised").tolist()
-        return [Example(ids[a:b], supervised[a:b]) for a, b in pairwise(self.bounds)]
+    def __len__(self) -> int:
+        return self.end - self.first
 
     def output(self, document: int) -> TargetOutput:
         """Return the target's output for a document of the shard, counted from 0, in bf16. Raises
         InputError, the first time, when the file is damaged."""
         if not self._verified:
             self.verify()
-        start, end = self.bounds[document : document + 2]
-        return TargetOutput(self.rows("hidden", start, end), self.rows("features", start, end))
-
-    def rows(self, name: str, start: int = 0, end: int | None = None) -> Tensor:
-        """Return rows of a tensor as they are stored."""
-        try:
-            return self.file.get_slice(name)[start:end]
-        except SafetensorError as error:
-            raise self._bad(f"cannot be read ({error})") from error
+        rows = slice(*self.bounds[document : document + 2].tolist())
+        return TargetOutput(self.tensor("hidden")[rows], self.tensor("features")[rows])
 
     def verify(self) -> None:
         """Raises InputError when the tensors are not those that were captured."""
-        if _checksum({name: self.rows(name) for name in TENSORS}) != self.sha256:
-            raise self._bad("is damaged (its checksum differs)")
+        if _checksum({name: self.tensor(name) for name in TENSORS}) != self.sha256:
+            raise self.bad("is damaged (its checksum differs)")
         self._verified = True
-
-    def _bad(self, why: str) -> InputError:
-        return InputError(why, value=self.path, fix=AGAIN)
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -6,7 +6,8 @@ its fate on the records before it: a stopped run continues as if it had not been
 """
 
 import random
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -17,11 +18,10 @@ from typing import Any, NamedTuple
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, Style, prompt_ids, system_turn
-from peagle.data.conversation import Conversation, PendingRecord
-from peagle.data.dedup import Kept
+from peagle.data.chat import Conversation, Message, Style, prompt_ids, system_turn
+from peagle.data.endpoint import PendingRecord
 from peagle.data.jsonl import append, open_to_append, read_back
-from peagle.data.regenerate import answer_turn, native
+from peagle.data.regenerate import answer_turn
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
@@ -30,7 +30,11 @@ from peagle.model.template import apply_template
 SENTINEL = "peagleuserturn"
 MIN_TOKENS = 4  # that the target adds to a starter
 MAX_REFUSED = 200  # drafts in a row
+SHINGLE = 8  # words
+MAX_SHARED = 0.8  # share of a text's shingles in one earlier text; more is a near copy
+MAX_REPEATS = 4  # of the same four words; the writer is stuck in a loop
 MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 0.25})
+USER = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
 STARTERS: Mapping[str, list[str]] = yaml.safe_load(
     Path(__file__).with_name("starters.yaml").read_text()
 )
@@ -47,8 +51,6 @@ class SynthConfig:
     """
 
     count: int = 1000
-    mix: Mapping[str, float] = field(default_factory=lambda: MIX)  # kind → share, as weights
-    user: SamplingParams = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
     max_tokens: int = 512
     seed: int = 0
     system: str | None = None
@@ -57,26 +59,6 @@ class SynthConfig:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise InputError("must be at least 1", field="count", value=self.count)
-        if self.user.temperature == 0:
-            why = "must be above 0, or all user turns are the same"
-            raise InputError(why, field="temperature", value=0)
-        for kind, share in self.mix.items():
-            if kind not in STARTERS or not 0 <= share < float("inf"):
-                fix = f"give {', '.join(STARTERS)} finite shares from 0 on"
-                raise InputError("is no share", field="mix", value=f"{kind}={share}", fix=fix)
-        if not sum(self.mix.values()):
-            raise InputError("no kind has a share above 0", field="mix")
-
-    @property
-    def quotas(self) -> dict[str, int]:
-        """Records of each kind: its share of the count, rounded by the largest remainders."""
-        total = sum(self.mix.values())
-        exact = {kind: self.count * share / total for kind, share in self.mix.items()}
-        quotas = {kind: int(number) for kind, number in exact.items()}
-        by_rest = sorted(exact, key=lambda kind: quotas[kind] - exact[kind])
-        for kind in by_rest[: self.count - sum(quotas.values())]:
-            quotas[kind] += 1
-        return quotas
 
 
 class SynthReport(NamedTuple):
@@ -143,6 +125,38 @@ def synthesize(
     return _Synthesis(llm, config or SynthConfig()).run(output, on_record)
 
 
+class Kept:
+    """The texts kept so far: refuses copies, near copies and loops among new ones. A text depends
+    on its predecessors only, not on when it came."""
+
+    def __init__(self) -> None:
+        self._texts: set[str] = set()
+        self._holders: dict[int, list[int]] = defaultdict(list)  # shingle → numbers of the texts
+
+    def refuse(self, text: str) -> str | None:
+        """Return the reason, in a word or two, if a text is refused."""
+        words = _words(text)
+        if not words:
+            return "empty"
+        fours = Counter(zip(*(words[i:] for i in range(4)), strict=False))
+        if fours and max(fours.values()) >= MAX_REPEATS:
+            return "repetitive"
+        if " ".join(words) in self._texts:
+            return "duplicate"
+        shingles = _shingles(words)
+        held = Counter(number for shingle in shingles for number in self._holders.get(shingle, ()))
+        if held and max(held.values()) >= MAX_SHARED * len(shingles):
+            return "near duplicate"
+        return None
+
+    def add(self, text: str) -> None:
+        """Keep a text."""
+        words = _words(text)
+        for shingle in _shingles(words):
+            self._holders[shingle].append(len(self._texts))
+        self._texts.add(" ".join(words))
+
+
 class _Synthesis:
     """One run: draw → write → answer, until every kind has its records."""
 
@@ -155,7 +169,7 @@ class _Synthesis:
         self.kept = Kept()
         self.kinds = Counter[str]()
         self.refused = Counter[str]()
-        self.in_a_row = Counter[str]()  # refused since the last record, by reason
+        self.in_a_row = 0  # refused since the last record
         known = llm.tokenizer.added_tokens_decoder
         self.special = {token for token, added in known.items() if added.special}
 
@@ -167,41 +181,40 @@ class _Synthesis:
                 self._keep(draft)
                 next_draw = draft.number + 1
             before = self.kinds.total()
-            draws = _draws(self.config, next_draw)
-            wanted = (draft for draft in draws if self.missing[draft.kind])
-            on_record(total - self.missing.total(), total)
+            draws = _draws(self.config.seed, next_draw)
+            on_record(before, total)
             while self.missing:
-                size = 2 * min(self.llm.max_batch, self.missing.total())
-                append(file, self._answer(self._write(list(islice(wanted, size)))))
-                on_record(total - self.missing.total(), total)
-                if self.in_a_row.total() >= MAX_REFUSED and self.missing:
+                size = 2 * min(self.llm.max_batch, self.missing)
+                append(file, self._answer(self._write(list(islice(draws, size)))))
+                on_record(self.kinds.total(), total)
+                if self.in_a_row >= MAX_REFUSED and self.missing:
                     raise self._exhausted(output)
         return SynthReport(self.kinds.total() - before, self.kinds, self.refused)
 
     @property
-    def missing(self) -> Counter[str]:
-        """Records that each kind still lacks."""
-        return Counter(self.config.quotas) - self.kinds
+    def missing(self) -> int:
+        """Records that the file still lacks."""
+        return max(0, self.config.count - self.kinds.total())
 
     def _write(self, drafts: list[Draft]) -> list[Draft]:
         """Have the target write the user's turns. Returns the drafts that are kept, in the order of
         the draws, and counts the rest."""
         stop = (self.turn.end_text,) if self.turn.end_text else ()
         starts = [self._ids(self.turn.start + draft.starter) for draft in drafts]
-        params = [replace(self.config.user, seed=draft.seed, stop=stop) for draft in drafts]
+        params = [replace(USER, seed=draft.seed, stop=stop) for draft in drafts]
         written = self.llm.generate(starts, params)
         selected = []
         for draft, start, completion in zip(drafts, starts, written, strict=True):
-            if not self.missing[draft.kind]:
-                continue
+            if not self.missing:
+                break
             why = self._fill(draft, start, completion.token_ids)
-            why = why or self.kept.refuse(draft.text, len(self._ids(draft.text)))
+            why = why or self.kept.refuse(draft.text)
             if why:
                 self.refused[why] += 1
-                self.in_a_row[why] += 1
+                self.in_a_row += 1
             else:
                 self._keep(draft)
-                self.in_a_row.clear()
+                self.in_a_row = 0
                 selected.append(draft)
         return selected
 
@@ -226,7 +239,7 @@ class _Synthesis:
         return None
 
     def _keep(self, draft: Draft) -> None:
-        self.kept.add(draft.text, len(self._ids(draft.text)))
+        self.kept.add(draft.text)
         self.kinds[draft.kind] += 1
 
     def _answer(self, drafts: list[Draft]) -> list[dict[str, Any]]:
@@ -234,7 +247,7 @@ class _Synthesis:
         first = self.kinds.total() - len(drafts)
         asked = [Conversation([self._asked(draft.text)], self.style) for draft in drafts]
         records = [PendingRecord(number, each) for number, each in enumerate(asked, start=first)]
-        answer_turn(native(self.llm), records, SamplingParams(max_tokens=self.config.max_tokens))
+        answer_turn(self.llm, records, SamplingParams(max_tokens=self.config.max_tokens))
         # Each record has one turn, so one line.
         return [
             {**record.lines[0], "kind": draft.kind, "draw": draft.number}
@@ -248,19 +261,19 @@ class _Synthesis:
         return self.llm.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _exhausted(self, output: Path) -> InputError:
-        reasons = ", ".join(f"{count} {why}" for why, count in self.in_a_row.most_common())
-        drafts = f"{self.in_a_row.total()} drafts in a row ({reasons})"
-        why = f"wrote nothing usable in {drafts}; {self.kinds.total()} records are kept in {output}"
-        fix = "change the sampling or the mix"
+        reasons = ", ".join(f"{count} {why}" for why, count in self.refused.most_common())
+        kept = f"{self.kinds.total()} records are kept in {output}"
+        why = f"wrote nothing usable in {self.in_a_row} drafts in a row ({reasons}); {kept}"
+        fix = "use `peagle data regenerate`"
         return InputError(why, field="target", value=self.llm.target.name, fix=fix)
 
 
-def _draws(config: SynthConfig, first: int) -> Iterator[Draft]:
+def _draws(seed: int, first: int) -> Iterator[Draft]:
     """All draws of a seed from one on, each independent of the others."""
-    kinds = sorted(config.mix)
-    shares = [config.mix[kind] for kind in kinds]
+    kinds = sorted(MIX)
+    shares = [MIX[kind] for kind in kinds]
     for number in count(first):
-        rng = random.Random(f"{config.seed}:{number}")
+        rng = random.Random(f"{seed}:{number}")
         [kind] = rng.choices(kinds, shares)
         yield Draft(number, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
 
@@ -269,3 +282,13 @@ def _from_line(line: dict[str, Any]) -> Draft:
     """The draft of a line that a former run wrote."""
     text = str(line["messages"][-2]["content"])
     return Draft(int(line["draw"]), str(line["kind"]), text=text)
+
+
+def _words(text: str) -> list[str]:
+    """Words without case and punctuation, by which texts are compared."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def _shingles(words: list[str]) -> set[int]:
+    """Hashes of all runs of eight words."""
+    return {hash(tuple(words[i : i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from peagle.data.example import Example
+from peagle.data.example import Examples
 
 
 class PackedDocuments(NamedTuple):
@@ -36,8 +36,9 @@ class PackedDocuments(NamedTuple):
 class Batches:
     """The endless stream of sequences, each one document or several packed into `pack` tokens."""
 
-    def __init__(self, data: list[Example], *, batch: int, pack: int | None, seed: int) -> None:
+    def __init__(self, data: Examples, *, batch: int, pack: int | None, seed: int) -> None:
         self.data = data
+        self.lengths = [len(example.ids) for example in data]  # read once: `data` may be on a disk
         self.batch = batch
         self.pack = pack
         self.seed = seed
@@ -53,7 +54,7 @@ class Batches:
         epoch = self._epoch_of(number)
         numbers = self._epoch(epoch)[number - self._starts[epoch]]
         documents = [self.data[i] for i in numbers]
-        lengths = torch.tensor([len(d.ids) for d in documents])
+        lengths = torch.tensor([self.lengths[i] for i in numbers])
         ids = torch.tensor([token for d in documents for token in d.ids])
         supervised = torch.tensor([flag for d in documents for flag in d.supervised])
         return PackedDocuments(ids, supervised, torch.tensor(numbers).repeat_interleave(lengths))
@@ -74,10 +75,9 @@ class Batches:
         plan = list[list[int]]()
         filled = 0
         for index in torch.randperm(len(self.data), generator=generator).tolist():
-            length = len(self.data[index].ids)
-            if self.pack is None or not plan or filled + length > self.pack:
+            if self.pack is None or not plan or filled + self.lengths[index] > self.pack:
                 plan.append([])
                 filled = 0
             plan[-1].append(index)
-            filled += length
+            filled += self.lengths[index]
         return [sorted(numbers) for numbers in plan]

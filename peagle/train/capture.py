@@ -1,13 +1,15 @@
 """Runs the target over every training document once and keeps its output on disk for training.
 
 The documents of a shard depend on their lengths alone, and its file appears when it is whole: a
-capture that was killed continues at the first shard that is missing. The engine that runs the
+capture that was killed continues at the first shard that is missing. Part i of n has every n-th
+shard, from the i-th one: together they make the files that one capture makes, in one folder or in
+several. The engine that runs the
 target, this process or vLLM (vllm/capture.py), is not recorded: they differ by rounding, as devices
 and dtypes do, and one may finish what the other began.
 """
 
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from peagle.data.captured import difference, read_shards, target_hashes
-from peagle.data.example import Example, fingerprint
+from peagle.data.example import Examples, fingerprint
 from peagle.data.shard import Origin, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
@@ -24,7 +26,7 @@ from peagle.train.passes import run_document
 
 MAX_HEADER = 2048  # bytes of a shard's header
 # The target over documents' token ids, in their order.
-Run = Callable[[list[list[int]]], Generator[TargetOutput]]
+Run = Callable[[Sequence[list[int]]], Generator[TargetOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +45,50 @@ class CaptureConfig:
     feature_layers: tuple[int, ...] | None = None
     max_length: int = 1024
     shard_bytes: int = 512_000_000
+    part: tuple[int, int] = (1, 1)  # number, from 1, and count of parts
 
     def __post_init__(self) -> None:
+        number, count = self.part
+        if not 1 <= number <= count:
+            value = f"{number}/{count}"
+            raise InputError("must be 1/n to n/n", field="part", value=value)
         if self.shard_bytes < 1:
             raise InputError("must be above 0", field="shard_bytes", value=self.shard_bytes)
 
 
+class Ids(Sequence[list[int]]):
+    """Token ids of some documents, each read when it is asked for."""
+
+    def __init__(self, examples: Examples, numbers: Sequence[int]) -> None:
+        self.examples = examples
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> list[int]:  # type: ignore[override]
+        return self.examples[self.numbers[number]].ids
+
+
 class Plan(NamedTuple):
-    """The shards of a capture. Bytes are those of files on disk."""
+    """The shards of a capture, and those of one part. Bytes are those of files on disk."""
 
     origin: Origin
     shards: list[range]  # documents of each
-    done: set[int]  # numbers of the shards that a former run wrote
-    tokens: int
+    part: range  # numbers of the part's shards
+    done: set[int]  # numbers of those that a former run wrote
+    tokens: int  # of the part
     bytes: int
     bytes_left: int  # the rest, without the shards in `done`
 
+    @property
+    def documents(self) -> int:
+        """Documents of the part."""
+        return sum(len(self.shards[number]) for number in self.part)
+
 
 def plan_capture(
-    target: Target, examples: list[Example], config: CaptureConfig, *, passing: int = 0
+    target: Target, examples: Examples, config: CaptureConfig, *, passing: int = 0
 ) -> Plan:
     """Plan the capture of `examples` into `config.output`, which may have a part of it already; at
     most `passing` tokens of the target's output lie next to the shards meanwhile.
@@ -84,23 +111,26 @@ def plan_capture(
         documents=len(examples),
     )
     each = token_bytes(target.config.hidden_size, len(layers))
-    sizes = [len(example.ids) * each + 4 for example in examples]
-    shards = _shards(sizes, config.shard_bytes)
-    done = _done(config.output, origin, shards)
-    shard_sizes = [MAX_HEADER + sum(sizes[shard.start : shard.stop]) for shard in shards]
-    left = sum(size for number, size in enumerate(shard_sizes) if number not in done)
-    tokens = sum(len(example.ids) for example in examples)
+    lengths = [len(example.ids) for example in examples]
+    shards = _shards([length * each + 4 for length in lengths], config.shard_bytes)
+    number, count = config.part
+    part = range(number - 1, len(shards), count)
+    done = _done(config.output, origin, shards) & set(part)
+    tokens = {shard: sum(lengths[i] for i in shards[shard]) for shard in part}
+    sizes = {n: MAX_HEADER + tokens[n] * each + 4 * len(shards[n]) for n in part}
+    left = sum(size for shard, size in sizes.items() if shard not in done)
+    plan = Plan(origin, shards, part, done, sum(tokens.values()), sum(sizes.values()), left)
     if left:
         row = target.config.hidden_size * (len(layers) + 1) * target.dtype.itemsize
-        documents = f"{len(examples)} documents ({tokens} tokens)"
+        documents = f"{plan.documents} documents ({plan.tokens} tokens)"
         _check_room(config.output, left + passing * row, documents)
-    return Plan(origin, shards, done, tokens, sum(shard_sizes), left)
+    return plan
 
 
 def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
     """Run the target in this process, by the forward that training runs."""
 
-    def run(documents: list[list[int]]) -> Generator[TargetOutput]:
+    def run(documents: Sequence[list[int]]) -> Generator[TargetOutput]:
         for document in documents:
             yield run_document(target, document, feature_layers)
 
@@ -109,16 +139,16 @@ def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
 
 def capture(
     run: Run,
-    examples: list[Example],
+    examples: Examples,
     output: Path,
     plan: Plan,
     on_document: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the shards that `plan` still lacks. Raises OSError when the disk refuses, and the
+    """Write the shards that the part still lacks. Raises OSError when the disk refuses, and the
     errors of `run`; the shards before it stay, and the next call continues after them."""
     output.mkdir(parents=True, exist_ok=True)
-    todo = [number for number in range(len(plan.shards)) if number not in plan.done]
-    documents = [examples[i].ids for number in todo for i in plan.shards[number]]
+    todo = [number for number in plan.part if number not in plan.done]
+    documents = Ids(examples, [i for number in todo for i in plan.shards[number]])
 
     def counted(outputs: Iterator[TargetOutput]) -> Iterator[TargetOutput]:
         for one in outputs:

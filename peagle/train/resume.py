@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from peagle.data.example import Example, fingerprint
+from peagle.data.example import Examples, fingerprint
 from peagle.errors import InputError, first_line
 from peagle.files import replace_file
 from peagle.model.drafter import Drafter
@@ -65,7 +66,6 @@ def newest_checkpoint(output: Path) -> Saved:
     """The newest checkpoint of a run. Raises InputError when there is none, and when it is damaged:
     then the fix names the newest one that is not."""
     damaged: dict[Path, str] = {}  # and why
-    fix = f"no other checkpoint is good: delete {output / 'checkpoints'} and start without `resume`"
     for folder in reversed(state.checkpoints(output)):
         try:
             saved = read_checkpoint(folder)
@@ -75,9 +75,10 @@ def newest_checkpoint(output: Path) -> Saved:
         if not damaged:
             return saved
         fix = f"delete {' and '.join(map(str, damaged))} to resume from {folder.name}"
-        break
+        raise InputError(next(iter(damaged.values())), fix=fix)
     if not damaged:
         raise InputError(f"no checkpoint in {output}", field="resume")
+    fix = f"no other checkpoint is good: delete {output / 'checkpoints'} and start without `resume`"
     raise InputError(next(iter(damaged.values())), fix=fix)
 
 
@@ -99,12 +100,12 @@ def read_checkpoint(folder: Path) -> Saved:
     return Saved(folder, tensors, progress)
 
 
-def check_settings(began: dict[str, object], now: dict[str, object], data: list[Example]) -> None:
+def check_settings(began: dict[str, object], now: dict[str, object], data: Examples) -> None:
     """Raises InputError for the first setting that is not as it was when the run began. Documents
     may have been added after those that it began with."""
     count = began.get("documents")
     if isinstance(count, int):
-        now = now | {"documents": count, "data": fingerprint(data[:count])[:16]}
+        now = now | {"documents": count, "data": fingerprint(islice(data, count))[:16]}
     for name, before in began.items():
         if now.get(name) != before:
             why = f"was {before!r:.40} when the run began"

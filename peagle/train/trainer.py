@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from peagle.data.example import Example, fingerprint
+from peagle.data.example import Examples, fingerprint
 from peagle.errors import InputError
 from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
@@ -48,7 +48,7 @@ class Trainer:
         config: TrainConfig,
         target: "Target",
         drafter: Drafter,
-        data: list[Example],
+        data: Examples,
         measure: Measure | None = None,  # None: no acceptance length while it trains
         states: States | None = None,  # of `data`, captured; None: the target runs over it
         device: torch.device | None = None,  # where to train, when both wait on the CPU for `shard`
@@ -258,13 +258,12 @@ class Trainer:
         return self.accelerator.reduce(local, "sum").cpu()
 
     def _total_steps(self) -> int:
-        config = self.config
-        if config.steps is not None:
-            return config.steps
-        if config.max_train_tokens is None:
-            return self.batches.steps(config.epochs)
+        if self.config.steps is not None:
+            return self.config.steps
+        if self.config.max_train_tokens is None:
+            return self.batches.steps(self.config.epochs)
         tokens = sum(sum(example.supervised) for example in self.data)
-        return max(1, round(config.max_train_tokens / tokens * self.batches.steps(1)))
+        return max(1, round(self.config.max_train_tokens / tokens * self.batches.steps(1)))
 
     def _ask_to_stop(self, *_: object) -> None:
         self._stop = True

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.data.example import Example
+from peagle.data.example import Example, Examples
 from peagle.engine.request import Stats
 from peagle.methods.base import Elements
 from peagle.methods.keys import default_k
@@ -38,7 +38,7 @@ class Round(NamedTuple):
     accepted: int  # draft tokens; none of them after the answer's end
 
 
-def hold_out(data: list[Example]) -> tuple[list[int], list[int]]:
+def hold_out(data: Examples) -> tuple[list[int], list[int]]:
     """Keep documents from training, spread evenly over the data: at most HELD_OUT and a tenth.
     Returns the numbers of those to train on, and of those to measure on.
 
@@ -47,9 +47,11 @@ def hold_out(data: list[Example]) -> tuple[list[int], list[int]]:
     count = min(HELD_OUT, len(data) // 10)
     chosen = {number * len(data) // count for number in range(count)}
     train = [number for number in range(len(data)) if number not in chosen]
-    seen = {tuple(prompt_of(data[number])) for number in train}
-    measured = [number for number in sorted(chosen) if tuple(prompt_of(data[number])) not in seen]
-    return train, measured
+    prompts = {number: tuple(prompt_of(data[number])) for number in sorted(chosen)}
+    held = set(prompts.values())
+    trained = (tuple(prompt_of(data[number])) for number in train)
+    seen = {prompt for prompt in trained if prompt in held}
+    return train, [number for number, prompt in prompts.items() if prompt not in seen]
 
 
 def prompt_of(example: Example) -> list[int]:
@@ -64,9 +66,7 @@ class Walk:
     without it the target runs over each document once.
     """
 
-    def __init__(
-        self, target: Target, documents: list[Example], states: States | None = None
-    ) -> None:
+    def __init__(self, target: Target, documents: Examples, states: States | None = None) -> None:
         self.target = target
         self.documents = documents
         self.states = states

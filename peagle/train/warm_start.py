@@ -4,6 +4,7 @@ shapes allow.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def with_norms(
     changes: dict[str, Any] = {name: on for name, on in wanted.items() if on is not None}
     made = rebuilt(drafter, replace(known, **changes))
     if made.fc_norm is not None and not known.fc_norm:
-        _scale_features(made, target, list(answers), captured)
+        _scale_features(made, target, list(islice(answers, SAMPLE)), captured)
     return made
 
 
@@ -97,13 +98,14 @@ def new_drafter(
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-    answers = list(answers)
-    ids = frequent_tokens(answers, vocab_size, config.draft_vocab_size)
+    answers = iter(answers)
+    sample = list(islice(answers, SAMPLE))
+    ids = frequent_tokens(chain(sample, answers), vocab_size, config.draft_vocab_size)
     drafter.d2t.copy_(draft_offsets(ids))
     drafter.share_embedding(target.embedding)
     _copy_embedding(drafter, target, ids)
     if config.fc_norm:
-        _scale_features(drafter, target, answers, captured)
+        _scale_features(drafter, target, sample, captured)
     if spec.warm_start:
         _copy_layers(drafter, target, ids)
     return drafter
@@ -134,7 +136,7 @@ def _scale_features(
     if captured is not None:
         features = captured().features
     else:
-        features = run_document(target, max(answers[:SAMPLE], key=len), layers).features
+        features = run_document(target, max(answers, key=len), layers).features
     for norm, feature in zip(drafter.fc_norm, features.chunk(len(layers), -1), strict=True):
         sizes = feature.float().square().mean(-1).sqrt()
         nn.init.constant_(norm.get_parameter("weight"), float(sizes.median()))

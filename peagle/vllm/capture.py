@@ -9,9 +9,10 @@ Shapes: N tokens of a document, F feature layers, E target hidden.
 
 import json
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environ
 
 SCRIPT = str(Path(__file__).with_name("capture_script.py"))
 WINDOW = 16_384  # maximum tokens of the documents that are sent together
-FILES = ".vllm"  # folder in that of the capture
-LOG = "vllm.log"  # there, and in the folder of the capture when vLLM fails
+FILES = ".vllm"  # folder in that of the capture, one for each part
 ENVIRONMENT = {
     **SCRIPT_ENVIRONMENT,
     # A document's file is written in the step after its last: only the worker process goes on
@@ -50,18 +50,19 @@ class Vllm:
     tensor_parallel: int = 1  # GPUs the target is split over
 
 
-def tokens_in_passing(documents: list[list[int]]) -> int:
-    """Return the maximum tokens whose files are on the disk at once."""
-    return min(sum(map(len, documents)), 2 * max(*map(len, documents), WINDOW))
+def tokens_in_passing(lengths: list[int]) -> int:
+    """Return the maximum tokens, of documents of these lengths, whose files are on the disk at
+    once."""
+    return min(sum(lengths), 2 * max(*lengths, WINDOW))
 
 
 def through_vllm(
-    vllm: Vllm, target: Target, feature_layers: tuple[int, ...], output: Path
-) -> Callable[[list[list[int]]], Generator[TargetOutput]]:
+    vllm: Vllm, target: Target, feature_layers: tuple[int, ...], output: Path, part: int = 1
+) -> Callable[[Sequence[list[int]]], Generator[TargetOutput]]:
     """Run the target by vLLM. Of `target` itself only the last norm is computed, in this process.
 
     What it returns takes documents' token ids and raises VllmFailed. `output` is the folder of
-    the capture; vLLM's log is put there when it fails.
+    the capture, of which this is a `part`; vLLM's log is put there when it fails.
     """
     norm = last_norm(target)
     # The last id is the output of the last layer; it may be a feature, and vLLM returns it once.
@@ -82,10 +83,11 @@ def through_vllm(
         features = states[:, : len(feature_layers)].flatten(1).clone()
         return TargetOutput(norm(states[:, -1]), features)
 
-    def run(documents: list[list[int]]) -> Generator[TargetOutput]:
-        files = (output / FILES).absolute()
+    def run(documents: Sequence[list[int]]) -> Generator[TargetOutput]:
+        files = (output / f"{FILES}-{part}").absolute()
+        kept = output / f"vllm-{part}.log"
         shutil.rmtree(files, ignore_errors=True)  # left by a run that was killed
-        (output / LOG).unlink(missing_ok=True)  # left by a run that failed
+        kept.unlink(missing_ok=True)  # left by a run that failed
         files.mkdir()
         arguments = {
             "tensor_parallel_size": vllm.tensor_parallel,
@@ -101,14 +103,13 @@ def through_vllm(
                 "kv_connector_extra_config": {"shared_storage_path": str(files)},
             },
         }
-        log = files / LOG
+        log = files / "vllm.log"
         try:
             with closing(_start(vllm.python, target, arguments, log)) as process:
                 for ids, file in zip(documents, _files(process, documents), strict=True):
                     yield read(file, ids)
         except VllmFailed as error:
-            log = log.rename(output / LOG)
-            raise VllmFailed(f"{error} (its log is {log})") from error
+            raise VllmFailed(f"{error} (its log is {log.rename(kept)})") from error
         finally:
             shutil.rmtree(files, ignore_errors=True)
 
@@ -159,13 +160,16 @@ def _start(python: Path, target: Target, arguments: Mapping[str, Any], log: Path
     return Process([str(python), SCRIPT, json.dumps(llm)], environment(ENVIRONMENT), log)
 
 
-def _files(process: Process, documents: list[list[int]]) -> Iterator[Path]:
+def _files(process: Process, documents: Sequence[list[int]]) -> Iterator[Path]:
     """The files of all documents in their order. While a window's are read, the next one runs."""
     count = max(1, WINDOW // max(map(len, documents)))
-    windows = [documents[start : start + count] for start in range(0, len(documents), count)]
-    process.send(windows[0])
-    for following in [*windows[1:], None]:
-        if following is not None:
+    left = iter(documents)
+    process.send(list(islice(left, count)))
+    sent = True
+    while sent:
+        following = list(islice(left, count))
+        sent = bool(following)
+        if sent:
             process.send(following)
         for file in process.receive():
             yield Path(file)

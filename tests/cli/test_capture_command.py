@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from peagle.cli.common import screen
 from peagle.cli.main import app
-from peagle.data.captured import Captured
+from peagle.data.captured import Captures
 from peagle.model.describe import INDEX
 from peagle.model.loader import load_target
 from peagle.model.target import Target, TargetOutput
@@ -46,7 +46,7 @@ def test_documents_are_cut_at_the_context(tmp_path: Path) -> None:
     target = save_target(tmp_path / "target", context=32)
     data = write_lines(tmp_path / "long.jsonl", {"prompt_ids": [5, 6], "answer_ids": [7] * 60})
     invoke(*capture(target, data, tmp_path / "made"))
-    [document] = Captured(tmp_path / "made").examples()
+    [document] = list(Captures([tmp_path / "made"]))
     assert len(document.ids) == 31
     invoke("train", target, "--data", data, "--output", tmp_path / "run", *SMALL, "--steps", 1)
     assert metrics(tmp_path / "run")[0]["answer_tokens"] == 30
@@ -146,6 +146,9 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
         ((*VLLM, sys.executable), None),
         (("--data", "nowhere.jsonl"), "data"),
         (("--output", __file__), "output"),
+        (("--part", "5/4"), "part"),
+        (("--part", "2"), "part"),
+        (("--part", "a/b"), "part"),
     ],
 )
 def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, field) -> None:
@@ -180,7 +183,7 @@ def test_a_vllm_that_ends_is_a_failure(
 ) -> None:
     """As a process of its own: vllm/test_vllm_capture.py."""
 
-    def ends(_: object, loaded: Target, layers: tuple[int, ...], __: object) -> Any:
+    def ends(_: object, loaded: Target, layers: tuple[int, ...], *__: object) -> Any:
         def run(documents: list[list[int]]) -> Iterator[TargetOutput]:
             yield from islice(in_process(loaded, layers)(documents), 20)
             raise VllmFailed("vLLM ended with code -9")
@@ -196,4 +199,4 @@ def test_a_vllm_that_ends_is_a_failure(
     assert "vLLM ended with code -9" in line and "run the same command to continue" in line
     said = invoke(*capture(target, answers, tmp_path)).stderr
     assert "documents are there: " in said, "transformers goes on where vLLM ended"
-    assert len(Captured(tmp_path).examples()) == 24
+    assert len(list(Captures([tmp_path]))) == 24

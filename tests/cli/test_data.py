@@ -3,17 +3,19 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from refusals import refused
 from runner import invoke, metrics, printed, write_lines
 
-from peagle.cli.data import _mix
 from peagle.cli.settings import read_pairs
+from peagle.engine.params import SamplingParams
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
-USER = ("--temperature", 1.2, "--prompt-tokens", 48, "--max-tokens", 8)
+USER = ("--max-tokens", 8)
+TALKATIVE = SamplingParams(temperature=1.2, max_tokens=48)  # user turns of a tiny target
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
 
 
@@ -48,15 +50,20 @@ def test_answers_can_be_trained_on(target: Path, heads: dict[str, Path], tmp_pat
     assert len(metrics(tmp_path / "out")) == 3  # one epoch: a step a document
 
 
+@pytest.fixture(autouse=True)
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.data.synth.USER", TALKATIVE)
+
+
 def test_data_from_nothing_can_be_trained_on(target: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.jsonl"
-    command = ("data", "synth", target, "--output", made, *USER, "--mix", "chat=2,math=1")
+    command = ("data", "synth", target, "--output", made, *USER)
     done = invoke(*command, "--count", 3)
-    assert f"wrote 3 records to {made}, which has chat 2, math 1" in done.stderr
+    assert f"wrote 3 records to {made}, which has " in done.stderr
     assert "drafts not used: " in done.stderr
     assert "wrote 0 records" in invoke(*command, "--count", 3).stderr
     summary = printed("data", "show", made, "--target", target)
-    assert (summary["records"], summary["kinds"]) == (3, {"chat": 2, "math": 1})
+    assert summary["records"] == 3
     invoke("train", target, "--data", made, "--output", tmp_path / "out", *SMALL)
     assert len(metrics(tmp_path / "out")) == 3
 
@@ -79,7 +86,7 @@ def test_system_prompt_and_template_arguments(target: Path, prompts: Path, tmp_p
 
     synth = tmp_path / "synth.jsonl"
     how = (*how[:-1], synth)
-    invoke("data", "synth", target, *USER, *how, "--count", 1, "--mix", "chat=1")
+    invoke("data", "synth", target, *USER, *how, "--count", 1)
     [record] = read(synth)
     assert record["template_args"] == {"think": False}
     assert record["messages"][0] == {"role": "system", "content": "be brief"}
@@ -91,9 +98,53 @@ def test_turns_that_do_not_fit_are_counted(target: Path, tmp_path: Path) -> None
     prompts = write_lines(tmp_path / "prompts.jsonl", *({"turns": texts} for texts in turns))
     made = ("--output", tmp_path / "made.jsonl", "--max-tokens", 4)
     said = invoke("data", "regenerate", target, "--prompts", prompts, *made).stderr
-    assert "wrote 3 answers" in said
-    assert "without their oldest turns, to fit the context: 1" in said
-    assert "turns left out, too long even alone: 1" in said
+    assert "wrote 2 answers" in said
+    assert "turns left out, too long to answer: 2" in said
+
+
+def test_prompts_of_several_sources(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order; with weights drawn by the seed until one has no more."""
+    rows = [{"question": f"{word} day"} for word in ("cat", "hat", "mat", "ran", "sat")]
+
+    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> object:
+        assert (name, config, split) in {("o/n", None, "train"), ("o/n", "main", "test")}
+        assert streaming
+        return iter(rows)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+
+    def asked(name: str, *options: object) -> list[str]:
+        made = tmp_path / name
+        command = ("data", "regenerate", target, "--output", made, "--max-tokens", 1)
+        invoke(*command, *options)
+        return [record["messages"][-2]["content"] for record in read(made)]
+
+    hub = ("--prompts", "o/n/main/test")
+    every = [row["question"] for row in rows]
+    assert asked("both", "--prompts", prompts, *hub) == ["the cat", "ran", "mat", *every]
+    mixed = ("--prompts", f"{prompts}=1", "--prompts", "o/n=2")
+    first = asked("mixed", *mixed)
+    assert first == asked("again", *mixed)
+    drawn = [text for text in first if text in every]
+    assert len(first) > len(drawn) > 1 and drawn == every[: len(drawn)]
+    assert first != asked("other", *mixed, "--seed", 7)
+
+
+def test_a_hub_that_cannot_be_read(
+    refused, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("data", "regenerate", target, "--prompts", "o/n", "--output", tmp_path / "made")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'peagle[data]'" in refused(*command)
+
+    def load_dataset(*_: object, **__: object) -> object:
+        raise ConnectionError("no such host")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert "o/n: cannot be read from the hub (no such host)" in refused(*command)
+    assert not (tmp_path / "made").exists()
 
 
 def test_show_a_file(target: Path, tmp_path: Path) -> None:
@@ -101,14 +152,13 @@ def test_show_a_file(target: Path, tmp_path: Path) -> None:
     shown = invoke("data", "show", file, "--target", target).stdout.splitlines()
     numbers = dict(line.split(maxsplit=1) for line in shown[:1] + shown[-2:-1])
     assert numbers == {"records": "2", "unusable": "1"}
-    assert "kinds          none given" in shown
     assert shown[-1] == "  record 2: the conversation has no assistant turn to train on"
     summary = printed("data", "show", file, "--target", target)
     assert f"answer tokens  {summary['answer_tokens']}" in shown
     assert f"p50 {summary['lengths']['p50']}," in "\n".join(shown)
 
 
-def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_a_record(target: Path, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "data.jsonl", {"messages": TALK})
     command = ("data", "show", file, "--target", target, "--record", 1)
     shown = invoke(*command).stdout
@@ -121,26 +171,11 @@ def test_show_a_record(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     longest = document["tokens"] - 2
     assert ", 2 cut" in invoke(*command, "--max-length", longest).stdout
 
-    monkeypatch.setattr("peagle.cli.data.console._force_terminal", True)
-    monkeypatch.setattr("peagle.cli.data.console._color_system", 1)
-    colored = invoke(*command, color=True).stdout
-    assert "\x1b[32msat<|im_end|>\x1b[0m" in colored
-    assert "⟦" not in colored
-
 
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--mix", "poem=1"), "mix"),
-        (("--mix", "chat=much"), "mix"),
-        (("--mix", "chat=true"), "mix"),
-        (("--mix", "chat"), "mix"),
-        (("--mix", "chat=1,chat=2"), "mix"),
-        (("--mix", "chat=0"), "mix"),
-        (("--mix", ""), "mix"),
         (("--count", 0), "count"),
-        (("--temperature", 0), "temperature"),
-        (("--prompt-tokens", 0), "prompt_tokens"),
         (("--max-tokens", 0), "max_tokens"),
         (("--chat-template-arg", "think"), "chat_template_arg"),
         (("--chat-template-arg", "a=["), "chat_template_arg"),
@@ -155,18 +190,18 @@ def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], fie
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--engine", "tgi"), "engine"),
         (("--chat-template", "none.jinja"), "chat_template"),
         (("--chat-template-arg", "think=true"), None),
         (("--url", "http://h/v1", "--head", "x"), "head"),
-        (("--url", "http://h/v1", "--engine", "vllm"), "engine"),
         (("--url", "http://h/v1", "--chat-template", "x"), "chat_template"),
         (("--url", "http://h/v1", "--api-key-env", "NOT_SET"), "api_key_env"),
         (("--url", "h:8000"), "url"),
-        (("--batch", 0), "batch"),
         (("--limit", 0), "limit"),
         (("--workers", 0), "workers"),
         (("--prompts", "none.jsonl"), "prompts"),
+        (("--prompts", "none.jsonl=2"), "prompts"),
+        (("--prompts", "owner/name=-1"), "prompts"),
+        (("--prompts", "owner/name=much"), "prompts"),
     ],
 )
 def test_regenerate_options(
@@ -174,15 +209,6 @@ def test_regenerate_options(
 ) -> None:
     where = ("--prompts", prompts, "--output", tmp_path / "made.jsonl")
     refused("data", "regenerate", target, *where, *options, field=field)
-
-
-def test_vllm_that_is_not_installed(
-    refused, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    where = ("--prompts", prompts, "--output", tmp_path / "made.jsonl", "--engine", "vllm")
-    line = refused("data", "regenerate", target, *where)
-    assert "pip install 'peagle[vllm]'" in line and "--url" in line
 
 
 def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
@@ -199,6 +225,5 @@ def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
 def test_values_are_read_as_yaml() -> None:
     texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
     assert read_pairs(texts, "mix") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
-    assert _mix("chat=2, code=0.5") == {"chat": 2, "code": 0.5}
     with refused("mix"):
         read_pairs(["=1"], "mix")

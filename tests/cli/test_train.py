@@ -57,6 +57,12 @@ def test_existing_checkpoint_is_refused_then_resumed(
 def test_resume_needs_a_checkpoint(target: Path, answers: Path, tmp_path: Path, refused) -> None:
     command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL)
     refused(*command, "--resume", field="resume")
+    invoke(*command, "--resume", "auto", "--steps", 2)
+    invoke(*command, "--resume", "auto", "--steps", 3)
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+    line = refused(*command, "--resume", "auto", "--steps", 4, "--seed", 9)
+    assert "--seed 9: was 0 when the run began" in line
+    invoke(*command, "--steps", 4, "--resume", "lr=1e-3")
 
 
 def test_shard_says_what_it_needs(

@@ -29,8 +29,8 @@ def test_all_documents_of_all_folders_are_trained_on(
 ) -> None:
     """As from one file of them, but for the rounding of what is captured."""
     measured = ("--held-out", answers, "--eval-every", 24, *SMALL)
-    both = f"{parts[0]},{parts[1]}"
-    invoke("train", target, "--data", both, "--output", tmp_path / "two", *measured)
+    both = ("--data", parts[0], "--data", parts[1])
+    invoke("train", target, *both, "--output", tmp_path / "two", *measured)
     invoke("train", target, "--data", answers, "--output", tmp_path / "one", *measured)
     two, one = (metrics(tmp_path / name) for name in ("two", "one"))
     assert len(two) == len(one) == 24, "nothing is held out where answers are named to measure on"
@@ -41,39 +41,41 @@ def test_all_documents_of_all_folders_are_trained_on(
 def test_a_run_goes_on_with_more_documents_and_with_no_others(
     target: Path, parts: list[Path], answers: Path, tmp_path: Path, refused
 ) -> None:
-    def command(data: object, steps: int) -> tuple[object, ...]:
+    def command(*data: Path, steps: int) -> tuple[object, ...]:
         where = ("--output", tmp_path, "--held-out", answers)
-        return ("train", target, "--data", data, *where, *SMALL, "--steps", steps)
+        named = (part for folder in data for part in ("--data", folder))
+        return ("train", target, *named, *where, *SMALL, "--steps", steps)
 
-    invoke(*command(parts[0], 3))
+    invoke(*command(parts[0], steps=3))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "--data" in refused(*command(parts[1], 5), "--resume")
+    assert "--data" in refused(*command(parts[1], steps=5), "--resume")
     assert "--decay 0.7: was 0.5 when" in refused(
-        *command(parts[0], 5), "--resume", "--decay", "0.7"
+        *command(parts[0], steps=5), "--resume", "--decay", "0.7"
     )
     assert "give the settings that the run was started with" in refused(
-        *command(parts[0], 5), "--resume", "--fc-norm"
+        *command(parts[0], steps=5), "--resume", "--fc-norm"
     )
     assert {path: path.read_bytes() for path in before} == before
-    invoke(*command(f"{parts[0]},{parts[1]}", 5), "--resume")
+    invoke(*command(*parts[:2], steps=5), "--resume")
     assert len(metrics(tmp_path)) == 5
     newest = max((tmp_path / "checkpoints").iterdir())
     settings = json.loads((newest / "progress.json").read_text())["settings"]
     assert settings["documents"] == 24
-    assert "--data" in refused(*command(parts[0], 7), "--resume"), "they are part of it now"
+    assert "--data" in refused(*command(parts[0], steps=7), "--resume"), "they are part of it now"
 
 
 def test_folders_that_do_not_go_together(
     target: Path, parts: list[Path], tmp_path: Path, refused
 ) -> None:
-    def line(data: str) -> str:
-        return refused("train", target, "--data", data, "--output", tmp_path / "out", *SMALL)
+    def line(*data: Path) -> str:
+        named = (part for folder in data for part in ("--data", folder))
+        return refused("train", target, *named, "--output", tmp_path / "out", *SMALL)
 
-    other = line(f"{parts[0]},{parts[2]}")
+    other = line(parts[0], parts[2])
     assert f"{parts[2]}: captured with feature layers (1, 2), now" in other
-    assert "is named twice" in line(f"{parts[0]},{parts[0]}")
+    assert "is named twice" in line(parts[0], parts[0])
     assert f"{tmp_path / 'none'}: a folder without captured shards" in line(
-        f"{parts[0]},{tmp_path / 'none'}"
+        parts[0], tmp_path / "none"
     )
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import random_prompts
 
-from peagle.data.captured import Captured, Captures, difference
+from peagle.data.captured import Captures, difference
 from peagle.data.example import Example, fingerprint
 from peagle.data.shard import KEY, Origin, Shard, token_bytes, write_shard
 from peagle.errors import InputError
@@ -66,8 +66,8 @@ def read(folder: Path, chosen: list[int]) -> TargetOutput:
 
 @pytest.mark.parametrize("chosen", [[0], [4], [2, 3], [4, 0, 2]])
 def test_round_trip(folder: Path, chosen: list[int]) -> None:
-    assert Captured(folder).examples() == documents()
-    assert Captured(folder).origin == ORIGIN
+    assert list(Captures([folder])) == documents()
+    assert Captures([folder]).parts[0].origin == ORIGIN
     found, wanted = read(folder, chosen), outputs(documents())
     for name in ("hidden", "features"):
         rows = torch.cat([getattr(wanted[i], name) for i in chosen])
@@ -97,7 +97,7 @@ def test_the_same_shard_has_the_same_bytes(folder: Path, second: Path) -> None:
 
 
 def test_tokens_take_the_bytes_that_are_estimated(folder: Path) -> None:
-    for shard in Captured(folder).shards:
+    for shard in Captures([folder]).parts:
         size = shard.path.stat().st_size
         tokens = shard.bounds[-1] * token_bytes(WIDTH, LAYERS) + 4 * (shard.end - shard.first)
         assert 0 < size - tokens <= MAX_HEADER
@@ -105,7 +105,7 @@ def test_tokens_take_the_bytes_that_are_estimated(folder: Path) -> None:
 
 def test_rows_are_mapped_not_loaded(second: Path) -> None:
     shard = Shard(second)
-    whole, part = shard.rows("hidden"), shard.rows("hidden", 2, 4)
+    whole, part = shard.tensor("hidden"), shard.tensor("hidden")[2:4]
     assert part.data_ptr() == whole.data_ptr() + 2 * WIDTH * whole.element_size()
     assert str(second) in Path("/proc/self/maps").read_text()
 
@@ -123,7 +123,7 @@ def test_a_damaged_shard_is_named_when_it_is_first_used(folder: Path, second: Pa
 def test_a_cut_shard_is_named(folder: Path, second: Path, left: int) -> None:
     second.write_bytes(second.read_bytes()[:left])
     with named(second):
-        Captured(folder)
+        Captures([folder])
 
 
 def edited(shard: Path, old: str, new: str) -> None:
@@ -139,47 +139,41 @@ def edited(shard: Path, old: str, new: str) -> None:
 def test_a_damaged_header_is_named(folder: Path, second: Path, old: str, new: str) -> None:
     edited(second, old, new)
     with named(second) as error:
-        Captured(folder)
+        Captures([folder])
     assert "header" in error.value.why
 
 
-def test_a_folder_with_a_manifest_must_be_captured_again(folder: Path) -> None:
-    (folder / "capture.json").write_text('{"format": 1}')
-    with named(folder) as error:
-        Captured(folder)
-    assert "capture again" in str(error.value.fix)
-
-
-@pytest.mark.parametrize(("number", "left"), [(0, 2), (1, 3)])
-def test_a_capture_that_lacks_a_shard_is_not_read(folder: Path, number: int, left: int) -> None:
-    (folder / f"shard-{number:05d}.safetensors").unlink()
-    with refused("data") as error:
-        Captured(folder)
-    assert f"{left} of its 5 documents are captured" in error.value.why
+def test_a_capture_that_lacks_a_shard_is_not_read(folder: Path) -> None:
+    for number, missing in ((0, "1 to 3"), (1, "4 to 5")):
+        away = (folder / f"shard-{number:05d}.safetensors").rename(folder / "away")
+        with refused("data") as error:
+            Captures([folder])
+        assert f"documents {missing} of 5 are missing" in error.value.why
+        away.rename(folder / f"shard-{number:05d}.safetensors")
 
 
 def test_an_empty_folder_is_no_capture(tmp_path: Path) -> None:
     with refused("data"):
-        Captured(tmp_path)
+        Captures([tmp_path])
 
 
 def test_a_shard_of_another_capture_is_named(folder: Path, second: Path) -> None:
     save(folder, 1, slice(3, 5), replace(ORIGIN, weights_hash="v"))
     with named(second) as error:
-        Captured(folder)
+        Captures([folder])
     assert "weights_hash" in error.value.why
 
 
 def test_documents_that_two_shards_have_are_named(folder: Path) -> None:
     extra = save(folder, 2, slice(4, 5))
     with named(extra):
-        Captured(folder)
+        Captures([folder])
 
 
 def test_documents_that_are_not_those_captured(tmp_path: Path) -> None:
     save(tmp_path, 0, slice(0, 5), replace(ORIGIN, data="e"))
     with named(tmp_path):
-        Captured(tmp_path).examples()
+        Captures([tmp_path]).verify()
 
 
 def test_differences_are_named() -> None:

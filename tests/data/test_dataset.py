@@ -10,7 +10,8 @@ from refusals import refused
 from tiny import make_tokenizer
 
 from peagle.data.chat import Style, encode_documents
-from peagle.data.dataset import read_conversations, read_examples, read_prompts, read_records
+from peagle.data.dataset import read_conversations, read_examples, read_prompts
+from peagle.data.records import read_records
 
 TOKENIZER = make_tokenizer()
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}]

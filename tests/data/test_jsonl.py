@@ -5,7 +5,7 @@ from pathlib import Path
 from refusals import refused
 from tiny import make_target
 
-from peagle.data.conversation import Conversation
+from peagle.data.chat import Conversation
 from peagle.data.jsonl import append, open_to_append, read_back
 from peagle.data.regenerate import regenerate
 from peagle.data.synth import SynthConfig, synthesize

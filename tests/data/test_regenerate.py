@@ -1,23 +1,20 @@
 """The target's own answers on disk: exact, all turns, and never lost or doubled by a kill."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from refusals import refused
+from stand_in import Answers, answering
 from tiny import make_target
 
-from peagle.data.chat import prompt_ids
-from peagle.data.conversation import Conversation
+from peagle.data.chat import Conversation, prompt_ids
 from peagle.data.dataset import read_conversations
-from peagle.data.regenerate import Engine, native, through_vllm
 from peagle.data.regenerate import regenerate as answer
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.run import Completion
-from peagle.vllm.generate import Answers
 
 GREEDY = SamplingParams(max_tokens=6)
 SYNTH = '{"record": 0, "kind": "chat", "draw": 0, "messages": []}\n'
@@ -30,7 +27,7 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def quick(llm: LLM) -> Engine:
+def quick(llm: LLM) -> Any:
     """The same answers, each made once: what is tested is the file."""
     said: dict[tuple[int, ...], Completion] = {}
 
@@ -40,7 +37,7 @@ def quick(llm: LLM) -> Engine:
             said[ids] = said.get(ids) or llm.generate([list(ids)], params)[0]
             yield number, said[ids]
 
-    return native(llm)._replace(generate=generate)
+    return answering(llm.tokenizer, llm.target.max_context, generate)
 
 
 @pytest.fixture
@@ -50,10 +47,10 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def regenerate(source: LLM | Engine, prompts: Path, *rest: Any, **named: Any) -> int:
+def regenerate(source: LLM, prompts: Path, *rest: Any, **named: Any) -> int:
     """Answers written, nothing being too long or failing."""
     report = answer(source, read_conversations(prompts), *rest, **named)
-    assert report[1:] == (0, 0, 0, [])
+    assert report[1:] == (0, 0, [])
     return report.answers
 
 
@@ -86,7 +83,7 @@ def test_batching_does_not_change_the_file(prompts: Path, tmp_path: Path) -> Non
 
 
 def test_a_kill_anywhere_loses_and_doubles_nothing(
-    quick: Engine, prompts: Path, tmp_path: Path
+    quick: Any, prompts: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     regenerate(quick, prompts, whole, GREEDY)
@@ -99,13 +96,13 @@ def test_a_kill_anywhere_loses_and_doubles_nothing(
 
 
 def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
-    quick: Engine, prompts: Path, tmp_path: Path
+    llm: LLM, quick: Any, prompts: Path, tmp_path: Path
 ) -> None:
     """Others are still being answered then; Ctrl-C also keeps those that ended out of order."""
     output, reports = tmp_path / "out.jsonl", list[tuple[int, int, int]]()
 
     def interrupted(ids: list[list[int]], params: SamplingParams) -> Answers:
-        answers = dict(quick.generate(ids, params))
+        answers = dict(quick.stream(ids, params).ended())
         yield 2, answers[2]
         assert read(output) == []
         yield 0, answers[0]
@@ -113,9 +110,14 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
         yield 1, answers[1]  # the first of three turns
         raise KeyboardInterrupt
 
-    engine = quick._replace(generate=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        regenerate(engine, prompts, output, GREEDY, on_answers=lambda *n: reports.append(n))
+        regenerate(
+            answering(llm.tokenizer, llm.target.max_context, interrupted),
+            prompts,
+            output,
+            GREEDY,
+            on_answers=lambda *n: reports.append(n),
+        )
     assert [record["record"] for record in read(output)] == [0, 2]
     lengths = [len(record["answer_ids"]) for record in read(output)]
     assert reports == [(0, 8, 0), (1, 8, lengths[0]), (2, 8, sum(lengths))]
@@ -124,13 +126,13 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
     assert [record["record"] for record in read(output)] == [0, 2, 1, 1, 1, 3, 3, 4]
 
 
-def test_limit_can_be_raised_and_lowered(quick: Engine, prompts: Path, tmp_path: Path) -> None:
+def test_limit_can_be_raised_and_lowered(quick: Any, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     assert [regenerate(quick, prompts, output, GREEDY, n) for n in (1, 4, 2, None)] == [1, 6, 0, 1]
     assert [record["record"] for record in read(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
 
 
-def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: Path) -> None:
+def test_records_may_stand_in_any_order(quick: Any, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     regenerate(quick, prompts, output, GREEDY)
     lines = output.read_text().splitlines(keepends=True)
@@ -140,21 +142,12 @@ def test_records_may_stand_in_any_order(quick: Engine, prompts: Path, tmp_path: 
         assert sorted(output.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_a_long_conversation_is_cut_at_a_turn_and_counted(llm: LLM, tmp_path: Path) -> None:
-    """The oldest turn goes, the system turn stays; a turn too long by itself ends its record."""
-    output, long, too_long = tmp_path / "out.jsonl", "the cat sat " * 30, "the cat sat " * 99
-    asked = [[long, "and then", long], ["ran", too_long, "hat"], [too_long], ["mat"]]
-    system = {"role": "system", "content": "be brief"}
+def test_a_turn_that_does_not_fit_ends_its_record(llm: LLM, tmp_path: Path) -> None:
+    output, too_long = tmp_path / "out.jsonl", "the cat sat " * 99
+    asked = [["ran", too_long, "hat"], [too_long], ["mat"]]
     users = [[[{"role": "user", "content": text}] for text in texts] for texts in asked]
-    conversations = [Conversation([[system, *first], *rest]) for first, *rest in users]
-    assert answer(llm, conversations, output, GREEDY) == (5, 1, 3, 0, [])
-    lines = read(output)
-    assert [line["record"] for line in lines] == [0, 0, 0, 1, 3]
-    second, third = ([m["content"] for m in line["messages"][:-1]] for line in lines[1:3])
-    assert [second[0], second[1], second[3]] == ["be brief", long, "and then"]
-    assert [third[0], third[1], third[3]] == ["be brief", "and then", long]
-    for line in lines:
-        assert line["prompt_ids"] == prompt_ids(llm.tokenizer, line["messages"][:-1])
+    assert answer(llm, [Conversation(each) for each in users], output, GREEDY) == (2, 3, 0, [])
+    assert [line["record"] for line in read(output)] == [0, 2]
 
 
 def test_template_arguments_and_tools_are_used_and_recorded(tmp_path: Path) -> None:
@@ -178,20 +171,6 @@ def test_a_conversation_that_the_template_refuses_is_named(prompts: Path, tmp_pa
     with refused("prompts") as error:
         answer(llm, read_conversations(prompts), output, GREEDY)
     assert "record 2: the chat template refuses" in error.value.why
-
-
-def test_any_engine_answers(llm: LLM, prompts: Path, tmp_path: Path) -> None:
-    files = [tmp_path / "ours.jsonl", tmp_path / "other.jsonl"]
-    regenerate(llm, prompts, files[0], GREEDY)
-    answer(native(llm)._replace(group=2), read_conversations(prompts), files[1], GREEDY)
-    assert files[0].read_text() == files[1].read_text()
-
-
-def test_vllm_that_is_not_installed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with refused("engine") as error:
-        through_vllm("anything", llm.tokenizer)
-    assert error.value.fix is not None and "pip install 'peagle[vllm]'" in error.value.fix
 
 
 @pytest.mark.parametrize(

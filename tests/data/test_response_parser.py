@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
+from stand_in import Answers, answering
 from tiny import make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from peagle.data.chat import Message, encode_documents, prompt_ids, to_message, to_messages
 from peagle.data.dataset import read_conversations, read_examples
-from peagle.data.regenerate import Answers, Engine, regenerate
+from peagle.data.regenerate import regenerate
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.run import Completion
@@ -111,8 +112,12 @@ def test_a_conversation_continues_after_an_answer(tmp_path: Path) -> None:
         asked.extend(rows)
         return enumerate(Completion("hmit sat", ids(THOUGHT), "stop", Stats(), []) for _ in rows)
 
-    engine = Engine(TOKENIZER, 512, 4, generate)
-    regenerate(engine, read_conversations(prompts), output, SamplingParams(max_tokens=32))
+    regenerate(
+        answering(TOKENIZER, 512, generate),
+        read_conversations(prompts),
+        output,
+        SamplingParams(max_tokens=32),
+    )
     assert TOKENIZER.decode(asked[1]) == (
         "<|start|>user<|message|>the cat?<|end|><|start|>assistant<|channel|>final<|message|>it sat"
         "<|end|><|start|>user<|message|>and then<|end|><|start|>assistant"

@@ -1,7 +1,7 @@
 """The target writes prompts and answers them; a stopped run goes on as if it never had been."""
 
 import json
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +26,15 @@ from peagle.engine.run import Completion
 
 TOKENIZER = make_tokenizer()
 USER = SamplingParams(temperature=1.2, max_tokens=48)
-CONFIG = SynthConfig(count=10, user=USER, max_tokens=6, seed=1)
-EACH = {"chat": 1.0, "code": 1.0, "math": 1.0}
+CONFIG = SynthConfig(count=10, max_tokens=6, seed=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def user() -> Iterator[None]:
+    """User turns of a target that knows nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("peagle.data.synth.USER", USER)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +69,10 @@ def test_records_are_written_by_the_target(llm: LLM, made: Path) -> None:
     assert read_examples(made, llm.tokenizer, 256)
 
 
-def test_the_mix_is_kept(made: Path) -> None:
-    assert Counter(record["kind"] for record in read(made)) == CONFIG.quotas
+def test_draws_are_in_order_and_of_all_kinds(made: Path) -> None:
     draws = [record["draw"] for record in read(made)]
     assert draws == sorted(set(draws))
-
-
-@pytest.mark.parametrize(
-    ("count", "mix", "quotas"),
-    [
-        (10, None, {"chat": 5, "code": 3, "math": 2}),
-        (10, {"math": 7.0}, {"math": 10}),
-        (10, EACH, {"chat": 4, "code": 3, "math": 3}),
-        (1, EACH, {"chat": 1, "code": 0, "math": 0}),
-        (3, {"code": 2, "math": 0}, {"code": 3, "math": 0}),
-    ],
-)
-def test_quotas(count: int, mix: dict[str, float] | None, quotas: dict[str, int]) -> None:
-    config = SynthConfig(count, mix) if mix else SynthConfig(count)
-    assert config.quotas == quotas
+    assert {record["kind"] for record in read(made)} == set(STARTERS)
 
 
 def test_a_kill_anywhere_loses_and_doubles_nothing(llm: LLM, made: Path, tmp_path: Path) -> None:
@@ -100,20 +92,20 @@ def test_batching_does_not_change_the_file(made: Path, tmp_path: Path, batch: in
 
 def test_a_larger_count_continues_and_is_reported(llm: LLM, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    few, more = (SynthConfig(n, EACH, USER, max_tokens=2) for n in (3, 6))
+    few, more = (SynthConfig(n, max_tokens=2) for n in (3, 6))
     file = tmp_path / "run" / "data.jsonl"
     synthesize(llm, file, few)
     before = file.read_bytes()
     report = synthesize(llm, file, more, lambda *at: progress.append(at))
     assert report.written == 3
-    assert report.kinds == {"chat": 2, "code": 2, "math": 2}
+    assert report.kinds.total() == 6
     assert file.read_bytes().startswith(before)
     assert progress[0] == (3, 6) and progress[-1] == (6, 6)
     assert synthesize(llm, file, few).written == 0
 
 
 def test_another_seed_gives_other_records(made: Path, llm: LLM, tmp_path: Path) -> None:
-    other = SynthConfig(count=3, user=USER, max_tokens=6, seed=2)
+    other = SynthConfig(count=3, max_tokens=6, seed=2)
     synthesize(llm, tmp_path / "other.jsonl", other)
     texts = [
         {r["messages"][0]["content"] for r in read(f)} for f in (made, tmp_path / "other.jsonl")
@@ -124,7 +116,7 @@ def test_another_seed_gives_other_records(made: Path, llm: LLM, tmp_path: Path) 
 def test_system_prompt_and_template_arguments(tmp_path: Path) -> None:
     llm = LLM(make_target(), max_batch=4)
     llm.tokenizer.chat_template = "{{ mood }}" + llm.tokenizer.chat_template
-    config = SynthConfig(2, EACH, USER, 4, system="be brief", template_args={"mood": "gay"})
+    config = SynthConfig(2, 4, system="be brief", template_args={"mood": "gay"})
     synthesize(llm, tmp_path / "data.jsonl", config)
     for record in read(tmp_path / "data.jsonl"):
         assert record["template_args"] == {"mood": "gay"}
@@ -184,9 +176,9 @@ LONG = "one two three four five six seven eight nine ten eleven twelve thirteen 
 def test_drafts_that_are_not_used(tmp_path: Path, draft: str, why: str) -> None:
     llm = scripted(f"{LONG}<|im_end|> and more<|im_end|>", draft, "what a fine day it is<|im_end|>")
     # Of all starters only the empty one, so that the script is all there is.
-    config = SynthConfig(2, {"chat": 1.0}, USER)
+    config = SynthConfig(2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("peagle.data.synth.STARTERS", {"chat": ("",)})
+        patch.setattr("peagle.data.synth.STARTERS", dict.fromkeys(STARTERS, ("",)))
         report = synthesize(llm, tmp_path / "data.jsonl", config)
     assert report.refused == {why: 1}
     texts = [record["messages"][0]["content"] for record in read(tmp_path / "data.jsonl")]
@@ -195,7 +187,7 @@ def test_drafts_that_are_not_used(tmp_path: Path, draft: str, why: str) -> None:
 
 def test_a_prompt_that_leaves_no_room_for_an_answer(tmp_path: Path) -> None:
     llm = scripted(f"{LONG}<|im_end|>", "what a fine day it is<|im_end|>", context=100)
-    report = synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, {"chat": 1.0}, USER))
+    report = synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
     assert report.refused == {"too long": 1}
 
 
@@ -205,7 +197,7 @@ def test_nothing_usable_ends_the_run_and_keeps_what_there_is(tmp_path: Path) -> 
         tmp_path / "data.jsonl",
     )
     with refused("target") as error:
-        synthesize(llm, output, SynthConfig(5, {"chat": 1.0}, USER))
+        synthesize(llm, output, SynthConfig(5))
     for part in ("1 too short", "unfinished", f"1 records are kept in {output}"):
         assert part in error.value.why
     assert len(llm.asked) < MAX_REFUSED + 10
@@ -228,7 +220,7 @@ def test_a_turn_that_does_not_end_with_an_end_of_text(tmp_path: Path) -> None:
     """GPT-OSS ends a user's turn with a token that does not end an answer."""
     template = CHATML.replace("<|im_end|>", "<|reserved_0|>")
     llm = scripted("what a fine day it is<|reserved_0|>\nassistant", template=template)
-    synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, {"chat": 1.0}, USER))
+    synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
     [record] = read(tmp_path / "data.jsonl")
     assert record["messages"][0]["content"].endswith("what a fine day it is")
 
@@ -237,7 +229,7 @@ def test_a_turn_that_ends_with_ordinary_text(tmp_path: Path) -> None:
     llm = scripted(" what a fine day it is [/INST] yes", template=MISTRAL)
     turn = user_turn(llm.tokenizer, [], PLAIN_STYLE, {2})
     assert turn == ("[INST] ", {2}, "[/INST]")
-    synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, {"math": 1.0}, USER))
+    synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
     [record] = read(tmp_path / "data.jsonl")
     text = record["messages"][0]["content"]
     assert text.endswith("what a fine day it is")
@@ -266,14 +258,7 @@ def test_templates_that_cannot_be_cut(template: str) -> None:
 @pytest.mark.parametrize(
     ("field", "settings"),
     [
-        ("mix", {"mix": {"poem": 1.0}}),
-        ("mix", {"mix": {"chat": -1.0}}),
-        ("mix", {"mix": {"chat": float("nan")}}),
-        ("mix", {"mix": {"chat": float("inf")}}),
-        ("mix", {"mix": {"chat": 0.0}}),
-        ("mix", {"mix": {}}),
         ("count", {"count": 0}),
-        ("temperature", {"user": SamplingParams()}),
     ],
 )
 def test_wrong_settings(field: str, settings: dict[str, Any]) -> None:

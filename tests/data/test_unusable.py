@@ -10,14 +10,13 @@ import pytest
 from refusals import refused
 from tiny import CHATML, make_tokenizer
 
-from peagle.data.chat import encode_documents
-from peagle.data.conversation import Conversation
+from peagle.data.chat import Conversation, encode_documents
 from peagle.data.dataset import (
     read_conversations,
     read_examples,
     read_prompts,
-    read_records,
 )
+from peagle.data.records import read_records
 from peagle.errors import InputWarning
 
 TOKENIZER = make_tokenizer()

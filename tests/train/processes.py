@@ -6,6 +6,7 @@ import os
 import runpy
 import socket
 import sys
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,21 @@ RUN = Path(__file__).with_name("run_training.py")
 
 def start(folder: Path, processes: int = 1, **settings: Any) -> list[BaseProcess]:
     """Begin a run; several processes have the environment that torchrun gives them."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["peagle.train.trainer"])
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     started: list[BaseProcess] = []
     for rank in map(str, range(processes)):
         own = shared | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {}
-        process = forks.Process(target=_run, args=(folder, settings, own), daemon=True)
-        process.start()
-        started.append(process)
+        started.append(forked(_run, folder, settings, own))
     return started
+
+
+def forked(function: Callable[..., None], *args: Any) -> BaseProcess:
+    """Begin a function in a process of its own."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["peagle.train.trainer"])
+    process = forks.Process(target=function, args=args, daemon=True)
+    process.start()
+    return process
 
 
 def run(folder: Path, processes: int = 1, **settings: Any) -> None:
@@ -41,7 +47,7 @@ def _run(folder: Path, settings: dict[str, Any], environment: dict[str, str]) ->
     runpy.run_path(str(RUN), run_name="__main__")
 
 
-def _free_port() -> str:
+def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])

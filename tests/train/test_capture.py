@@ -13,7 +13,7 @@ from refusals import refused
 from safetensors import SafetensorError
 from tiny import make_target, make_tokenizer, own_answers
 
-from peagle.data.captured import Captured, Captures
+from peagle.data.captured import Captures
 from peagle.data.example import Example
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
@@ -71,7 +71,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_shards_hold_all_documents_in_order(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
-    assert captured(target, data, tmp_path).examples() == data
+    assert list(captured(target, data, tmp_path)) == data
     sizes = [file.stat().st_size for file in tmp_path.iterdir()]
     assert len(sizes) > 3
     assert max(sizes) <= SHARD + MAX_HEADER
@@ -110,7 +110,7 @@ def test_a_stopped_capture_goes_on(
         with pytest.raises(Killed):
             captured(target, data, tmp_path / "halves")
     with refused("data"):
-        Captured(tmp_path / "halves")
+        Captures([tmp_path / "halves"])
     plan = plan_capture(target, data, settings(tmp_path / "halves"))
     assert plan.done == set(range(whole))
     (tmp_path / "halves" / f".shard-{whole:05d}.safetensors").write_bytes(b"half")
@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_whole_shards(
         with pytest.raises(OSError, match="No space left"):
             captured(target, data, tmp_path)
     assert sorted(contents(tmp_path)) == ["shard-00000.safetensors", "shard-00001.safetensors"]
-    assert captured(target, data, tmp_path).examples() == data
+    assert list(captured(target, data, tmp_path)) == data
 
 
 class Usage(NamedTuple):
@@ -193,6 +193,49 @@ def test_the_estimate_is_the_size_of_the_files_and_is_required(
     assert planned(0, config).bytes_left == 0, "nothing left to write"
 
 
+def captured_part(
+    target: Target, data: list[Example], folder: Path, part: tuple[int, int], **changes: Any
+) -> Plan:
+    plan = plan_capture(target, data, settings(folder, part=part, **changes))
+    capture(in_process(target, LAYERS), data, folder, plan)
+    return plan
+
+
+def test_parts_make_the_files_of_the_whole(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    captured(target, data, tmp_path / "whole")
+    plans = [captured_part(target, data, tmp_path / "one", (i, 4)) for i in (3, 1, 4, 2)]
+    assert contents(tmp_path / "one") == contents(tmp_path / "whole")
+    assert sum(plan.documents for plan in plans) == len(data)
+    assert max(plan.bytes for plan in plans) < 0.5 * sum(plan.bytes for plan in plans)
+    folders = [tmp_path / f"folder{i}" for i in (1, 2, 3)]
+    for i, folder in enumerate(folders, start=1):
+        captured_part(target, data, folder, (i, 3))
+    assert list(Captures(folders[::-1])) == data
+    with refused("data") as error:
+        Captures(folders[1:])
+    assert "documents 1 to " in error.value.why
+    captured_part(target, data, tmp_path / "other_n", (1, 2))
+    with refused() as error:
+        Captures([*folders, tmp_path / "other_n"])
+    assert "both have the same documents" in error.value.why
+    captured_part(target, data[1:], tmp_path / "other_data", (3, 3))
+    with refused() as error:
+        Captures([*folders[:2], tmp_path / "other_data"])
+    assert "captured from other documents" in error.value.why
+    captured_part(make_target(seed=7), data, tmp_path / "other_target", (3, 3))
+    with refused() as error:
+        Captures([*folders[:2], tmp_path / "other_target"])
+    assert "captured from a target with other weights" in error.value.why
+
+
+@pytest.mark.parametrize("part", [(0, 2), (3, 2), (1, 0)])
+def test_parts_that_cannot_be(tmp_path: Path, part: tuple[int, int]) -> None:
+    with refused("part"):
+        settings(tmp_path, part=part)
+
+
 @pytest.mark.parametrize("changes", [{"feature_layers": (0, 2)}, {"shard_bytes": 9}])
 def test_a_folder_of_another_capture_is_refused(
     tmp_path: Path, target: Target, data: list[Example], changes: dict[str, Any]
@@ -203,10 +246,6 @@ def test_a_folder_of_another_capture_is_refused(
     with refused("output") as error:
         plan_capture(target, data[:-1], settings(tmp_path))
     assert "other documents" in error.value.why
-    (tmp_path / "capture.json").touch()
-    with refused() as error:
-        plan_capture(target, data, settings(tmp_path))
-    assert "capture again" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("layers", [None, (2, 1), (1, 1)])
@@ -223,7 +262,7 @@ def test_packed_documents_are_those_of_the_sequence(
     captured(target, data[:5], tmp_path / "a")
     captured(target, data[5:], tmp_path / "b")
     whole = Captures([tmp_path / "a", tmp_path / "b"])
-    assert whole.examples() == data
+    assert list(whole) == data
     kept = [number for number in range(len(data)) if number % 4]
     read = whole.only(kept)
     batches = Batches([data[number] for number in kept], batch=1, pack=90, seed=3)

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from peagle.bench.workload import human_eval
-from peagle.data.captured import Captured, Captures
+from peagle.data.captured import Captures
 from peagle.data.example import Example
 from peagle.model.config import default_feature_layers
 from peagle.model.loader import load_target
@@ -49,7 +49,7 @@ def test_features_and_hidden_states_are_those_of_transformers(
     for one, other in zip(exact, wanted, strict=True):
         assert far(one.hidden, other.hidden) < 1e-4
         assert far(one.features, other.features) < 1e-4
-    read, ours = Captured(tmp_path / "vllm"), Captured(tmp_path / "transformers")
+    read, ours = Captures([tmp_path / "vllm"]), Captures([tmp_path / "transformers"])
     assert read.origin == ours.origin
     assert read.examples() == ours.examples() == data
     both = [Captures([part.folder]) for part in (read, ours)]

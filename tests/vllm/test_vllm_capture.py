@@ -19,7 +19,7 @@ from tiny import make_target, own_answers, save_target
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from peagle.data.captured import Captured, Captures
+from peagle.data.captured import Captures
 from peagle.data.example import Example
 from peagle.model.loader import load_target
 from peagle.model.target import Target
@@ -98,8 +98,8 @@ def captured(target: Target, data: list[Example], folder: Path, **given: Any) ->
 def check_same(made: Path, target: Target, data: list[Example], folder: Path) -> None:
     """As transformers makes it: the same but for a unit of bf16's last place."""
     capture(in_process(target, LAYERS), data, folder, plan_capture(target, data, settings(folder)))
-    assert Captured(made).origin == Captured(folder).origin
-    assert Captured(made).examples() == data
+    assert Captures([made]).parts[0].origin == Captures([folder]).parts[0].origin
+    assert list(Captures([made])) == data
     names = {path.name for path in folder.iterdir()}
     assert names == {path.name for path in made.glob("shard-*")}
     read, wanted = Captures([made]), Captures([folder])

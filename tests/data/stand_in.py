@@ -1,0 +1,26 @@
+"""An LLM whose answers are given."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from peagle.engine.params import SamplingParams
+from peagle.engine.run import Completion
+
+Answers = Iterable[tuple[int, Completion]]  # with the numbers of their prompts, as they end
+
+
+def answering(
+    tokenizer: PreTrainedTokenizerBase,
+    max_context: int,
+    generate: Callable[[list[list[int]], SamplingParams], Answers],
+) -> Any:
+    """What `regenerate` needs of an LLM."""
+    return SimpleNamespace(
+        tokenizer=tokenizer,
+        target=SimpleNamespace(max_context=max_context),
+        max_batch=1,
+        stream=lambda *given: SimpleNamespace(ended=lambda: generate(*given)),
+    )
