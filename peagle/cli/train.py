@@ -51,6 +51,7 @@ from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
 from peagle.train.warm_start import SAMPLE, new_drafter, with_correction, with_norms
 
 app = App()
+SYNTH = [Path("synth")]  # the data that the target writes
 SYNTH_TOKENS = 256  # maximum tokens of a written answer
 MIN_SYNTH_RECORDS = 20
 MAX_LENGTH = 1024  # default maximum tokens of a document
@@ -120,7 +121,7 @@ def train(
     if not data:
         raise InputError("is missing", field="data", fix="name a JSONL file of answers")
     captured = Captures(data) if any(source.is_dir() for source in data) else None
-    synthetic = data == [Path("synth")]
+    synthetic = data == SYNTH
     if captured is None and not synthetic:
         for source in data:
             existing_file(source, "data")
@@ -145,14 +146,9 @@ def train(
     else:
         model = open_target(target, chat_template, device="cpu" if training.shard else device)
     head = _tapped(head, model, captured, recipe)
-    examples: Documents[Any]
+    examples = _documents(captured or data, model, training, max_length, strict)
     if captured is not None:
         captured.check(model, head.feature_layers)
-        captured.verify()
-        examples = captured
-    else:
-        files = [_synthesize(model, training)] if synthetic else data
-        examples = _read(files, model, max_length, strict)
     drafter = _drafter(start, model, head, examples, training.seed, captured)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
@@ -217,6 +213,22 @@ def _max_length(chosen: int | None, captured: Captures | None, recipe: str | Non
     check_at_least(4, max_length=chosen)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
     return default if chosen is None else chosen
+
+
+def _documents(
+    data: Captures | Sequence[Path],
+    target: Target,
+    config: TrainConfig,
+    max_length: int,
+    strict: bool,
+) -> Documents[Any]:
+    """Training documents: captured, written by the target now, or read from files."""
+    if isinstance(data, Captures):
+        data.check(target)
+        data.verify()
+        return data
+    files = [_synthesize(target, config)] if data == SYNTH else data
+    return _read(files, target, max_length, strict)
 
 
 def _read(files: Sequence[Path], target: Target, max_length: int, strict: bool) -> Documents[Any]:

@@ -134,13 +134,13 @@ def test_a_feature_that_leaves_the_last_layer(
 def test_files_are_read_and_deleted_as_they_come(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
-    allowed, seen = tokens_in_passing(ids_of(data)), list[int]()
+    allowed, seen = tokens_in_passing([len(e.ids) for e in data]), list[int]()
     assert allowed == 2 * CONTEXT
     row = target.config.hidden_size * (len(LAYERS) + 1) * target.dtype.itemsize
     run = through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path)
 
     def tokens_on_the_disk() -> int:
-        files = (tmp_path / ".vllm").glob("*.safetensors")
+        files = (tmp_path / ".vllm-1").glob("*.safetensors")
         return sum(f.stat().st_size // row for f in files if f.exists())
 
     for number, _ in enumerate(run(ids_of(data)), 1):
@@ -152,7 +152,7 @@ def test_files_are_read_and_deleted_as_they_come(
     assert all(seen[:-1]), "nothing was run meanwhile"
     assert len(seen) == len(data)
     assert max(seen) < allowed + 8, "their headers count a little"
-    assert not (tmp_path / ".vllm").exists()
+    assert not (tmp_path / ".vllm-1").exists()
 
 
 def test_a_killed_vllm_is_named_and_the_capture_goes_on(
@@ -160,14 +160,14 @@ def test_a_killed_vllm_is_named_and_the_capture_goes_on(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("FAKE_VLLM_ENDS", "13")
-        with pytest.raises(VllmFailed, match=r"vLLM ended with code -9: .*vllm\.log"):
+        with pytest.raises(VllmFailed, match=r"vLLM ended with code -9: .*vllm-1\.log"):
             captured(target, data, tmp_path / "vllm")
-    assert not (tmp_path / "vllm" / ".vllm").exists()
+    assert not (tmp_path / "vllm" / ".vllm-1").exists()
     plan = plan_capture(target, data, settings(tmp_path / "vllm"))
     assert 0 < len(plan.done) < len(plan.shards)
     shutil.copytree(tmp_path / "vllm", tmp_path / "both")
     read = captured(target, data, tmp_path / "vllm")
-    assert not (tmp_path / "vllm" / "vllm.log").exists()
+    assert not (tmp_path / "vllm" / "vllm-1.log").exists()
     check_same(read, target, data, tmp_path / "transformers")
     capture(in_process(target, LAYERS), data, tmp_path / "both", plan)
     check_same(tmp_path / "both", target, data, tmp_path / "transformers")
@@ -192,7 +192,7 @@ def test_a_refusal_of_vllm_is_shown(
             captured(target, data, tmp_path)
     finally:
         (folder / "refused").unlink()
-    assert "no room for the model" in (tmp_path / "vllm.log").read_text()
+    assert "no room for the model" in (tmp_path / "vllm-1.log").read_text()
 
 
 def test_files_in_passing_need_room(
@@ -203,4 +203,6 @@ def test_files_in_passing_need_room(
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
     assert plan_capture(target, data, settings(tmp_path)).bytes == plan.bytes
     with refused("output"):
-        plan_capture(target, data, settings(tmp_path), passing=tokens_in_passing(ids_of(data)))
+        plan_capture(
+            target, data, settings(tmp_path), passing=tokens_in_passing([len(e.ids) for e in data])
+        )
