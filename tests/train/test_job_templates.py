@@ -80,7 +80,7 @@ def test_slurm_captures_in_parts(place: dict[str, str], tmp_path: Path) -> None:
     given = place | {"CAPTURED": str(tmp_path / "captured"), "PARTS": "2"}
     for part in ("1", "2"):
         number = {"SLURM_ARRAY_TASK_ID": part}
-        bash(given | number, str(JOBS / "slurm-capture.sh"), "--max-length", "64")
+        bash(given | number, str(JOBS / "slurm-capture.sh"), "--shard-mb", "0.01")
     assert len(list((tmp_path / "captured").rglob("*.safetensors"))) >= 2
 
 
