@@ -30,7 +30,7 @@ class KeptCurve:
     def correcting(self, copy: AnyCurve) -> AnyCurve:
         """A copy of the curve. When it is no longer used, at the latest when the process ends, the
         file gets what it has become, if that is faster: the next run may find a quiet machine."""
-        finalize(copy, _write_faster, self.file, copy.rows, copy.seconds, sum(copy.seconds))
+        finalize(copy, _write, self.file, copy.rows, copy.seconds, sum(copy.seconds))
         return copy
 
 
@@ -71,11 +71,7 @@ def _read(file: Path, rows: list[int]) -> Curve | None:
     return Curve(dict(zip(rows, seconds, strict=True)))
 
 
-def _write_faster(file: Path, rows: list[int], seconds: list[float], before: float) -> None:
+def _write(file: Path, rows: list[int], seconds: list[float], before: float = math.inf) -> None:
+    """Write a curve, if its sum is below that of the file's and the cache can be written."""
     if sum(seconds) < before:
-        _write(file, rows, seconds)
-
-
-def _write(file: Path, rows: list[int], seconds: list[float]) -> None:
-    """Write a curve, if the cache can be written."""
-    keep(file, json.dumps(dict(zip(rows, seconds, strict=True))))
+        keep(file, json.dumps(dict(zip(rows, seconds, strict=True))))
