@@ -20,7 +20,8 @@ from common import RESULTS, TARGET
 HERE = Path(__file__).resolve().parent
 GRID = [sys.executable, "-m", "peagle", "bench", TARGET, "--repeats", "1", "--ignore-eos"]
 
-CORRECTION = [sys.executable, str(HERE / "vllm_correction.py")]
+ACCEPTANCE = [sys.executable, str(HERE / "acceptance.py")]
+CORRECTION = [sys.executable, str(HERE.parent / "packages" / "peagle-vllm" / "measure.py")]
 
 
 class Step(NamedTuple):
@@ -46,9 +47,9 @@ SHAPE = Sizes(
     "openai/gpt-oss-20b --k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
     "openai/gpt-oss-20b --k 3 --concurrency 1 --limit 1 --max-tokens 8",
 )
+CONTEXT = Sizes("--context 150,1000,4000 --k 7 --limit 3 --max-tokens 48", None)
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
-    "data_memory": Sizes("", "--tokens 20000"),
     "engines": Sizes(
         "--concurrency 1 --prompts 6 --repeats 3",
         "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
@@ -85,6 +86,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     found = [
         step("bench", [*GRID, *device], ROWS),
         step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], in_vllm, no_vllm),
+        step("acceptance_context", ACCEPTANCE, CONTEXT),
         step("vllm_correction", [*CORRECTION, *vllm], Sizes("", None), no_vllm),
     ]
     for name, sizes in SCRIPTS.items():

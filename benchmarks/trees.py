@@ -3,7 +3,7 @@
     python benchmarks/trees.py --mt-bench FILE [--only humaneval mt-bench edits load] [--resume]
 
 bf16, greedy. Four parts: HumanEval and MT-Bench in full, one request at a time; 20 files in which
-a variable is to be renamed (edits.py); HumanEval prompts at several loads, EOS ignored. All ways
+a variable is to be renamed (edits.txt); HumanEval prompts at several loads, EOS ignored. All ways
 answer a prompt, in rotating order, before the next prompt begins. Each way has its own engine, so
 no prompt is in a cache. In the first three parts a speed-up is the ratio of tokens per second over
 all answers; its 95 % interval is a bootstrap over conversations, paired between the ways. Under
@@ -17,10 +17,13 @@ continues from that file.
 import argparse
 import asyncio
 import json
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from string import Template
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +41,6 @@ from common import (
     options,
     whole_numbers,
 )
-from edits import edits
 
 from peagle.bench import run
 from peagle.bench.load import Conversations, Played, closed_loop
@@ -60,6 +62,34 @@ LOAD_PROMPTS = 16  # of each repeat at a load
 LOAD_KV_TOKENS = 1024  # KV cache per request under load
 WARM_TOKENS = 32  # of the warm-up, so that the budget has observed some rounds
 PARTS = ("humaneval", "mt-bench", "edits", "load")
+FUNCTIONS_OF_A_FILE = 4  # between its first and its last part
+ASK = (
+    "Rename the variable `{old}` to `{new}` everywhere in this file. Change nothing else, and "
+    "answer with the whole file.\n```python\n{file}```"
+)
+
+
+# Names in the templates: a record, the variable that is renamed, its new name, and three fields.
+NAMES = ("one", "many", "new", "text", "number", "group")
+TABLE, HEAD, *FUNCTIONS, LAST = Path(__file__).with_name("edits.txt").read_text().split("----\n")
+WORDS = [dict(zip(NAMES, line.split(), strict=True)) for line in TABLE.splitlines()]
+
+
+def edited_files() -> list[str]:
+    """The files, one for each of WORDS."""
+    choose = random.Random(24)
+    made = []
+    for words in WORDS:
+        parts = [HEAD, *choose.sample(FUNCTIONS, FUNCTIONS_OF_A_FILE), LAST]
+        filled = Template("\n\n".join(parts))
+        made.append(filled.substitute(words, Record=words["one"].title()))
+    return made
+
+
+def edits() -> list[str]:
+    """The prompts: one for each file."""
+    pairs = zip(WORDS, edited_files(), strict=True)
+    return [ASK.format(old=words["many"], new=words["new"], file=file) for words, file in pairs]
 
 
 def chain(method: str, concurrency: int = 1) -> Cell:

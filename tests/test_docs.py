@@ -213,7 +213,7 @@ def test_its_sentences_have_at_most_30_words(page: Path) -> None:
 
 
 def test_the_tutorials_figures_were_measured() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "tutorial.json").read_text())
+    found = json.loads((ROOT / "docs" / "figures" / "tutorial.json").read_text())
     text = (ROOT / "docs" / "tutorial.md").read_text()
     for step, length in found["acceptance_length"].items():
         assert f"step {step}: acceptance length {length:.2f} over {found['held_out']} doc" in text

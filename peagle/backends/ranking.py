@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Ranking:
-    """What rows of logits (R, V) favour, by torch."""
+    """The largest logits of rows (R, V), by torch."""
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The largest logit of each row, NaN where one is NaN, and its index, the first of equal

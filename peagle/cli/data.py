@@ -95,8 +95,9 @@ def regenerate(
     """Let the target answer prompts: the text its drafter must learn to predict.
 
     prompts: Prompts: a JSONL file of {"turns": [...]} or conversations, plain or .gz, or a dataset
-        of the hub, as owner/name[/config[/split]]. Repeat the option for several; with weights, as
-        NAME=2, each next prompt is drawn by them (and by --seed), until that source has no more.
+        of the hub, as owner/name, owner/name/config or owner/name/config/split. Repeat the option
+        for several; with weights, as NAME=2, each next prompt is drawn by them (and by --seed),
+        until that source has no more.
     url: Base URL of an OpenAI-compatible server (`vllm serve`), as http://host:8000/v1; repeat the
         option for several servers. Default: the engine in this process.
     model: Model name at --url. Default: the only model there.

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -64,7 +65,7 @@ class _Command(TyperCommand):
         """The arguments with `always` after an option that takes it and is given alone."""
         alone = {param.opts[0] for param in self.params if param.metavar == ALONE}
         completed = []
-        for word, following in zip(args, [*args[1:], ""], strict=True):
+        for word, following in pairwise([*args, ""]):
             completed.append(word)
             if word in alone and following not in ALONE.strip("[]").split("|"):
                 completed.append("always")

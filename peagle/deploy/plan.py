@@ -1,6 +1,6 @@
 """The one source of a deployment: the engine's command line, environment, image and hardware, made
-of a catalog entry, a type of GPU, a load, a head and a place. (`--to local` needs none: it writes a
-line of `peagle serve`.)"""
+of a catalog entry, a type of GPU, a load, a head and a place. (This machine needs none: there it is
+a line of `peagle serve`.)"""
 
 import hashlib
 import json

@@ -42,7 +42,7 @@ def served(*deploy: object) -> dict[str, Any]:
 
 
 def test_local_prints_the_line_of_serve() -> None:
-    """Which finds the head, and the entry's flags for vLLM; those of a profile follow --."""
+    """`serve` finds the head, and the entry's flags for vLLM; those of a profile follow --."""
     assert invoke("deploy", "smollm2-135m", *LOCAL).stdout == "peagle serve smollm2-135m\n"
     plain = served("gpt-oss-20b", "--dry-run")
     assert (plain["target"], plain["engine"], plain["head"]) == ("gpt-oss-20b", "auto", None)
@@ -67,8 +67,8 @@ def test_local_runs_in_the_foreground(
     became = list[list[str]]()
     monkeypatch.setattr(os, "execv", lambda program, line: became.append(line))
     shown = invoke("deploy", "mine", *LOCAL, *options).stdout
-    assert shown == "peagle serve mine --engine native\n"
-    line = [sys.executable, "-m", "peagle", "serve", "mine", "--engine", "native"]
+    assert shown == "peagle serve mine\n"
+    line = [sys.executable, "-m", "peagle", "serve", "mine"]
     assert became == ([line] if runs else [])
 
 

@@ -140,9 +140,9 @@ def test_settings_of_the_schedule_and_the_start(
 ) -> None:
     compiled, specs = list[object](), list[HeadSpec]()
 
-    def new_drafter(made_for: Target, made_from: Any, spec: HeadSpec) -> Drafter:
+    def new_drafter(made_for: Target, made_from: Any, spec: HeadSpec, known: Any) -> Drafter:
         specs.append(spec)
-        return warm_start.new_drafter(made_for, made_from, spec)
+        return warm_start.new_drafter(made_for, made_from, spec, known)
 
     monkeypatch.setattr("peagle.train.trainer.compile_layers", compiled.append)
     monkeypatch.setattr(train, "new_drafter", new_drafter)

@@ -17,7 +17,7 @@ def answering(
     max_context: int,
     generate: Callable[[list[list[int]], SamplingParams], Answers],
 ) -> Any:
-    """What `regenerate` needs of an LLM."""
+    """The part of an LLM that `regenerate` needs."""
     return SimpleNamespace(
         tokenizer=tokenizer,
         target=SimpleNamespace(max_context=max_context),

@@ -13,7 +13,7 @@ from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
 from peagle.catalog import find_entry
-from peagle.deploy.kubernetes import Cluster, command, rendered
+from peagle.deploy.kubernetes import rendered
 from peagle.deploy.plan import Plan, make_plan
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
@@ -45,14 +45,14 @@ def test_bodies_are_questions_to_the_model(heading: str, model: str) -> None:
 
 
 def test_kubernetes_names_and_ports() -> None:
-    shown, cluster, made = part("Kubernetes"), Cluster("stack", "llm"), plan("kubernetes")
-    forward = " ".join(command("forward", made.resource, cluster))
-    assert f"{forward}\n" in shown and "http://127.0.0.1:8000/v1/chat/completions" in shown
+    shown, printed = part("Kubernetes"), rendered(plan("kubernetes"), "stack", "llm")
+    [forward] = re.findall(r"kubectl .* port-forward service/(\S+) 8000:80", shown)
+    assert forward in printed and "http://127.0.0.1:8000/v1/chat/completions" in shown
     create, get = (
         re.search(pattern, shown.replace("\\\n  ", ""))
         for pattern in (r"kubectl .* create secret .*", r"kubectl .* get secret (\S+) ")
     )
-    assert create is not None and create[0] in rendered(made, cluster, pinned=False)
+    assert create is not None and create[0] in printed
     assert get is not None and get[1] in create[0]
 
 

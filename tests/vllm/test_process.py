@@ -109,7 +109,7 @@ def test_interpreters_are_checked(tmp_path: Path) -> None:
 
 
 def test_a_plugin_is_found(tmp_path: Path) -> None:
-    """Where vLLM loads it, in the releases that it is tested with."""
+    """Its place in vLLM, in the releases that it is tested with."""
     program(tmp_path / "python", "echo vllm 0.32.1 0.31,0.32 /usr/my venv")
     found = look(tmp_path / "python")
     assert found == ("vllm", "0.32.1", Path("/usr/my venv"), ("0.31", "0.32"))

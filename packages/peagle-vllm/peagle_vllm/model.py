@@ -43,7 +43,7 @@ class Correction(NamedTuple):
 
 
 class Corrected:
-    """What either drafter has in addition."""
+    """The correction, in addition to either of vLLM's drafters."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

@@ -1,6 +1,6 @@
 """The plugin peagle-vllm on a CPU: the demo's P-EAGLE head in vLLM, with and without it.
 
-    python benchmarks/vllm_correction.py --vllm-python .venv-vllm/bin/python
+    python packages/peagle-vllm/measure.py --vllm-python .venv-vllm/bin/python
 
 Two processes of vLLM with the same exported head and K: one loads the plugin, one does not, so that
 the head drafts without its correction. HumanEval prompts with the chat template, one at a time,
@@ -10,11 +10,14 @@ median of the ratios within the repeats. `same` counts equal answers.
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import (
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from common import (  # noqa: E402
     RESULTS,
     TARGET,
     as_ids,
@@ -27,13 +30,13 @@ from common import (
     options,
     write_json,
 )
-from engines import WARM_TOKENS, Row, measure
-from peers import CONTEXT, vllm_peer
+from engines import WARM_TOKENS, Row, measure  # noqa: E402
+from peers import CONTEXT, vllm_peer  # noqa: E402
 
-from peagle.catalog import speculative_config
-from peagle.heads.load import load_drafter
-from peagle.heads.save import save_drafter
-from peagle.model.loader import locate
+from peagle.catalog import speculative_config  # noqa: E402
+from peagle.heads.load import load_drafter  # noqa: E402
+from peagle.heads.save import save_drafter  # noqa: E402
+from peagle.model.loader import locate  # noqa: E402
 
 PLUGINS = {"plain": "", "corrected": "peagle"}
 
