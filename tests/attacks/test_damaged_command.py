@@ -123,14 +123,6 @@ def test_output_that_is_a_file(copy: Path, refused: Peagle, below: str) -> None:
     assert line == f"--output {where}: Not a directory; name another path"
 
 
-def test_a_capture_with_a_manifest(copy: Path, refused: Peagle) -> None:
-    """An earlier version wrote one."""
-    folder = copy / "captured"
-    (folder / "capture.json").write_bytes(b"\xff")
-    line = refused(copy, *command(copy, "captured", "captured run"), "--resume")
-    assert line.startswith(f"{folder}: ")
-
-
 @pytest.mark.parametrize("name", ["ids", "lengths", "supervised", "hidden"])
 def test_shard_of_a_capture(copy: Path, refused: Peagle, name: str) -> None:
     """Its documents are checked before training, what the target made of them when it is used."""

@@ -25,17 +25,11 @@ from peagle.train.warm_start import new_drafter
 MODEL = "tiny"
 
 
-@dataclass
-class Running:
-    """A server, and ways to ask it."""
+class Asked:
+    """A server that answers OpenAI's client."""
 
-    api: Api
-    server: Server
-    thread: threading.Thread
-    url: str
-
-    def client(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+    def client(self) -> OpenAI:
+        raise NotImplementedError
 
     def complete(self, prompt: Any, **asked: Any) -> Any:
         """The answer of /v1/completions."""
@@ -44,6 +38,19 @@ class Running:
     def chat(self, messages: Any, **asked: Any) -> Any:
         """The answer of /v1/chat/completions."""
         return self.client().chat.completions.create(model=MODEL, messages=messages, **asked)
+
+
+@dataclass
+class Running(Asked):
+    """A server of ours, and ways to ask it."""
+
+    api: Api
+    server: Server
+    thread: threading.Thread
+    url: str
+
+    def client(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def http(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=30)

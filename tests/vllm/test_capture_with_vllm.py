@@ -50,10 +50,9 @@ def test_features_and_hidden_states_are_those_of_transformers(
         assert far(one.hidden, other.hidden) < 1e-4
         assert far(one.features, other.features) < 1e-4
     read, ours = Captures([tmp_path / "vllm"]), Captures([tmp_path / "transformers"])
-    assert read.origin == ours.origin
-    assert read.examples() == ours.examples() == data
-    both = [Captures([part.folder]) for part in (read, ours)]
+    assert read.parts[0].origin == ours.parts[0].origin
+    assert [*read] == [*ours] == data
     for number in range(len(data)):
-        one, other = (c.output([number], target) for c in both)
+        one, other = (captured.output([number], target) for captured in (read, ours))
         assert far(one.hidden, other.hidden) < 1 / 128
         assert far(one.features, other.features) < 1 / 128

@@ -30,7 +30,7 @@ from peagle.heads.find import find_head
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
 import test_completions as completions  # noqa: E402
 import test_conversations as conversations  # noqa: E402
-from serving import MODEL  # noqa: E402
+from serving import MODEL, Asked  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
@@ -78,7 +78,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 
 
 @dataclass
-class Served:
+class Served(Asked):
     """`peagle serve --engine vllm`, asked as our own server is in its tests."""
 
     process: subprocess.Popen[bytes]
