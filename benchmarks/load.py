@@ -133,7 +133,7 @@ def held(running: Running) -> dict[str, int]:
     return {
         "blocks": scheduler.pool.count - scheduler.pool.free,
         "requests": worker.open + len(scheduler.running) + len(scheduler.waiting),
-        "tasks": len(asyncio.all_tasks(worker.thread._loop)),
+        "tasks": len(asyncio.all_tasks(worker._loop)),
         "files": psutil.Process().num_fds(),
     }
 
