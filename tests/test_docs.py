@@ -154,7 +154,7 @@ def test_it_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: 
 
 def test_pictures_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
-    for script in ("figures.py", "round_figures.py", "speedup_chart.py"):
+    for script in ("figures.py", "memory_chart.py", "round_figures.py", "speedup_chart.py"):
         monkeypatch.setattr(sys, "argv", [script, "--output", str(tmp_path)])
         runpy.run_path(str(ROOT / "docs" / script), run_name="__main__")
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}

@@ -1,0 +1,126 @@
+"""Measure and draw peak memory by the length of a document: docs/figures/memory.json, two charts.
+
+    python docs/memory_chart.py [--measure] [--lengths 2000,5000] [--output docs/figures]
+
+Targets have the shapes of GPT-OSS (64 heads, sinks, windows, experts) and of Llama, but are narrow,
+with random weights. Each figure is the peak of a `peagle` command in a process of its own: a
+capture of one document, and one step of training on it. Without --measure the charts are drawn.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+from speedup_chart import HERE, LOOKS, Look
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedTokenizerFast
+
+from peagle.bench.native import device_name
+
+RESULT = HERE / "figures" / "memory.json"
+WORDS = 4000
+# A child's peak includes that of the process that started it, until it runs its own program.
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+COLOURS = {"gpt-oss": "p-eagle", "llama": "eagle3"}
+
+
+def configs() -> dict[str, Any]:
+    """Targets by name."""
+    sizes = {"vocab_size": WORDS + 96, "hidden_size": 128, "num_hidden_layers": 8, "head_dim": 8,
+             "max_position_embeddings": 32_768, "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
+    oss = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 8,
+           "intermediate_size": 64, "num_experts_per_tok": 4, "sliding_window": 128}  # fmt: skip
+    llama = {"num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 512,
+             "tie_word_embeddings": False}  # fmt: skip
+    return {"gpt-oss": GptOssConfig(**sizes, **oss), "llama": LlamaConfig(**sizes, **llama)}
+
+
+def make(folder: Path, config: Any) -> None:
+    """Write a target with random weights in bf16."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    words = {str(number): number for number in range(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def peak(*command: object) -> int:
+    """Peak memory of a `peagle` command, in bytes."""
+    line = [sys.executable, "-c", PEAK, sys.executable, "-m", "peagle", *map(str, command)]
+    return int(subprocess.check_output(line, text=True))
+
+
+def measure(lengths: list[int]) -> dict[str, Any]:
+    """Peaks in bytes by target, command and length."""
+    found: dict[str, Any] = {"processor": device_name(), "lengths": lengths, "peaks": {}}
+    for name, config in configs().items():
+        peaks: dict[str, list[int]] = {"capture": [], "train": []}
+        found["peaks"][name] = peaks
+        for length in lengths:
+            with tempfile.TemporaryDirectory() as scratch:
+                folder = Path(scratch)
+                target, data, captured = (folder / each for each in ("target", "data", "captured"))
+                make(target, config)
+                ids = random.Random(0).choices(range(2, WORDS), k=length)
+                data.write_text(json.dumps({"prompt_ids": ids[:4], "answer_ids": ids[4:]}))
+                shared = ("--max-length", length, "--chat-template", "plain")
+                peaks["capture"].append(
+                    peak("data", "capture", target, "--data", data, "--output", captured, *shared)
+                )
+                run = ("--output", folder / "run", "--steps", 1, "--batch", 1, "--layers", 1)
+                peaks["train"].append(peak("train", target, "--data", data, *run, *shared))
+            print(name, length, {key: each[-1] >> 20 for key, each in peaks.items()}, flush=True)
+    return found
+
+
+def draw(found: dict[str, Any], look: Look) -> Figure:
+    """Peak memory in GB by length, a line for each target and command."""
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    axes = figure.subplots()
+    for name, peaks in found["peaks"].items():
+        for command, style in (("train", "-"), ("capture", "--")):
+            sizes = [size / 1e9 for size in peaks[command]]
+            colour = look.bars[COLOURS[name]]
+            label = f"{name}, {command}"
+            axes.plot(found["lengths"], sizes, style, marker="o", color=colour, label=label)
+    axes.set(xlabel="tokens of the document", ylabel="peak memory (GB)", ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=look.ink)
+    for spine in axes.spines.values():
+        spine.set_color(look.line)
+    for text in (axes.xaxis.label, axes.yaxis.label):
+        text.set_color(look.ink)
+    axes.legend(frameon=False, labelcolor=look.ink, loc="upper left")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--output", type=Path, default=HERE / "figures")
+    parser.add_argument("--lengths", default="2000,5000,10000,20000")
+    args = parser.parse_args()
+    if args.measure:
+        found = measure([int(length) for length in args.lengths.split(",")])
+        RESULT.write_text(json.dumps(found, indent=2) + "\n")
+    found = json.loads(RESULT.read_text())
+    with matplotlib.rc_context({"svg.hashsalt": "peagle", "svg.fonttype": "path"}):
+        for look in LOOKS:
+            file = args.output / f"memory-{look.name}.svg"
+            draw(found, look).savefig(file, transparent=True, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
