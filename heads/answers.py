@@ -16,24 +16,24 @@ import gzip
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from peagle.data.conversation import Conversation, PendingRecord
-from peagle.data.dataset import read_conversations, read_records
+from peagle.data.chat import Conversation
+from peagle.data.dataset import read_conversations
+from peagle.data.endpoint import PendingRecord
 from peagle.data.jsonl import append, open_to_append
-from peagle.data.regenerate import Engine, answer_turn, regenerate
+from peagle.data.records import read_records
+from peagle.data.regenerate import answer_turn, regenerate
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.run import Completion
 from peagle.model.loader import load_target
-from peagle.vllm.generate import Answers
 
 TARGET = "smollm2-135m"
 PARAMS = SamplingParams(max_tokens=384)
-GROUP = 16  # records written together
 
 
 class Missing(Exception):
@@ -73,33 +73,45 @@ def next_of(answers: list[list[int]]) -> list[int]:
     return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-def packed_engine(lines: list[dict[str, Any]]) -> Engine:
-    """An engine that answers from packed lines. `generate` raises Missing where they have none."""
-    target = load_target(TARGET)
-    tokenizer = target.tokenizer
-    assert tokenizer is not None
-    answers: dict[str, list[list[int]]] = defaultdict(list)  # a prompt may be asked again
-    for line in lines:
-        answers[line["prompt"]].append(line["answer_ids"])
+class Packed:
+    """Answers from packed lines, in the place of an LLM."""
 
-    def generate(asked: list[list[int]], params: SamplingParams) -> Answers:
+    max_batch = 4
+
+    def __init__(self, lines: list[dict[str, Any]]) -> None:
+        self.target = load_target(TARGET)
+        self.tokenizer = self.target.tokenizer
+        self.answers: dict[str, list[list[int]]] = defaultdict(list)  # a prompt may be asked again
+        for line in lines:
+            self.answers[line["prompt"]].append(line["answer_ids"])
+
+    def stream(self, asked: list[list[int]], _: SamplingParams) -> "Found":
+        """Raises Missing where the lines have no answer."""
         keys = [key(ids) for ids in asked]
-        if any(each not in answers for each in keys):
+        if any(each not in self.answers for each in keys):
             raise Missing
-        found = [next_of(answers[each]) for each in keys]
-        texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+        found = [next_of(self.answers[each]) for each in keys]
+        texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
         # The engine that made them left out a character whose last bytes were not emitted.
-        return enumerate(
+        return Found(
             Completion(text.removesuffix("\N{REPLACEMENT CHARACTER}"), ids, "stop", Stats(), [])
             for text, ids in zip(texts, found, strict=True)
         )
 
-    return Engine(tokenizer, target.max_context, GROUP, generate)
+
+class Found:
+    """Answers, all of which have ended."""
+
+    def __init__(self, answers: Iterable[Completion]) -> None:
+        self.answers = answers
+
+    def ended(self) -> Iterable[tuple[int, Completion]]:
+        return enumerate(self.answers)
 
 
 def unpack(packed: Path, prompts: Path, output: Path) -> None:
     """A data file of the prompts, with their answers."""
-    engine = packed_engine(lines_of(packed, output))
+    engine = Packed(lines_of(packed, output))
     with suppress(Missing):
         regenerate(engine, read_conversations(prompts), output, PARAMS)
 
@@ -107,7 +119,7 @@ def unpack(packed: Path, prompts: Path, output: Path) -> None:
 def unpack_synth(packed: Path, output: Path) -> None:
     """A data file of the prompts that the target wrote itself, with their answers."""
     lines = lines_of(packed, output)
-    engine = packed_engine(lines)
+    engine = Packed(lines)
     asked = [Conversation([[{"role": "user", "content": line["user"]}]]) for line in lines]
     records = [PendingRecord(number, conversation) for number, conversation in enumerate(asked)]
     answer_turn(engine, records, PARAMS)

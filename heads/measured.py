@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from peagle.data.dataset import read_records
+from peagle.data.records import read_records
 
 CODE, CODE_COUNT, COUNT = "completion", 16, 6
 

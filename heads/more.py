@@ -12,14 +12,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from answers import PARAMS, TARGET, Missing, lines_of, packed_engine
+from answers import PARAMS, TARGET, Missing, Packed, lines_of
 from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, collect, from_template, split
 
-from peagle.data.chat import Message
-from peagle.data.conversation import Conversation, PendingRecord
-from peagle.data.dataset import read_prompts, read_records
+from peagle.data.chat import Conversation, Message
+from peagle.data.dataset import read_prompts
+from peagle.data.endpoint import PendingRecord
 from peagle.data.jsonl import append, open_to_append
-from peagle.data.regenerate import Engine, answer_turn
+from peagle.data.records import read_records
+from peagle.data.regenerate import answer_turn
 
 PACKED = Path(__file__).with_name("answers.jsonl.gz")
 MADE = ("greedy.jsonl", "sampled.jsonl", "synth.jsonl")
@@ -54,7 +55,7 @@ def could_be_asked(prompts: Path, data: Path, answers: list[Path]) -> list[list[
     return asked
 
 
-def answered(engine: Engine, number: int, turns: list[str]) -> PendingRecord | None:
+def answered(engine: Packed, number: int, turns: list[str]) -> PendingRecord | None:
     """A record with all its answers; None where one of them is not there."""
     record = PendingRecord(number, Conversation([[user_turn(text)] for text in turns]))
     with suppress(Missing):
@@ -71,7 +72,7 @@ def user_turn(text: str) -> Message:
 def main() -> None:
     prompts, data, *answers = map(Path, sys.argv[1:])
     output = data / "more.jsonl"
-    engine = packed_engine(lines_of(PACKED, output))
+    engine = Packed(lines_of(PACKED, output))
     with open_to_append(output) as file:
         for number, turns in enumerate(could_be_asked(prompts, data, answers)):
             if record := answered(engine, number, turns):

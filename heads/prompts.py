@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from peagle.data.dataset import read_prompts, read_records
+from peagle.data.dataset import read_prompts
+from peagle.data.records import read_records
 from peagle.model.template import load_tokenizer
 
 SEED = 0

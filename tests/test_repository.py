@@ -1,9 +1,12 @@
 """Files by which others join: workflows call `make` targets that exist, by pinned actions, and
 one version stands everywhere."""
 
+import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
+import pytest
 import yaml
 
 from peagle import __version__
@@ -37,3 +40,13 @@ def test_one_version_stands_everywhere() -> None:
     assert citation["version"] == __version__
     assert f'"peagle-demo-heads=={__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "heads").glob("*.py")))
+def test_scripts_of_the_heads_find_what_they_import(script: str) -> None:
+    """They run once a year, and no other test runs them."""
+    tree = ast.parse((ROOT / "heads" / f"{script}.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("peagle"):
+            module = import_module(node.module or "")
+            assert [each.name for each in node.names if not hasattr(module, each.name)] == []
