@@ -115,11 +115,12 @@ train() { # method, captured folders, tokens to have seen
 
 peagle_train() { # output, method, captured folders, further settings
   local start=(--init-from "$(start_of "$2")" --warmup 0.0025)
+  if [ -d "$1/checkpoints" ]; then start+=(--resume); fi
   local each data=()
   for each in ${3//,/ }; do data+=(--data "$each"); done
   # shellcheck disable=SC2086 (several words)
   OMP_NUM_THREADS=1 exec peagle train smollm2-135m --method "$2" --output "$1" "${data[@]}" \
-    --resume auto --held-out data/measured.jsonl "${SETTINGS[@]}" ${METHOD[$2]} "${start[@]}" "${@:4}"
+    --held-out data/measured.jsonl "${SETTINGS[@]}" ${METHOD[$2]} "${start[@]}" "${@:4}"
 }
 
 # ---- commands
