@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 1926,
-    "peagle.engine.llm": 5618,
-    "peagle.model.drafter": 330,
-    "peagle.train.trainer": 2045,
-    "peagle.backends.torch": 690,
-    "peagle.backends.cuda.backend": 1056,
-    "peagle.backends.cpu.backend": 1180,
+    "peagle.engine.engine": 1920,
+    "peagle.engine.llm": 5617,
+    "peagle.model.drafter": 326,
+    "peagle.train.trainer": 2014,
+    "peagle.backends.torch": 682,
+    "peagle.backends.cuda.backend": 1048,
+    "peagle.backends.cpu.backend": 1147,
 }
-PACKAGE = 16_691
+PACKAGE = 16_650
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,
