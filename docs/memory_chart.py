@@ -13,13 +13,13 @@ import random
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
 from matplotlib.figure import Figure
-from speedup_chart import HERE, LOOKS, Look
+from speedup_chart import HERE, Look, colour, save
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedTokenizerFast
 
@@ -92,16 +92,11 @@ def draw(found: dict[str, Any], look: Look) -> Figure:
     for name, peaks in found["peaks"].items():
         for command, style in (("train", "-"), ("capture", "--")):
             sizes = [size / 1e9 for size in peaks[command]]
-            colour = look.bars[COLOURS[name]]
+            ink = look.bars[COLOURS[name]]
             label = f"{name}, {command}"
-            axes.plot(found["lengths"], sizes, style, marker="o", color=colour, label=label)
+            axes.plot(found["lengths"], sizes, style, marker="o", color=ink, label=label)
     axes.set(xlabel="tokens of the document", ylabel="peak memory (GB)", ylim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=look.ink)
-    for spine in axes.spines.values():
-        spine.set_color(look.line)
-    for text in (axes.xaxis.label, axes.yaxis.label):
-        text.set_color(look.ink)
+    colour(axes, look)
     axes.legend(frameon=False, labelcolor=look.ink, loc="upper left")
     return figure
 
@@ -116,10 +111,7 @@ def main() -> None:
         found = measure([int(length) for length in args.lengths.split(",")])
         RESULT.write_text(json.dumps(found, indent=2) + "\n")
     found = json.loads(RESULT.read_text())
-    with matplotlib.rc_context({"svg.hashsalt": "peagle", "svg.fonttype": "path"}):
-        for look in LOOKS:
-            file = args.output / f"memory-{look.name}.svg"
-            draw(found, look).savefig(file, transparent=True, metadata={"Date": None})
+    save(partial(draw, found), args.output, "memory")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ same bytes.
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
@@ -64,14 +67,27 @@ def draw(report: dict[str, Any], look: Look) -> Figure:
     axes.axhline(1, color=look.line, linewidth=1, linestyle="--")
     axes.set(ylim=(0, 1.75), ylabel="speed-up over the target alone", xlabel="concurrent requests")
     axes.set_xticks(range(len(found)), [str(load) for load in found])
+    colour(axes, look)
+    axes.legend(frameon=False, labelcolor=look.ink, ncols=2, loc="upper right")
+    return figure
+
+
+def colour(axes: Axes, look: Look) -> None:
+    """Give the axes the colours of a page; two sides are enough."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=look.ink)
     for spine in axes.spines.values():
         spine.set_color(look.line)
     for text in (axes.xaxis.label, axes.yaxis.label):
         text.set_color(look.ink)
-    axes.legend(frameon=False, labelcolor=look.ink, ncols=2, loc="upper right")
-    return figure
+
+
+def save(draw: Callable[[Look], Figure], output: Path, name: str) -> None:
+    """Write the versions of a picture for all pages."""
+    with matplotlib.rc_context({"svg.hashsalt": "peagle", "svg.fonttype": "path"}):
+        for look in LOOKS:
+            file = output / f"{name}-{look.name}.svg"
+            draw(look).savefig(file, transparent=True, metadata={"Date": None})
 
 
 def main() -> None:
@@ -79,10 +95,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "figures")
     output = parser.parse_args().output
     report = json.loads((HERE.parent / "benchmarks" / "results" / "bench.json").read_text())
-    with matplotlib.rc_context({"svg.hashsalt": "peagle", "svg.fonttype": "path"}):
-        for look in LOOKS:
-            file = output / f"speedup-{look.name}.svg"
-            draw(report, look).savefig(file, transparent=True, metadata={"Date": None})
+    save(partial(draw, report), output, "speedup")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_hub_name(path: Path) -> bool:
-    """Whether a path that is no file may be owner/name[/config[/split]]."""
+    """Return whether a path that is no file may be owner/name[/config[/split]]."""
     named = path.parts[:1] not in [("/",), ("..",)] and path.suffix not in SUFFIXES
     return named and 2 <= len(path.parts) <= 4
 

@@ -68,6 +68,12 @@ class Described:
         return len(self.layers)
 
 
+def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Weights whose names begin with a prefix, by the rest of their names."""
+    found = (name for name in weights if name.startswith(prefix))
+    return {name.removeprefix(prefix): weights[name] for name in found}
+
+
 class DescribedTarget(BaseTarget):
     """A target by its description and its weights, on the CPU."""
 
@@ -98,9 +104,4 @@ class DescribedTarget(BaseTarget):
 
     def layer_weights(self, layer: int) -> Mapping[str, Tensor]:
         """See `BaseTarget.layer_weights`."""
-        prefix = f"model.layers.{layer}."
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(prefix)
-        }
+        return below(self.tensors, f"model.layers.{layer}.")

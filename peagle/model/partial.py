@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.model.describe import read_weights, weight_files
+from peagle.model.described import below
 from peagle.model.loader import (
     load_target,
     locate,
@@ -58,12 +59,7 @@ class PartialTarget(Target):
 
     def layer_weights(self, layer: int) -> Mapping[str, Tensor]:
         """See `BaseTarget.layer_weights`."""
-        prefix = f"{self._prefix}{layer}."
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in self._mapped.items()
-            if name.startswith(prefix)
-        }
+        return below(self._mapped, f"{self._prefix}{layer}.")
 
     layer_state = layer_weights
 

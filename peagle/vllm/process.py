@@ -66,7 +66,7 @@ class Installed(NamedTuple):
         return "cpu" in self.package or "cpu" in self.version
 
     def corrects(self, environ: Mapping[str, str]) -> bool:
-        """Whether heads draft with their correction in a process with these variables."""
+        """Return whether heads draft with their correction in a process with these variables."""
         allowed = environ.get("VLLM_PLUGINS", PLUGIN).split(",")
         return PLUGIN in allowed and ".".join(self.version.split(".")[:2]) in self.plugin
 

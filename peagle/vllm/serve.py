@@ -225,7 +225,7 @@ def kind_of(layer: PretrainedConfig | LayerConfig, attention: str = FULL) -> Kin
 
 
 def one_group(target: Sequence[Kind], kind: Kind, draft: int, slack: float) -> bool:
-    """Whether vLLM keeps the KV cache of a head's `draft` layers, each of `kind`, in one group.
+    """Return whether vLLM keeps a head's `draft` layers, each of `kind`, in one KV cache group.
 
     vLLM cuts the layers of each kind into groups. A group has the rarest kind's number of layers,
     or the commonest kind's if that is less than `slack` times larger (1.25 before 0.18, then 1.5).

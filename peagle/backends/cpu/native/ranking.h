@@ -18,13 +18,10 @@ struct Largest {
   int64_t* ids;
   int64_t found = 0;
 
-  // The smallest number that would not be kept.
-  float bound() const {
-    return found < count ? -std::numeric_limits<float>::infinity() : values[count - 1];
-  }
+  bool takes(float value) const { return found < count || value > values[count - 1]; }
 
   void add(float value, int64_t id) {
-    if (found == count && !(value > values[count - 1])) return;
+    if (!takes(value)) return;
     int64_t at = found < count ? found++ : count - 1;
     for (; at > 0 && value > values[at - 1]; --at) {
       values[at] = values[at - 1];
@@ -48,7 +45,7 @@ void rank_row(const T* x, int64_t width, Largest largest) {
       most = value > most ? value : most;
       nan |= value != value;
     }
-    if (largest.found == largest.count && !(most > largest.bound())) continue;
+    if (!largest.takes(most)) continue;
     for (int64_t i = first; i < last; ++i) largest.add(load(x[i]), i);
   }
   if (nan) largest.values[0] = std::numeric_limits<float>::quiet_NaN();
