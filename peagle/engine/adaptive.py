@@ -35,7 +35,7 @@ REST_LOAD = 8  # requests from which that is worth it
 EXPLORE_NODES = 3  # nodes that are verified to explore
 EXPLORE_SHARE = 0.005  # maximum share of time for exploring nodes, and as much for exploring drafts
 DRAFT_WEIGHT = 1 / 64  # weight of a new draft in the expected one
-GUESS = 0.5  # chance, given its parent, of a node deeper than was drafted
+GUESS = 0.5  # chance of a node, given its parent, before anything was drafted
 CHANCES = [2 ** (-number / 4) for number in range(32)]  # (C,) of each class of nodes
 
 # Rows of each forward that drafts, by new slots and by the requests of every further depth.
@@ -70,15 +70,17 @@ class Plan(NamedTuple):
 class AdaptiveBudget(Budget):
     """Chooses from measured costs and the tokens accepted so far.
 
-    `passes` are the rows of the drafter's forwards; `verify` is the target's curve, `draft` the
-    drafter's, both by rows of one forward.
+    `passes` are the rows of the drafter's forwards, one or more; `verify` is the target's curve,
+    `draft` the drafter's, both by rows of one forward. The first forward also pays for what a round
+    that drafts needs once: features, candidates, trees.
     """
 
     def __init__(self, passes: Passes, k: int, verify: Curve, draft: Curve) -> None:
         super().__init__(k)
         self.passes = passes
         self.verify = verify
-        self.draft = draft
+        self.draft = draft  # of the first forward
+        self.deeper = Curve(dict(zip(draft.rows, draft.seconds, strict=True)))  # of the others
         self.overhead = 0.0  # seconds of a round outside both models
         # Nodes (K, C) that a draft is expected to have, found by the drafter only.
         self.expected = histogram(k, ((depth, GUESS ** (depth + 1)) for depth in range(k)))
@@ -92,10 +94,20 @@ class AdaptiveBudget(Budget):
         too, which does not run while it does not pay."""
         factor = self.verify.observe([costs.rows], costs.verifying)
         if costs.drafter_rows:
-            self.draft.observe(costs.drafter_rows, costs.drafting)
+            self._learn_drafting(costs.drafter_rows, costs.drafting)
         else:
             self.draft.scale(factor)
+            self.deeper.scale(factor)
         self.overhead += MEASURED * (costs.overhead - self.overhead)
+
+    def _learn_drafting(self, rows: Sequence[float], seconds: float) -> None:
+        """Rounds of several depths tell the first forward's costs from the others': an error is
+        shared by the squares of the expected parts (normalised least mean squares)."""
+        first, deeper = self.draft(rows[0]), sum(map(self.deeper, rows[1:]))
+        share = (seconds - first - deeper) / (first**2 + deeper**2)
+        self.draft.observe(rows[:1], first + share * first**2)
+        if deeper:
+            self.deeper.observe(rows[1:], deeper + share * deeper**2)
 
     def choose(self, load: int, asks: Sequence[Ask], found: Sequence[float]) -> list[int]:
         """First the depth for all; then, if some cannot pay for the slots that they have missed,
@@ -198,19 +210,20 @@ class AdaptiveBudget(Budget):
         return self.verify.min_step(load) / alone.pace
 
     def _note(self, draft: Draft) -> None:
-        """Add the nodes that only the drafter proposed to the expected ones. Nodes deeper than the
-        draft are guessed, since its depth was chosen before."""
+        """Add the nodes that only the drafter proposed to the expected ones. The depth of the draft
+        was chosen before: deeper ones are guessed to go on as those before."""
         depths = draft.depths()
         looked_up = draft.follow(draft.match.tokens)
         rows = [row for row in range(1, len(depths)) if row not in looked_up]
         nodes = [(depths[row] - 1, draft.chances[row - 1]) for row in rows]
         deepest = draft.depth
         last = draft.chances[depths.index(deepest) - 1]
-        nodes += [(d, last * GUESS ** (d + 1 - deepest)) for d in range(deepest, self.k)]
+        nodes += [(d, last ** ((d + 1) / deepest)) for d in range(deepest, self.k)]
         for expected, now in zip(self.expected, histogram(self.k, nodes), strict=True):
             for group, count in enumerate(now):
                 expected[group] += DRAFT_WEIGHT * (count - expected[group])
 
     def _drafting(self, requests: float, k: int, gain: float) -> float:
         """Seconds of the new slots, one or more a request, and of what follows them."""
-        return sum(map(self.draft, self.passes(requests + gain, [requests] * (k - 1))))
+        first, *deeper = self.passes(requests + gain, [requests] * (k - 1))
+        return self.draft(first) + sum(map(self.deeper, deeper))

@@ -93,7 +93,7 @@ class Setup:
         max_rows = self.max_batch + max(self.max_batch * self.k, self.drafting.max_nodes or 0)
         verify = self.shared.verify_curve(max_rows)
         if proposer is None or self.drafter is None:
-            return AdaptiveBudget(lambda *_: [], 0, verify, Curve({1: 0.0}))
+            return AdaptiveBudget(lambda *_: [0.0], 0, verify, Curve({1: 0.0}))
         draft = self.shared.draft_curve(proposer.model, self.drafter, max_rows)
         return AdaptiveBudget(proposer.method.passes, self.k, verify, draft)
 

@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from operator import mul
 from statistics import median_low
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.engine.adaptive import (
+    CHANCES,
     EXPLORE_NODES,
     EXPLORE_SHARE,
     MAX_LEFT,
@@ -80,6 +82,24 @@ def test_passes_cost_depth_only_where_there_are_passes() -> None:
     slow = {1: 0.006, 64: 0.008}
     deep, shallow = (decode(chooser(m, draft=slow), [0.75] * 7)[0] for m in ("p-eagle", "eagle3"))
     assert deep > shallow >= 1
+
+
+def test_what_a_round_needs_once_is_not_the_cost_of_each_pass() -> None:
+    budget = chooser("eagle3")
+    for number in range(400):
+        passes = 1 + number % 5
+        drafting = 0.0020 + 0.0003 * (passes - 1)
+        budget.learn(Round(1 + passes, [1.0] * passes, FLAT[1], drafting, 0.0))
+    assert budget.draft(1) == pytest.approx(0.0020, rel=0.1)
+    assert budget.deeper(1) == pytest.approx(0.0003, rel=0.2)
+
+
+def test_depths_not_drafted_go_on_as_those_before() -> None:
+    budget = chooser("eagle3")
+    for _ in range(MANY):
+        keep(budget, [0.8] * 2)
+    chances = [sum(map(mul, counts, CHANCES)) for counts in budget.expected]
+    assert chances == pytest.approx([0.8**depth for depth in range(1, 8)], rel=0.1)
 
 
 def test_of_two_requests_the_surer_one_gets_more_rows() -> None:
@@ -160,7 +180,7 @@ def test_quiet_time_is_probed_and_little_of_it() -> None:
 def test_lookup_that_does_not_pay_is_tried_now_and_then(right: bool) -> None:
     """At a load where half of all looked-up tokens would not pay: all of them do, none does."""
     verify = Curve({1: 0.02, 16: 0.033, 128: 0.16})
-    budget = AdaptiveBudget(lambda *_: [], 0, verify, Curve({1: 0.0}))
+    budget = AdaptiveBudget(lambda *_: [0.0], 0, verify, Curve({1: 0.0}))
     lookups, match = LookupCalibration(), Match(4, tuple(range(7)))
     alone, lost, kept = budget.verify(16), 0.0, 0
     for _ in range(2000):
