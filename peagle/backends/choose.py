@@ -13,6 +13,7 @@ import torch
 
 from peagle.backends.base import Backend
 from peagle.backends.cpu.library import NoCompiler
+from peagle.backends.cpu.packed import keep_packed
 from peagle.backends.torch import TorchBackend
 from peagle.model.describe import describe_target
 
@@ -32,7 +33,9 @@ def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = Fa
         why = "slower without Triton's kernels: pip install triton"
     elif device.type == "cpu" and dtype in CPU_DTYPES:
         try:
-            return _backend_module("cpu").CpuBackend(exact=exact, describe=describe_target)
+            return _backend_module("cpu").CpuBackend(
+                exact=exact, describe=describe_target, keep=keep_packed
+            )
         except NoCompiler as error:
             why = f"slower without native code: {error}"
     log.warning(why)

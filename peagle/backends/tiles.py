@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peagle.model.attention import AttentionSpec, attention
 from peagle.model.base_target import TargetOutput
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from peagle.backends.kv_cache import KVCache
 
 ROW_TILE = 8  # rows of a matrix product
-KEY_BLOCK = 512  # keys of attention: the block length of torch's CPU kernel
 
 
 class TiledTarget:
@@ -73,23 +71,3 @@ def _part(batch: "Batch", rows: slice, owner: Tensor) -> "Batch":
         seq_lens=seq_lens[query_lens.cumsum(0) - 1],
         tails=tails,
     )
-
-
-def tiled_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
-) -> Tensor:
-    """`attention` on whole tiles of queries, over keys that fill whole blocks, under a mask made by
-    `tiled_mask`. A row's last bits then do not depend on how many rows or later keys there are:
-    kernels choose their loops by both."""
-    queries = F.pad(q, (0, 0, 0, 0, 0, -len(q) % ROW_TILE))
-    missing = (0, 0, 0, 0, 0, -len(k) % KEY_BLOCK)
-    return attention(queries, F.pad(k, missing), F.pad(v, missing), mask, spec)[: len(q)]
-
-
-def tiled_mask(mask: Tensor | None, tokens: int, keys: int, device: torch.device) -> Tensor:
-    """A mask (T, S), None = all visible, for whole tiles of rows and blocks of keys. Rows after the
-    last token see everything; keys after the last one are seen by no other row."""
-    if mask is None:
-        mask = torch.ones(tokens, keys, dtype=torch.bool, device=device)
-    mask = F.pad(mask, (0, -keys % KEY_BLOCK))
-    return F.pad(mask, (0, 0, 0, -tokens % ROW_TILE), value=True)

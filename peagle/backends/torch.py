@@ -8,19 +8,22 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.backends.base import TargetModel
 from peagle.backends.batch import BLOCK, Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.own_code import OwnCodeDrafter, OwnCodeTarget
-from peagle.backends.tiles import TiledTarget, tiled_attention, tiled_mask
+from peagle.backends.tiles import ROW_TILE, TiledTarget
 from peagle.model.attention import AttentionSpec, attention, causal_mask
 from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
 
 if TYPE_CHECKING:
     from peagle.model.target import Target
+
+KEY_BLOCK = 512  # keys of attention: the block length of torch's CPU kernel
 
 
 class View(NamedTuple):
@@ -77,6 +80,26 @@ def views(batch: Batch) -> Iterator[View]:
             tail = batch.tails[row][batch.tails[row] >= 0]
             seen = int(batch.positions[row]) + 1 - len(tail)
             yield View(slice(row, row + 1), torch.cat([slots[:seen], tail]))
+
+
+def tiled_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """`attention` on whole tiles of queries, over keys that fill whole blocks, under a mask made by
+    `tiled_mask`. A row's last bits then do not depend on how many rows or later keys there are:
+    kernels choose their loops by both."""
+    queries = F.pad(q, (0, 0, 0, 0, 0, -len(q) % ROW_TILE))
+    missing = (0, 0, 0, 0, 0, -len(k) % KEY_BLOCK)
+    return attention(queries, F.pad(k, missing), F.pad(v, missing), mask, spec)[: len(q)]
+
+
+def tiled_mask(mask: Tensor | None, tokens: int, keys: int, device: torch.device) -> Tensor:
+    """A mask (T, S), None = all visible, for whole tiles of rows and blocks of keys. Rows after the
+    last token see everything; keys after the last one are seen by no other row."""
+    if mask is None:
+        mask = torch.ones(tokens, keys, dtype=torch.bool, device=device)
+    mask = F.pad(mask, (0, -keys % KEY_BLOCK))
+    return F.pad(mask, (0, 0, 0, -tokens % ROW_TILE), value=True)
 
 
 class TorchBackend:

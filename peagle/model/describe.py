@@ -145,7 +145,7 @@ def read_weights(
     return tensors if dtype is None else {name: t.to(dtype) for name, t in tensors.items()}
 
 
-def weight_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+def weight_files(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> list[Path]:
     """The files of weights whose names are `wanted`. Raises InputError for a damaged index."""
     index = folder / INDEX
     if not index.is_file():

@@ -92,6 +92,7 @@ class DescribedTarget(BaseTarget):
         describe.check_weights. `quantize`: int8 or int4, in which the backend keeps them."""
         self.name, self.config, self.tensors = name, config, tensors
         self.tokenizer, self.end_ids, self.quantize = tokenizer, end_ids, quantize
+        self.digests = list[str]()  # of the files of its weights, where these are known
         self.device, self.dtype = torch.device("cpu"), tensors[EMBEDDING].dtype
         shape = HeadShape(config.num_key_value_heads, config.head_dim, config.head_dim)
         self.kv_shapes = [shape] * len(config.layers)

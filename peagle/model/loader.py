@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
 from peagle.files import keep, sha256, writing
-from peagle.model.describe import check_weights, read_description, read_weights
+from peagle.model.describe import check_weights, read_description, read_weights, weight_files
 from peagle.model.described import Described, DescribedTarget
 from peagle.model.tokenizer import build_tokenizer
 from peagle.paths import cache_dir
@@ -90,7 +90,10 @@ def described_target(
     with reading(name):
         tensors = read_weights(folder, weights_dtype)
         check_weights(config, tensors)
-        return DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize)
+        target = DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize)
+        if quantize:
+            target.digests = [kept_digest(file) for file in weight_files(folder)]
+        return target
 
 
 def snapshot(
@@ -168,7 +171,7 @@ def locate(name: str) -> tuple[str, str | None]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
-        return str(_dequantized(path, _kept_digest(path))), None
+        return str(_dequantized(path, kept_digest(path))), None
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
@@ -258,7 +261,7 @@ def _is_whole(done: Path) -> bool:
         return False
 
 
-def _kept_digest(file: Path) -> str:
+def kept_digest(file: Path) -> str:
     """The digest of a file: computed again once another one, or a change, has taken its place."""
     found = file.stat()
     times = found.st_mtime_ns, found.st_ctime_ns  # the latter has no setter

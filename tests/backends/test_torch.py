@@ -11,8 +11,7 @@ from torch import Tensor
 
 from peagle.backends.batch import BLOCK, Batch, Span, slots_of
 from peagle.backends.kv_cache import KVCache
-from peagle.backends.tiles import KEY_BLOCK
-from peagle.backends.torch import TorchAttend
+from peagle.backends.torch import KEY_BLOCK, TorchAttend
 from peagle.model.attention import AttentionSpec, CausalAttend, HeadShape
 
 HEADS, POOL = 6, 24

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.library import DTYPES, load
-from peagle.backends.cpu.matrix import replace_head, replace_linears
+from peagle.backends.cpu.matrix import Weights, replace_head, replace_linears
 from peagle.backends.cpu.ranking import CpuRanking
 from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.own_code import OwnCodeTarget
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from peagle.model.target import Target
 
 Describe = Callable[["Target"], DescribedTarget | None]
+Products = dict[str, Weights]  # of a described target, by their names
+Keep = Callable[[DescribedTarget, Callable[[], Products]], Products]
 log = logging.getLogger(__name__)
 
 
@@ -34,21 +36,29 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, *, exact: bool = False, describe: Describe = lambda _: None) -> None:
-        """`describe`: the description of a loaded target, by which native code runs it."""
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        describe: Describe = lambda _: None,
+        keep: Keep = lambda _, make: make(),
+    ) -> None:
+        """`describe`: the description of a loaded target, by which native code runs it. `keep`: the
+        products of a described target, made by a call or known from before."""
         load()
         RANKINGS.update({("cpu", dtype): CpuRanking() for dtype in DTYPES})
         self.exact = exact
         self.describe = describe
+        self.keep = keep
 
     def target(self, target: BaseTarget, *, own: bool = False) -> "TargetModel":
         """A target that runs here. Its products are native ones over a copy of its weights; `own`:
         they take the place of its own."""
         if isinstance(target, DescribedTarget):
-            return NativeTarget(target)
+            return NativeTarget(target, self.keep)
         loaded = cast("Target", target)
         if (described := self.describe(loaded)) is not None:
-            return NativeTarget(described)
+            return NativeTarget(described, self.keep)
         if own:
             _replace_products(loaded)
         why = "its own code runs the layers, with native products and attention"

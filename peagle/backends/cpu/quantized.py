@@ -50,7 +50,7 @@ def quantize(target: "Target", kind: str) -> None:
     _check_replaced(target, kind)
     head = target.model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in BITS:
-        replace_head(target, CpuLinear.int8(head))
+        replace_head(target, quantized(head, "int8"))
 
 
 def quantized(linear: nn.Linear, kind: str) -> nn.Module:

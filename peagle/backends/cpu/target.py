@@ -3,7 +3,7 @@
 Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary, H head size, G tables of RoPE.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
-from peagle.backends.cpu.matrix import CpuLinear, quantized_weights
+from peagle.backends.cpu.matrix import CpuLinear, Weights, quantized_weights
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
 
 if TYPE_CHECKING:
     from peagle.backends.batch import Batch
+    from peagle.backends.cpu.backend import Keep
     from peagle.backends.kv_cache import KVCache
 
 # A layer's norms by their names in structs.py; those of queries and keys are there or not.
@@ -34,16 +35,15 @@ QK_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 class NativeTarget:
     """A described target whose layers run in one native call."""
 
-    def __init__(self, target: DescribedTarget) -> None:
+    def __init__(self, target: DescribedTarget, keep: "Keep") -> None:
         config = self.config = target.config
         self.embedding = target.embedding
-        layers = [_layer(target, number) for number in range(target.num_layers)]
+        weights = keep(target, lambda: _products(target))
+        layers = [_layer(target, number, weights) for number in range(target.num_layers)]
         norm = _norm(config, target.tensors[NORM])
         sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, config.activation)
         self.decoder = Decoder(layers, norm, DecoderShape(*sizes))
-        head = self.embedding if config.tied else target.tensors[HEAD]
-        head_kind = None if target.quantize is None else "int8"
-        self.head = CpuLinear(quantized_weights(head, head_kind), None)
+        self.head = CpuLinear(weights[HEAD], None)
         rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
         self.rotaries = [RotaryTable(rotary, self.embedding.dtype) for rotary in rotaries]
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
@@ -68,15 +68,23 @@ class NativeTarget:
         return logits
 
 
-def _layer(target: DescribedTarget, number: int) -> DecoderLayer:
+def _products(target: DescribedTarget) -> dict[str, Weights]:
+    """The weights of all products, by their names, laid out."""
+    layers = range(target.num_layers)
+    names = [f"model.layers.{layer}.{path}.weight" for layer in layers for path in PRODUCTS]
+    weights = {name: quantized_weights(target.tensors[name], target.quantize) for name in names}
+    head = target.embedding if target.config.tied else target.tensors[HEAD]
+    return weights | {HEAD: quantized_weights(head, target.quantize and "int8")}
+
+
+def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> DecoderLayer:
     """A layer for the library."""
     config = target.config
     weights = target.layer_weights(number)
     products = {}
     for path in PRODUCTS:
-        matrix = quantized_weights(weights[f"{path}.weight"], target.quantize)
         bias = weights[f"{path}.bias"] if path.partition(".")[2] in config.biased else None
-        products[path] = CpuLinear(matrix, bias)
+        products[path] = CpuLinear(kept[f"model.layers.{number}.{path}.weight"], bias)
     paths = SANDWICH_NORMS if config.sandwich else NORMS
     if config.qk_norm:
         paths = paths | QK_NORMS

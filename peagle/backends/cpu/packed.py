@@ -1,0 +1,77 @@
+"""Quantised weights kept in the user's cache as they are laid out: the next start maps them.
+
+A file is safetensors, with the sizes of its matrices in the header. Its name has the digests of the
+target's files, of the code that laid them out and of its own content.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import getsource
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from peagle.backends.cpu import matrix
+from peagle.backends.cpu.library import fingerprint
+from peagle.backends.cpu.matrix import Weights
+from peagle.files import replacing, sha256
+from peagle.model import int8
+from peagle.model.described import DescribedTarget
+from peagle.model.int8 import SCALE
+from peagle.model.loader import kept_digest
+from peagle.paths import cache_dir
+
+log = logging.getLogger(__name__)
+
+
+def keep_packed(
+    target: DescribedTarget, make: Callable[[], dict[str, Weights]]
+) -> dict[str, Weights]:
+    """The weights of a target's products: those of an earlier start, else made and kept. Weights
+    that are not rounded are not kept: they lie in the target's files."""
+    if not target.quantize or not target.digests:
+        return make()
+    decisive = repr((target.digests, target.quantize, target.dtype)).encode()
+    source = hashlib.sha256(decisive).hexdigest()[:16]
+    code = repr((fingerprint(), getsource(matrix), getsource(int8))).encode()
+    folder, key = cache_dir() / "packed", f"{source}-{hashlib.sha256(code).hexdigest()[:16]}"
+    for file in folder.glob(f"{key}-*.safetensors"):
+        with suppress(OSError, SafetensorError):
+            if file.stem.endswith(kept_digest(file)[:16]):
+                return _read(file, target)
+    made = make()
+    try:
+        for old in folder.glob(f"{source}-*"):  # of other versions, or damaged
+            old.unlink()
+        _write(folder, key, made)
+    except OSError as error:
+        log.warning("quantised weights are not kept for the next start: %s", error)
+    return made
+
+
+def _read(file: Path, target: DescribedTarget) -> dict[str, Weights]:
+    """Weights mapped to memory."""
+    with safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        sizes = json.loads(opened.metadata()["sizes"])
+    return {
+        name: Weights(tensors[name], tensors.get(name + SCALE), bits, tiled, target.dtype, *shape)
+        for name, (bits, tiled, *shape) in sizes.items()
+    }
+
+
+def _write(folder: Path, key: str, weights: dict[str, Weights]) -> None:
+    """Raises OSError."""
+    tensors = {name: each.data for name, each in weights.items()}
+    tensors |= {name + SCALE: w.scales for name, w in weights.items() if w.scales is not None}
+    sizes = {name: (w.bits, w.tiled, w.outputs, w.inputs) for name, w in weights.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{key}.safetensors") as made:
+        save_file(tensors, made, {"sizes": json.dumps(sizes)})
+        digest = sha256(made)
+    file = folder / f"{key}.safetensors"
+    file.rename(folder / f"{key}-{digest[:16]}.safetensors")

@@ -1,0 +1,116 @@
+"""Quantised weights outlive the process that laid them out, and bad files do no harm."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_target, save_target
+
+from peagle.backends.cpu import target as cpu_target
+from peagle.backends.cpu.library import load
+from peagle.backends.cpu.matrix import Weights
+from peagle.engine.llm import LLM
+from peagle.engine.params import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of packed weights of an empty cache."""
+    load()  # from the usual cache: not to compile it again
+    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "packed"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_target(make_target(), tmp_path / "tiny")
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The kinds in which weights were laid out so far."""
+    kinds = list[str | None]()
+    lay_out: Callable[..., Weights] = cpu_target.quantized_weights
+
+    def counting(weight: torch.Tensor, kind: str | None) -> Weights:
+        kinds.append(kind)
+        return lay_out(weight, kind)
+
+    monkeypatch.setattr(cpu_target, "quantized_weights", counting)
+    return kinds
+
+
+def answer(folder: Path, kind: str | None) -> list[int]:
+    [completion] = LLM(str(folder), quantize=kind, lookup=False).generate([[5, 6, 7]], GREEDY)
+    return completion.token_ids
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_next_start_lays_out_nothing(
+    folder: Path, packed: Path, layouts: list[str | None], kind: str
+) -> None:
+    before = answer(folder, kind)
+    assert layouts.count("int8") == (29 if kind == "int8" else 1)
+    layouts.clear()
+    assert answer(folder, kind) == before
+    assert not layouts
+    assert len(list(packed.iterdir())) == 1
+
+
+def test_each_kind_and_only_these_are_kept(
+    folder: Path, packed: Path, layouts: list[str | None]
+) -> None:
+    answer(folder, "int8")
+    answer(folder, "int4")
+    answer(folder, None)
+    assert len(list(packed.iterdir())) == 2
+    assert layouts.count(None) == 29
+
+
+def test_other_weights_are_laid_out_anew(folder: Path, layouts: list[str | None]) -> None:
+    answer(folder, "int8")
+    save_target(make_target(seed=1), folder)
+    layouts.clear()
+    answer(folder, "int8")
+    assert layouts
+
+
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_a_file_cut_short_is_made_again(
+    folder: Path, packed: Path, layouts: list[str | None], length: int
+) -> None:
+    before = answer(folder, "int8")
+    [file] = packed.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:length])
+    layouts.clear()
+    assert answer(folder, "int8") == before
+    assert layouts
+    assert [each.read_bytes() for each in packed.iterdir()] == [whole]
+
+
+def test_the_file_of_another_version_goes(folder: Path, packed: Path) -> None:
+    answer(folder, "int8")
+    [file] = packed.iterdir()
+    source, _, content = file.stem.split("-")
+    old = file.rename(packed / f"{source}-0123456789abcdef-{content}.safetensors")
+    answer(folder, "int8")
+    assert old not in packed.iterdir() and file.is_file()
+
+
+def test_without_room_it_decodes_all_the_same(
+    folder: Path, packed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = answer(folder, "int8")
+    for file in packed.iterdir():
+        file.unlink()
+    packed.rmdir()
+    packed.write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        assert answer(folder, "int8") == expected
+    assert "quantised weights are not kept" in caplog.text
+    assert packed.read_text() == "in the way"
