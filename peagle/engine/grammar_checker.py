@@ -27,7 +27,8 @@ UNLIMITED_STACK = 2**21  # bytes of a thread's stack where `ulimit -s` is unlimi
 
 
 class GrammarChecker:
-    """A process that tries grammars. It starts with the first one and ends with this object."""
+    """A process that tries grammars. It starts with the first one, or by `start`, and ends with
+    this object."""
 
     def __init__(
         self, tokenizer: str, vocabulary: int, ends: list[int], limits: dict[str, Any]
@@ -38,6 +39,11 @@ class GrammarChecker:
         self._setup = json.dumps(setup)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process now, not with the first grammar."""
+        with self._lock:
+            self._process = self._process or self._start()
 
     def refusal(self, grammar: str) -> str | None:
         """The reason why a grammar, in llguidance's own form, must not be compiled; None if it may

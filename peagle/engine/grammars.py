@@ -7,6 +7,7 @@ end, and are all that is allowed where it must.
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -91,10 +92,10 @@ class Grammars:
     def warm_up(self) -> None:
         """Read the vocabulary and start the checker now, so that no request waits for them. Errors
         are raised later, by the first request with a grammar."""
-        try:
+        with suppress(InputError):
+            self._checker.start()  # it reads the vocabulary while this process does
+            assert self._tokens
             self._compiled("regex", "a")
-        except InputError:
-            return
 
     @cached_property
     def _setup(self) -> tuple[str, int, list[int]]:
@@ -105,9 +106,11 @@ class Grammars:
             lacks = "a fast tokenizer" if ends else "a token that ends an answer"
             name = model_name(self._target.name)
             raise InputError(f"{name} cannot follow grammars: it lacks {lacks}")
-        backend = copy(tokenizer.backend_tokenizer)
-        backend.no_padding()
-        backend.no_truncation()
+        backend = tokenizer.backend_tokenizer
+        if backend.padding or backend.truncation:
+            backend = copy(backend)  # takes a second for large vocabularies
+            backend.no_padding()
+            backend.no_truncation()
         return backend.to_str(), max(len(self._target.embedding), len(tokenizer)), ends
 
     @cached_property
