@@ -50,7 +50,7 @@ from peers import (
     vllm_peer,
 )
 
-from peagle.catalog import PARALLEL_METHODS, speculative_config
+from peagle.catalog import PARALLEL_METHODS
 from peagle.cli.common import progress_bar
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -59,6 +59,7 @@ from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
+from peagle.vllm.flags import speculative_config
 
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}  # `quantize` of peagle's targets
 LOOKUP = 3  # draft tokens of transformers' prompt lookup

@@ -23,8 +23,8 @@ PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
 HEADLESS = ("lookup", "none")
 CHOICES = (*METHODS, *HEADLESS)  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
-HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
 INSTALL_HEADS = "pip install 'peagle[demo]'"
+HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
 
 
 def _names_source(text: Any) -> bool:
@@ -148,24 +148,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A question that names the nearest of what is known; None when nothing is near."""
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else None
-
-
-def flag_options(flags: VllmFlags) -> list[str]:
-    """vLLM's flags as an entry has them, on its command line."""
-    options = []
-    for flag, value in flags.items():
-        if isinstance(value, bool):
-            options.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            options += [f"--{flag}", str(value)]
-    return options
-
-
-def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
-    """vLLM's --speculative-config for a head in the folder or hub repository `model`, which drafts
-    `k` tokens a round; `parallel`: all of them in one forward."""
-    config = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
-    return config | {"parallel_drafting": True} if parallel else config
 
 
 def how_to_get(head: CatalogHead) -> str:

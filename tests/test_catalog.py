@@ -15,10 +15,10 @@ from peagle.catalog import (
     find_name,
     known_entry,
     load_catalog,
-    speculative_config,
 )
 from peagle.errors import InputError, first_line
 from peagle.paths import cache_dir
+from peagle.vllm.flags import speculative_config
 
 MINE: dict[str, Any] = {
     "target": "owner/model",

@@ -33,10 +33,10 @@ from common import (  # noqa: E402
 from engines import WARM_TOKENS, Row, measure  # noqa: E402
 from peers import CONTEXT, vllm_peer  # noqa: E402
 
-from peagle.catalog import speculative_config  # noqa: E402
 from peagle.heads.load import load_drafter  # noqa: E402
 from peagle.heads.save import save_drafter  # noqa: E402
 from peagle.model.loader import locate  # noqa: E402
+from peagle.vllm.flags import speculative_config  # noqa: E402
 
 PLUGINS = {"plain": "", "corrected": "peagle"}
 

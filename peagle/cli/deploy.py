@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from peagle.catalog import Entry, find_entry, flag_options, known_entry
+from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.options import App, Fields, check_at_least, given, group_with_default
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.plan import Choices, DeployFailed, make_plan, profile_flags, resource_name
 from peagle.deploy.sagemaker import Account
 from peagle.errors import InputError
+from peagle.vllm.flags import flag_options
 
 OF_AN_ACCOUNT = ("role", "weights", "subnets", "security_groups", "kms_key", "token_secret")
 ELSEWHERE = ("gpu", "image", "replicas", "max_replicas")
@@ -198,8 +199,7 @@ def _line(name: str, entry: Entry, choices: Choices) -> list[str]:
     flags = flag_options(profile_flags(name, entry, choices.profile, engine, None))
     options = {"engine": engine, "head": choices.head, "method": choices.method, "k": choices.k,
                "max-batch": choices.load}  # fmt: skip
-    said = flag_options({option: each for option, each in options.items() if each is not None})
-    return ["peagle", "serve", name, *said, *(["--", *flags] if flags else [])]
+    return ["peagle", "serve", name, *flag_options(options), *(["--", *flags] if flags else [])]
 
 
 def _serve(line: list[str], *, run: bool) -> None:

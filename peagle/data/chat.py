@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.data.example import Example
 from peagle.errors import InputError
-from peagle.model.template import NO_ARGS, THINKING, answer_template, apply_template, find_thoughts
+from peagle.model.template import NO_ARGS, apply_template
+from peagle.model.thoughts import THINKING, answer_template, find_thoughts
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 SYSTEM_ROLES = ("system", "developer")

@@ -17,7 +17,7 @@ import httpx2 as httpx
 from peagle.data.chat import Conversation, Message, Style, to_messages
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
-from peagle.model.template import THINKING
+from peagle.model.thoughts import THINKING
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds after the first, second … failure in a row
 MAX_TRIES = 4  # requests for one record that end with a server error or a timeout

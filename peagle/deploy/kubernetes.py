@@ -7,10 +7,10 @@ import shlex
 import shutil
 import subprocess
 
-from peagle.catalog import flag_options
 from peagle.deploy.data import facts, render
 from peagle.deploy.plan import Plan
 from peagle.errors import InputError
+from peagle.vllm.flags import flag_options
 
 COMMANDS = {
     "stack": "helm upgrade --install {name} vllm-stack --version 0.1.12 "

@@ -9,14 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from peagle.catalog import (
-    PARALLEL_METHODS,
-    Entry,
-    PackagedGGUF,
-    did_you_mean,
-    flag_options,
-    speculative_config,
-)
+from peagle.catalog import PARALLEL_METHODS, Entry, PackagedGGUF, did_you_mean
 from peagle.catalog_fields import VllmFlags
 from peagle.deploy.data import Image, facts
 from peagle.deploy.heads import Head, choose, warn
@@ -26,9 +19,11 @@ from peagle.vllm.flags import (
     LOAD,
     V1_RUNNER,
     WHOLE_CACHES,
+    flag_options,
     gpus_for,
     k_for_load,
     load_flags,
+    speculative_config,
 )
 from peagle.vllm.process import numbers
 

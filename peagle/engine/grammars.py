@@ -22,7 +22,7 @@ from peagle.engine.grammar_checker import GrammarChecker
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.model.base_target import BaseTarget
-from peagle.model.template import find_thoughts
+from peagle.model.thoughts import find_thoughts
 from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB

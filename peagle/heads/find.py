@@ -65,7 +65,8 @@ def _catalog_head(target: str, method: str | None, field: str) -> CatalogHead | 
         raise InputError(f"no {wanted} head is known for {target}", field=field, fix=FORMS)
     if known.location is not None:
         return known
-    why, fix = f"the {wanted} head of {target} is not here", how_to_get(known)
+    why = f"the {wanted} head of {target} is not here"
+    fix = how_to_get(known)
     if method is not None:
         raise InputError(why, field=field, fix=fix)
     warnings.warn(InputWarning(f"{why}; {fix}"), stacklevel=3)

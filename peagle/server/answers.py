@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Chunk, Request, Stats
-from peagle.model.template import THINKING, answer_template
+from peagle.model.thoughts import THINKING, answer_template
 from peagle.server import responses
 from peagle.server.conversations import ParsedAnswer, ResponseParser, ThoughtParser
 from peagle.server.logprobs import AnswerLogprobs, Spelling, Token, of_chat, of_text

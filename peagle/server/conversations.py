@@ -21,12 +21,8 @@ from peagle.data.chat import Message, Style, render, to_message, to_messages
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
-from peagle.model.template import (
-    answer_template,
-    check_template,
-    check_template_args,
-    find_thoughts,
-)
+from peagle.model.template import check_template, check_template_args
+from peagle.model.thoughts import answer_template, find_thoughts
 from peagle.server.responses import Function, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"  # Hermes and Qwen write calls between them

@@ -5,13 +5,14 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from peagle.catalog import load_catalog, speculative_config
+from peagle.catalog import load_catalog
 from peagle.catalog_fields import is_hub_id
 from peagle.files import replace_file
 from peagle.heads.format import read_config
 from peagle.methods.keys import default_k
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
+from peagle.vllm.flags import speculative_config
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 MARK = "<!-- Written again with the head: delete this line to keep what you change. -->"

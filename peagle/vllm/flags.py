@@ -1,6 +1,9 @@
 """vLLM's flags and variables for a load and a head: the same on this machine and elsewhere."""
 
-from peagle.catalog_fields import VllmFlags
+from collections.abc import Mapping
+from typing import Any
+
+from peagle.catalog_fields import Scalar, VllmFlags
 
 P_EAGLE_SINCE = "0.16.0"  # the oldest vLLM that drafts by a P-EAGLE head (pull request 32887)
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -8,6 +11,24 @@ V1_RUNNER = {RUNNER: "0"}
 WHOLE_CACHES: VllmFlags = {"disable-hybrid-kv-cache-manager": True}
 LOAD = 64  # requests at a time, where no number is given
 GRAPH_ROWS = 512  # rows of a CUDA graph, by vLLM's own limit
+
+
+def flag_options(flags: Mapping[str, Scalar | None]) -> list[str]:
+    """Flags on a command line, of vLLM or `peagle serve`; None leaves one out."""
+    options = list[str]()
+    for flag, value in flags.items():
+        if isinstance(value, bool):
+            options.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            options += [f"--{flag}", str(value)]
+    return options
+
+
+def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
+    """vLLM's --speculative-config for a head in the folder or hub repository `model`, which drafts
+    `k` tokens a round; `parallel`: all of them in one forward."""
+    config = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
+    return config | {"parallel_drafting": True} if parallel else config
 
 
 def k_for_load(k: int, load: int, rows: int = GRAPH_ROWS) -> int:

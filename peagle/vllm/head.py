@@ -4,11 +4,10 @@ import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig
 
-from peagle.catalog import speculative_config
 from peagle.errors import InputError, first_line
 from peagle.files import writing
 from peagle.heads.find import Head, read_remote
@@ -142,11 +141,6 @@ def unreadable(keys: HeadKeys) -> str | None:
     if len(keys.layers) not in (0, counted):
         return f"vLLM counts {counted} feature layers, it has {len(keys.layers)}"
     return None
-
-
-def speculative(head: Head) -> dict[str, Any]:
-    """vLLM's --speculative-config."""
-    return speculative_config(METHODS[head.method].parallel, str(head.folder), head.k)
 
 
 def target_config(target: str) -> PretrainedConfig:

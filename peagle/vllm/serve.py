@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from transformers import PretrainedConfig
 
-from peagle.catalog import Entry, flag_options, known_entry
+from peagle.catalog import PARALLEL_METHODS, Entry, known_entry
 from peagle.catalog_fields import VllmFlags
 from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
@@ -24,8 +24,16 @@ from peagle.heads.format import read_keys
 from peagle.model.layer_config import LayerConfig, head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
-from peagle.vllm.flags import LOAD, WHOLE_CACHES, gpus_for, k_for_load, load_flags
-from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, speculative, target_config
+from peagle.vllm.flags import (
+    LOAD,
+    WHOLE_CACHES,
+    flag_options,
+    gpus_for,
+    k_for_load,
+    load_flags,
+    speculative_config,
+)
+from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, target_config
 from peagle.vllm.process import Installed, environment, gpu_memory, look, older
 
 MIDDLEWARE = Path(__file__).with_name("middleware")
@@ -98,7 +106,8 @@ def prepare(settings: ServeSettings) -> Launch:
     catalog = flag_options(_catalog_flags(entry, head, load, installed))
     options = [*catalog, *_options(settings), *needed, *settings.flags]
     if head is not None:
-        options += ["--speculative-config", json.dumps(speculative(head))]
+        drafts = speculative_config(head.method in PARALLEL_METHODS, str(head.folder), head.k)
+        options += ["--speculative-config", json.dumps(drafts)]
     path, _ = locate(settings.target)
     command = [str(python), *PROGRAMS[installed.package], path, *options]
     where = f"{settings.host}:{settings.port}"
@@ -138,7 +147,7 @@ def _options(settings: ServeSettings) -> list[str]:
         "max-num-seqs": settings.max_batch,
         "chat-template": _template(settings),
     }
-    return flag_options({name: value for name, value in options.items() if value is not None})
+    return flag_options(options)
 
 
 def _template(settings: ServeSettings) -> str | None:

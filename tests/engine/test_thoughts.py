@@ -15,7 +15,7 @@ from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.model.template import find_thoughts
+from peagle.model.thoughts import find_thoughts
 
 ASKED = [{"role": "user", "content": "the <think> cat"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 22]}}}

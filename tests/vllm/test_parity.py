@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from peagle.bench.workload import human_eval
-from peagle.catalog import PARALLEL_METHODS, speculative_config
+from peagle.catalog import PARALLEL_METHODS
 from peagle.data.chat import prompt_ids
 from peagle.engine.corrected import CorrectedScores
 from peagle.engine.llm import LLM
@@ -25,6 +25,7 @@ from peagle.heads.load import load_drafter, rebuilt
 from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
+from peagle.vllm.flags import speculative_config
 
 pytestmark = pytest.mark.vllm
 
