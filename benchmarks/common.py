@@ -149,4 +149,4 @@ def _kept(played: Played) -> dict[str, Any]:
 
 def _played(seconds: float, samples: list[dict[str, Any]], drafting: dict[str, Any]) -> Played:
     asked = [Sample(**sample | {"output": tuple(sample["output"])}) for sample in samples]
-    return Played(asked, seconds, Stats(**drafting), whole=True)
+    return Played(asked, seconds, Stats(**drafting))

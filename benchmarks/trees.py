@@ -242,7 +242,7 @@ def _all(plays: list[Played]) -> Played:
     """Several plays as one."""
     samples = [sample for played in plays for sample in played.samples]
     drafting = sum((played.drafting for played in plays), Stats())
-    return Played(samples, sum(played.seconds for played in plays), drafting, whole=True)
+    return Played(samples, sum(played.seconds for played in plays), drafting)
 
 
 def dataset_rows(part: Part, found: dict[int, Plays]) -> list[dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""A load: conversations are played, and each turn is timed.
-
-The same code plays them with an engine in this process and with a server at a URL.
-"""
+"""A load: conversations are played, and each turn is timed."""
 
 import asyncio
 import time
@@ -9,28 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from peagle.engine.params import RequestFailure
 from peagle.engine.request import Stats
 
 Message = dict[str, str]
 Conversations = list[list[str]]  # the user turns of each
 OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
-MAX_FAILURES = 3  # without a later answer before a client counts as gone
 
 
-class AnswerError(RuntimeError):
-    """A turn that was not answered. `gone`: no other may be answered either."""
-
-    def __init__(self, why: str, *, gone: bool = False) -> None:
-        super().__init__(why)
-        self.gone = gone
+class AnswerError(RequestFailure):
+    """A turn that was not answered."""
 
 
 class Answer(NamedTuple):
     """The answer to a turn."""
 
     text: str
-    output: tuple[int, ...] | str  # token ids; the text where a server does not tell them
-    tokens: int
+    output: tuple[int, ...]  # token ids
     first: float  # time.perf_counter() at the first token
 
 
@@ -43,7 +35,7 @@ class Sample:
     seconds: float  # from the question to the last token
     ttft: float = 0.0  # seconds to the first token
     tokens: int = 0
-    output: tuple[int, ...] | str = ""  # as in Answer
+    output: tuple[int, ...] = ()
     text: str = ""
     error: str | None = None
 
@@ -61,13 +53,12 @@ class Sample:
 
 
 class Client(Protocol):
-    """An engine or a server that answers turns."""
+    """An engine that answers turns."""
+
+    stats: Stats  # drafting statistics of its answers so far
 
     async def ask(self, messages: list[Message]) -> Answer:
         """Answer a conversation. Raises AnswerError."""
-
-    async def drafting(self) -> Stats:
-        """Drafting statistics since it was opened; no rounds where it counts none."""
 
 
 class Played(NamedTuple):
@@ -76,7 +67,6 @@ class Played(NamedTuple):
     samples: list[Sample]
     seconds: float  # from the first question to the last token
     drafting: Stats
-    whole: bool  # False: the client was gone, and the rest was not played
 
     @property
     def tokens_per_second(self) -> float:
@@ -88,54 +78,6 @@ class Played(NamedTuple):
         return [sample.error for sample in self.samples if sample.error is not None]
 
 
-class _Player:
-    """Plays conversations until the client is gone."""
-
-    def __init__(self, client: Client, on_turns: OnTurns) -> None:
-        self.client = client
-        self.on_turns = on_turns
-        self.samples = list[Sample]()
-        self.failures = list[float]()  # their times; an answer forgets those before its question
-        self.started = time.perf_counter()
-
-    @property
-    def gone(self) -> bool:
-        return len(self.failures) >= MAX_FAILURES
-
-    async def play(self, number: int, turns: list[str]) -> None:
-        """Ask the turns of one conversation in order; a failure ends it."""
-        history = list[Message]()
-        for turn, text in enumerate(turns):
-            if self.gone:
-                return
-            history.append({"role": "user", "content": text})
-            sample = await self._ask(number, turn, history)
-            self.samples.append(sample)
-            if sample.error is not None:
-                self.on_turns(len(turns) - turn)
-                return
-            history.append({"role": "assistant", "content": sample.text})
-            self.on_turns(1)
-
-    async def _ask(self, number: int, turn: int, history: list[Message]) -> Sample:
-        started = time.perf_counter()
-        try:
-            answer = await self.client.ask(history)
-        except AnswerError as error:
-            if error.gone:
-                self.failures.append(time.perf_counter())
-            return Sample(number, turn, time.perf_counter() - started, error=str(error))
-        self.failures = [failed for failed in self.failures if failed > started]
-        seconds = time.perf_counter() - started
-        ttft = answer.first - started
-        return Sample(number, turn, seconds, ttft, answer.tokens, answer.output, answer.text)
-
-    async def played(self) -> Played:
-        """The samples, once all conversations have ended."""
-        seconds = time.perf_counter() - self.started
-        return Played(self.samples, seconds, await self.client.drafting(), whole=not self.gone)
-
-
 async def closed_loop(
     conversations: Conversations,
     concurrency: int,
@@ -145,14 +87,44 @@ async def closed_loop(
 ) -> Played:
     """Play `concurrency` conversations at a time, numbered from `first`; the next begins when one
     has ended."""
-    player = _Player(client, on_turns)
+    started = time.perf_counter()
+    samples = list[Sample]()
     waiting = iter(enumerate(conversations, first))
 
     async def worker() -> None:
         for number, turns in waiting:
-            await player.play(number, turns)
+            played = await _conversation(client, number, turns, on_turns)
+            samples.extend(played)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(conversations))):
             group.create_task(worker())
-    return await player.played()
+    return Played(samples, time.perf_counter() - started, client.stats)
+
+
+async def _conversation(
+    client: Client, number: int, turns: list[str], on_turns: OnTurns
+) -> list[Sample]:
+    """Ask the turns of one conversation in order; a failure ends it."""
+    samples = list[Sample]()
+    history = list[Message]()
+    for turn, text in enumerate(turns):
+        history.append({"role": "user", "content": text})
+        sample = await _ask(client, number, turn, history)
+        samples.append(sample)
+        if sample.error is not None:
+            on_turns(len(turns) - turn)
+            break
+        history.append({"role": "assistant", "content": sample.text})
+        on_turns(1)
+    return samples
+
+
+async def _ask(client: Client, number: int, turn: int, history: list[Message]) -> Sample:
+    started = time.perf_counter()
+    try:
+        text, output, first = await client.ask(history)
+    except AnswerError as error:
+        return Sample(number, turn, time.perf_counter() - started, error=str(error))
+    seconds = time.perf_counter() - started
+    return Sample(number, turn, seconds, first - started, len(output), output, text)

@@ -1,4 +1,4 @@
-"""The engine in this process as a client of a load, measurements with it, and the verdict of
+"""The engine as a client of a load, measurements with it, and the verdict of
 `peagle eval`."""
 
 import asyncio
@@ -82,11 +82,7 @@ class Native(AbstractAsyncContextManager["Native"]):
         if request.failure is not None or opened.first is None:
             raise AnswerError(request.failure or "no token was generated")
         output = tuple(request.output)
-        return Answer(request.text.text, output, len(output), opened.first)
-
-    async def drafting(self) -> Stats:
-        """Statistics of the answers so far."""
-        return self.stats
+        return Answer(request.text.text, output, opened.first)
 
     def ids(self, messages: list[Message]) -> list[int]:
         """The prompt of a conversation; benchmarks with random weights override it."""

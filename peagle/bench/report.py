@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from jinja2 import Environment, FileSystemLoader
 
 from peagle.engine.drafting import Drafting
@@ -37,7 +36,6 @@ def write(report: dict[str, Any], output: Path) -> Path:
         title=title,
         drafts=lambda row: str(Drafting.from_row(row)),
         pictures=draw(report["rows"]),
-        published=published(report),
     )
     file = output.with_suffix(".html")
     replace_file(file, page)
@@ -47,23 +45,6 @@ def write(report: dict[str, Any], output: Path) -> Path:
 def title(method: str) -> str:
     """The name of a method in a report."""
     return METHODS[method].title if method in METHODS else method
-
-
-def published(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Published ratios for the report's data set, each with the ratio measured here under the same
-    number of conversations; None where it was not measured."""
-    greedy = [row for row in fastest(report["rows"]) if not row["temperature"]]
-    speeds = {(row["method"], row["concurrency"]): row["output_tps"] for row in greedy}
-    found = []
-    for figure in yaml.safe_load((HERE / "published.yaml").read_text()):
-        if figure["dataset"] != report["settings"]["dataset"]:
-            continue
-        for concurrency, ratio in figure["by_concurrency"].items():
-            speed = speeds.get((figure["method"], concurrency))
-            base = speeds.get((figure["over"], concurrency))
-            here = round(speed / base, 2) if speed and base else None
-            found.append({**figure, "concurrency": concurrency, "ratio": ratio, "here": here})
-    return found
 
 
 def draw(rows: list[Row]) -> list[str]:

@@ -11,14 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peagle.bench.load import (
-    AnswerError,
-    Client,
-    Conversations,
-    OnTurns,
-    Played,
-    closed_loop,
-)
+from peagle.bench.load import Client, Conversations, OnTurns, Played, closed_loop
 from peagle.bench.summary import Cell, Result, row
 from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.engine.drafting import Drafting
@@ -77,10 +70,6 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
     return possible
 
 
-class Stopped(RuntimeError):
-    """The engine or server stopped answering; earlier loads are in their results."""
-
-
 def by_repeat(results: list[Result], conversations: Conversations, repeats: int) -> Iterator[Load]:
     """Play all conversations in every cell, `repeats` times. The cells are interleaved and their
     order rotates, so that noise of the machine affects all alike."""
@@ -108,16 +97,14 @@ def play(
 ) -> None:
     """Play loads in order, each cell after a warm-up, and add them to their results.
 
-    Calls `on_load` after each. Raises Stopped when a load was not answered to its end.
+    Calls `on_load` after each. Raises AnswerError where a warm-up is not answered.
     """
     for number, load in enumerate(loads):
         cell = load.result.cell
         if not load.result.repeats:
             asyncio.run(_warm_up(cell, opened))
-        played = play_once(load, opened, seed=SEEDS * number)
+        play_once(load, opened, seed=SEEDS * number)
         on_load()
-        if not played.whole:
-            raise Stopped(f"{cell}: {played.errors[-1]}")
 
 
 def play_once(
@@ -142,17 +129,13 @@ def play_once(
 
 async def _warm_up(cell: Cell, opened: Open) -> None:
     async with opened(cell, 0) as client:
-        try:
-            await client.ask(WARM_UP)
-        except AnswerError as error:
-            raise Stopped(f"{cell}: {error}") from error
+        await client.ask(WARM_UP)
 
 
 def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
     """The JSON file: `about` (device, versions, settings), then a row for each cell played."""
     repeats = about["settings"]["repeats"]
     complete = all(len(result.repeats) == repeats for result in results)
-    complete &= all(played.whole for result in results for played in result.repeats)
     played = [result for result in results if result.repeats]
     alone = {result.cell.load: result for result in played if result.cell.drafting.mode == "none"}
     rows = [row(result, alone.get(result.cell.load)) for result in played]

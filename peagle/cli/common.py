@@ -69,10 +69,8 @@ VLLM_DEVICES = ("auto", "cuda")  # values of --device that vLLM on a GPU serves,
 LEAVE_OUT = "leave it out, or set `engine` to native"
 # Options of the native engine only: why vLLM has none, and what to do with vLLM.
 NOT_VLLMS = {
-    "k adaptive": ("cannot choose K every round", "give numbers, as `k` 7"),
     "nodes": ("drafts chains only", "give `k`"),
     "no_lookup": ("drafts by the head alone", LEAVE_OUT),
-    "methods lookup": ("drafts by a head only", LEAVE_OUT),
     "device": ("finds its devices itself", LEAVE_OUT),
     "quantize": ("has its own --quantization", "give that after -- of peagle serve"),
     "kv_tokens": ("sizes its cache in bytes", "give its --kv-cache-memory-bytes after --"),
@@ -201,9 +199,8 @@ def announced_device(name: str) -> str:
 
 def not_vllms(name: str) -> InputError:
     """The error of an option that vLLM lacks."""
-    field, _, value = name.partition(" ")
     why, fix = NOT_VLLMS[name]
-    return InputError(f"vLLM {why}", field=field, value=value or None, fix=fix)
+    return InputError(f"vLLM {why}", field=name, fix=fix)
 
 
 def resolve_engine(

@@ -55,7 +55,10 @@ GONE = {  # commands and options of earlier versions, and what does it now
     "bench --lookup": "--no-lookup turns it off; benchmarks/trees.py compares both",
     "bench --rate": "`vllm bench serve --request-rate` measures `peagle serve` so",
     "bench --random-weights": "benchmarks/random_weights.py measures large shapes",
-    "doctor --vllm-python": "`peagle bench` measures a head with --engine vllm and native",
+    "bench --url": "`vllm bench serve` measures a running server, ours too",
+    "bench --engine": "`peagle serve --engine vllm` runs vLLM, `vllm bench serve` measures it",
+    "bench --vllm-python": "`peagle serve --engine vllm` takes it, `vllm bench serve` measures",
+    "doctor --vllm-python": "`make test-vllm` compares heads with vLLM, token by token",
     "train --loss": "KL divergence is the only loss",
     "train --floor": "--ratio alone sets the number of elements that a depth keeps",
 }

@@ -9,11 +9,12 @@ from typing import Any
 
 import httpx2 as httpx
 
-from peagle.bench.client import ROUNDS, STREAM_TIMEOUT, new_text
 from peagle.deploy.plan import DeployFailed
 from peagle.errors import first_line
 
+ROUNDS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+STREAM_TIMEOUT = httpx.Timeout(30.0, read=600.0)  # a token may wait in a queue
 
 
 def question(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def ask(parts: Iterable[bytes], show: Callable[[str], None]) -> str:
         if error := event.get("error"):
             why = error.get("message") if isinstance(error, dict) else error
             raise DeployFailed(f"no answer ({why})")
-        text = "".join(map(new_text, event.get("choices") or ()))
+        text = "".join(map(_new_text, event.get("choices") or ()))
         if text and first is None:
             first = time.perf_counter() - began
         show(text)
@@ -46,6 +47,13 @@ def ask(parts: Iterable[bytes], show: Callable[[str], None]) -> str:
         raise DeployFailed("no answer (the stream has no text)")
     rate = f"{tokens / seconds:.1f} tokens a second"
     return f"{tokens} tokens in {seconds:.1f} s, the first after {first:.1f} s: {rate}"
+
+
+def _new_text(choice: dict[str, Any]) -> str:
+    """The new text of a streamed choice, reasoning included."""
+    delta = choice.get("delta") or {}
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    return reasoning + (delta.get("content") or "")
 
 
 def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes]:

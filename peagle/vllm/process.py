@@ -4,17 +4,12 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from http.client import HTTPException
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from urllib.request import urlopen
 
 from peagle.errors import InputError
 
@@ -32,8 +27,6 @@ except ImportError:
 print(found[0].metadata["Name"], found[0].version, ",".join(TESTED), sys.prefix)
 """
 PLUGIN = "peagle"  # packages/peagle-vllm, as vLLM lists it
-HOST = "127.0.0.1"
-START_SECONDS = 900.0  # for loading weights and compiling
 END_SECONDS = 20  # for a process to end by itself
 # For the script of this folder.
 SCRIPT_ENVIRONMENT = {
@@ -165,19 +158,17 @@ def environment(
 class Process:
     """A vLLM process whose log goes to a file. It ends with its workers when it is closed.
 
-    A script (`server` false) reads JSON lines and answers in JSON lines; it ends with its input.
+    It reads JSON lines and answers in JSON lines, and ends with its input.
     """
 
-    def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], log: Path, *, server: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.log = log
         with log.open("w") as file:
             self.child = subprocess.Popen(
                 command,
                 env=environ,
-                stdin=None if server else subprocess.PIPE,
-                stdout=file if server else subprocess.PIPE,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
                 start_new_session=True,  # its workers are killed as a group
@@ -203,11 +194,9 @@ class Process:
 
     def close(self) -> None:
         """End it, by force where it does not end by itself."""
-        if self.child.stdin is None:
-            self.child.terminate()
-        else:
-            with suppress(BrokenPipeError):
-                self.child.stdin.close()
+        assert self.child.stdin is not None
+        with suppress(BrokenPipeError):
+            self.child.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self.child.wait(END_SECONDS)
         with self.child, suppress(ProcessLookupError):
@@ -217,36 +206,3 @@ class Process:
 def last_line(text: str) -> str:
     """Return the last line of a log that is not blank: where a program ends by an error, that."""
     return (text.strip().splitlines() or ["no message"])[-1]
-
-
-@contextmanager
-def serving(options: list[str], python: Path | None) -> Iterator[str]:
-    """Yield the base URL of `peagle serve --engine vllm` with these options.
-
-    `python` is the interpreter that has vLLM. Raises VllmFailed, with the last line of its log,
-    when it ends or does not answer.
-    """
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "peagle", "serve", "--engine", "vllm", *options]
-    command += ["--host", HOST, "--port", port]
-    if python is not None:
-        command += ["--vllm-python", str(python)]
-    environ = {**os.environ, "PEAGLE_API_KEY": ""}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "vllm.log")
-        with closing(Process(command, environ, log, server=True)) as process:
-            _wait(process, f"http://{HOST}:{port}/health")
-            yield f"http://{HOST}:{port}/v1"
-
-
-def _wait(process: Process, health: str) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        if process.child.poll() is not None:
-            raise process.failure()
-        with suppress(OSError, HTTPException), urlopen(health, timeout=5):
-            return
-        time.sleep(0.5)
-    raise VllmFailed(f"vLLM did not answer within {START_SECONDS:.0f} s")

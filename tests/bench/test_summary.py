@@ -30,7 +30,7 @@ def result(
         drafting = Stats(forwards=8, tokens=8)
         if method != "none":
             drafting = Stats(10, 30, [4, 1], 2, 12, 18)
-        made.repeats.append(Played(samples, seconds, drafting, True))
+        made.repeats.append(Played(samples, seconds, drafting))
     return made
 
 

@@ -21,7 +21,7 @@ def played(seconds: float, tokens: tuple[int, ...] = (1, 2)) -> Played:
     """One conversation; each forward emitted two tokens."""
     sample = Sample(0, 0, seconds, seconds / 2, len(tokens), tokens)
     stats = Stats(1, 3, [1, 0, 0], 1, 1, 2)
-    return Played([sample], seconds, stats, whole=True)
+    return Played([sample], seconds, stats)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import ChatServer, Reply
 from click.testing import Result
 from runner import Refused, invoke, write_lines
 from typer.testing import CliRunner
@@ -24,9 +23,6 @@ def fails(*args: object) -> Result:
     result = CliRunner().invoke(app, [str(arg) for arg in args])
     assert result.exit_code == 1, result.output
     return result
-
-
-DEAD = ("--url", "http://127.0.0.1:9/v1")
 
 
 @pytest.fixture(scope="module")
@@ -170,26 +166,6 @@ def test_not_comparable(
     refused("bench", "compare", measured, other, field=field)
 
 
-def test_a_url_that_dies_keeps_what_was_measured(questions: Path, tmp_path: Path) -> None:
-    events = [{"choices": [{"delta": {"content": "hi"}}]},
-              {"choices": [], "usage": {"completion_tokens": 2}}]  # fmt: skip
-    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-
-    def behave(body: dict[str, Any]) -> Reply:
-        return Reply(text.encode()) if len(server.bodies) <= 7 else Reply(None)
-
-    output = tmp_path / "bench.json"
-    with ChatServer(behave) as server:
-        said = fails("bench", "--url", server.url, "--methods", "none", "--dataset", questions,
-                     "--repeats", 9, "--hardware", "a stand-in", "--output", output)  # fmt: skip
-    assert "stopped" in said.stderr
-    report = json.loads(output.read_text())
-    assert not report["complete"] and report["device"] == "a stand-in"
-    [row] = report["rows"]
-    assert row["requests"] >= 4 and row["errors"] and row["acceptance_length"] is None
-    assert server.bodies[0]["model"] == "m", "the one it serves"
-
-
 @pytest.mark.parametrize(
     ("args", "field"),
     [
@@ -206,22 +182,7 @@ def test_a_url_that_dies_keeps_what_was_measured(questions: Path, tmp_path: Path
         (("--dataset", "nowhere"), "dataset"),
         (("--methods", "eagle3"), "eagle3"),
         (("--methods", "p-eagle"), "p_eagle"),
-        ((*DEAD, "--methods", "none"), "url"),
-        (DEAD, "url"),
     ],
 )
 def test_bad_options(refused: Refused, target: Path, args: tuple[str, ...], field: str) -> None:
     refused("bench", target, *args, field=field)
-
-
-def test_a_target_is_needed(refused: Refused) -> None:
-    refused("bench", "--methods", "none", field="target")
-
-
-def test_a_server_is_asked_for_its_model(refused: Refused) -> None:
-    with ChatServer() as server:
-        server.models = Reply({"data": [{"id": "a"}, {"id": "b"}]})
-        url = f"{server.url}/chat/completions"
-        line = refused("bench", "--url", url, "--methods", "none", field="url")
-    assert "serves a, b" in line
-    assert not server.bodies

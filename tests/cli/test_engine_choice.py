@@ -1,6 +1,5 @@
 """The engine and the device of commands whose options leave them open."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,10 @@ from refusals import refused
 from runner import invoke, write_lines
 from typer.testing import CliRunner
 
-from peagle.cli import bench, common
+from peagle.cli import common
 from peagle.cli.common import NOT_VLLMS, announced_device, resolve_engine
 from peagle.cli.main import app
 from peagle.cli.serve import Serving
-from peagle.errors import InputError
 from peagle.vllm.process import EngineChoice
 from peagle.vllm.serve import ServeSettings
 
@@ -57,41 +55,6 @@ def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...
     assert (asked.target, asked.max_batch) == ("owner/model", None)
 
 
-@pytest.mark.usefixtures("on_a_gpu")
-@pytest.mark.parametrize(
-    ("options", "engine", "depths"),
-    [
-        ((), "vllm", {0, 7}),
-        (("--k", "3,5"), "vllm", {0, 3, 5}),
-        (("--k", "adaptive"), "native", {0, "adaptive"}),
-        (("--quantize", "int8"), "native", {0, "adaptive"}),
-        (("--device", "cpu"), "native", {0, "adaptive"}),
-        (("--nodes", "12"), "native", {0, None}),
-        (("--methods", "none,lookup"), "native", {0, "adaptive"}),
-        (("--engine", "native"), "native", {0, "adaptive"}),
-    ],
-)
-def test_bench_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    options: tuple[str, ...],
-    engine: str,
-    depths: set[object],
-) -> None:
-    """K defaults to one that the engine can draft with."""
-    seen: list[tuple[str, set[object]]] = []
-
-    def answers(kind: str, asked: bench.BenchPlan, *more: object) -> None:
-        seen.append((kind, {cell.drafting.row["k"] for cell in asked.cells}))
-        raise InputError("enough")
-
-    for kind in ("native", "vllm"):
-        monkeypatch.setattr(bench, kind, partial(answers, kind))
-    file = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
-    CliRunner().invoke(app, ["bench", "owner/model", "--dataset", str(file), *options])
-    assert seen == [(engine, depths)]
-
-
 def test_a_gpu_without_vllm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +68,7 @@ def test_a_gpu_without_vllm(
 @pytest.mark.parametrize("name", NOT_VLLMS)
 def test_vllm_refuses_what_it_lacks(name: str) -> None:
     """In all commands, with what to do."""
-    with refused(name.split(maxsplit=1)[0]) as error:
+    with refused(name) as error:
         resolve_engine("vllm", None, [name], "cpu")
     assert error.value.fix
 
@@ -118,7 +81,7 @@ def test_a_gpu_is_what_vllm_runs_on() -> None:
 
 def test_an_unknown_engine(target: Path) -> None:
     with refused("engine"):
-        invoke("bench", target, "--engine", "vlm")
+        invoke("serve", target, "--engine", "vlm")
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -18,7 +18,6 @@ from peagle.vllm.process import (
     has_gpu,
     look,
     older,
-    serving,
 )
 
 Machine = Callable[..., Path]
@@ -163,11 +162,3 @@ def test_its_workers_end_with_it(started: Callable[[str], Process]) -> None:
     with closing(started(script)) as process:
         worker = psutil.Process(process.receive())
     worker.wait(10)
-
-
-def test_a_server_that_ends_is_reported(tmp_path: Path) -> None:
-    with (
-        pytest.raises(VllmFailed, match="vLLM ended with code 2: .*not a Python interpreter"),
-        serving(["anything"], tmp_path / "nowhere"),
-    ):
-        pass
