@@ -24,8 +24,7 @@ from typing import Any
 from peagle.data.chat import Conversation
 from peagle.data.dataset import read_conversations
 from peagle.data.endpoint import PendingRecord
-from peagle.data.jsonl import append, open_to_append
-from peagle.data.records import read_records
+from peagle.data.records import append, open_to_append, read_records
 from peagle.data.regenerate import answer_turn, regenerate
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats

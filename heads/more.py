@@ -18,8 +18,7 @@ from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, collect, from_templat
 from peagle.data.chat import Conversation, Message
 from peagle.data.dataset import read_prompts
 from peagle.data.endpoint import PendingRecord
-from peagle.data.jsonl import append, open_to_append
-from peagle.data.records import read_records
+from peagle.data.records import append, open_to_append, read_records
 from peagle.data.regenerate import answer_turn
 
 PACKED = Path(__file__).with_name("answers.jsonl.gz")

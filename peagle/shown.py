@@ -1,4 +1,4 @@
-"""Names and numbers as people and clients see them."""
+"""Names of models as people and clients see them."""
 
 from os.path import expanduser
 from pathlib import Path
@@ -12,8 +12,3 @@ def model_name(target: str) -> str:
         return path.stem
     local = path.is_dir() or target.startswith((".", "/", "~"))
     return path.resolve().name if local else target
-
-
-def mean_length(tokens: float) -> str:
-    """An acceptance length, or tokens a target forward."""
-    return f"{tokens:.2f}"

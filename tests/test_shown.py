@@ -1,10 +1,10 @@
-"""Names and numbers as people and clients see them."""
+"""Names of models as people and clients see them."""
 
 from pathlib import Path
 
 import pytest
 
-from peagle.shown import mean_length, model_name
+from peagle.shown import model_name
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,3 @@ def test_models(target: str, shown: str, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "here" / "here" / "Qwen2.5").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     assert model_name(target) == shown
-
-
-def test_mean_lengths() -> None:
-    assert [mean_length(value) for value in (1.0, 1.16, 1.343, 1.7037)] == [
-        "1.00", "1.16", "1.34", "1.70",
-    ]  # fmt: skip

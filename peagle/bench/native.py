@@ -25,7 +25,6 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request, Stats
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
-from peagle.shown import mean_length
 
 PROMPTS = 4  # timed for a verdict; a benchmark takes more
 MAX_TOKENS = 64  # of their answers
@@ -199,7 +198,7 @@ def sentence(best: Timing) -> str:
     edges = "" if best["speed_up_95"] is None else " ({:.2f}–{:.2f})".format(*best["speed_up_95"])
     drafts = Drafting.from_row(best)
     speed = f"{best['speed_up']:.2f} ×{edges} the target alone at {drafts}"
-    length = f"acceptance length {mean_length(best['acceptance_length'])}"
+    length = f"acceptance length {best['acceptance_length']:.2f}"
     if not _certain(best):
         few = "too few prompts to tell whether it is worth it"
         return f"{few}: {speed} ({length}); peagle bench measures more"

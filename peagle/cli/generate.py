@@ -26,7 +26,6 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
-from peagle.shown import mean_length
 
 if TYPE_CHECKING:
     from peagle.engine.llm import LLM
@@ -181,7 +180,7 @@ def last_line(llm: "LLM", run: "Run", model: ModelOptions) -> str:
         parts = [
             f"{method} (no head for this model)" if by_default else method,
             f"{llm.drafting}, {stats.nodes_per_round:.1f} a round",
-            f"{mean_length(stats.tokens_per_forward)} tokens a target forward",
+            f"{stats.tokens_per_forward:.2f} tokens a target forward",
         ]
     parts.append(f"{result['output_tokens']} tokens, {result['tokens_per_second']} tok/s")
     return ", ".join(parts)

@@ -24,7 +24,7 @@ from peagle.cli.common import (
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.shown import mean_length, model_name
+from peagle.shown import model_name
 
 catalog_app = App()
 doctor_app = App()
@@ -50,7 +50,7 @@ def catalog(context: typer.Context, as_json: JsonOption = False) -> None:
         for number, (method, head) in enumerate(entry.heads.items()):
             first = (name, target) if number == 0 else ("", "")
             best = [row for row in head.acceptance if row.k == head.k][:2]
-            lengths = ", ".join(f"{row.dataset} {mean_length(row.length)}" for row in best)
+            lengths = ", ".join(f"{row.dataset} {row.length:.2f}" for row in best)
             who = f"{method}: {head.hub or (head.folder and head.folder.name)}"
             table.add_row(*map(Text, (*first, who, str(head.k), lengths, run)))
         if not entry.heads:

@@ -39,7 +39,6 @@ from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
-from peagle.shown import mean_length
 from peagle.tools.card import write_card
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume as continue_run
@@ -296,8 +295,8 @@ def _train(trainer: Trainer, measured: int) -> None:
             bar.update(task, completed=metrics["step"], description=f"loss {metrics['loss']}")
             if "acceptance_length" in metrics:
                 shares = " ".join(f"{share:.3f}" for share in metrics["accepted_per_position"])
-                length = mean_length(metrics["acceptance_length"])
-                found = f"acceptance length {length} over {measured} documents ({shares})"
+                length = f"acceptance length {metrics['acceptance_length']:.2f}"
+                found = f"{length} over {measured} documents ({shares})"
                 screen.print(f"step {metrics['step']}: {found}")
 
         try:

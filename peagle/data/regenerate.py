@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from peagle.data.chat import Conversation, prompt_ids, to_message
 from peagle.data.endpoint import PendingRecord, Servers, Write, ask_servers
-from peagle.data.jsonl import append, open_to_append, read_back
+from peagle.data.records import append, open_to_append, read_back
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError

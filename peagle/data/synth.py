@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import Conversation, Message, Style, prompt_ids, system_turn
 from peagle.data.endpoint import PendingRecord
-from peagle.data.jsonl import append, open_to_append, read_back
+from peagle.data.records import append, open_to_append, read_back
 from peagle.data.regenerate import answer_turn
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams

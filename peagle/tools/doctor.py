@@ -32,7 +32,6 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.template import PLAIN, use_template
-from peagle.shown import mean_length
 from peagle.train.batches import PackedDocuments
 from peagle.train.passes import run_document, run_drafter
 
@@ -267,7 +266,7 @@ def _acceptance(drafter: Drafter, target: Target, length: int) -> str:
     rounds, mean = measured["rounds"], measured["acceptance_length"]
     if rounds < MIN_ROUNDS:
         raise Skipped(f"{rounds} rounds of drafting are too few: answers are too short")
-    found = f"acceptance length {mean_length(mean)} at K = {k}, {rounds} rounds"
+    found = f"acceptance length {mean:.2f} at K = {k}, {rounds} rounds"
     if mean < 1 + NEAR_ZERO:
         raise Problem(f"{found}: almost nothing is accepted", CAUSES)
     return found

@@ -141,7 +141,7 @@ def test_a_disk_that_gets_full_while_answers_are_written(
         return write(file, content[:9]) if len(content) > 20 else full() or 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("peagle.data.jsonl.os.write", some)
+        patch.setattr("peagle.data.records.os.write", some)
         line = refused(*command, "--max-tokens", 4)
     assert f"output {made}: No space left on device; make room" in line
     assert made.read_text() == before

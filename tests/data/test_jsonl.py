@@ -6,7 +6,7 @@ from refusals import refused
 from tiny import make_target
 
 from peagle.data.chat import Conversation
-from peagle.data.jsonl import append, open_to_append, read_back
+from peagle.data.records import append, open_to_append, read_back
 from peagle.data.regenerate import regenerate
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
