@@ -20,7 +20,6 @@ from peagle import __version__
 from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
-from peagle.engine.sampling import check_tokens
 from peagle.errors import InputError
 from peagle.server import middleware, responses, schema
 from peagle.server.answers import Builder, ChatBuilder, TextBuilder, answer
@@ -127,29 +126,6 @@ class Api:
             return await self.chat(schema.ChatBody.model_validate(body), http)
         return await self.completions(schema.CompletionBody.model_validate(body), http)
 
-    async def tokenize(self, body: schema.TokenizeBody) -> responses.Tokens:
-        """Ids of a text, or of a conversation up to the beginning of its answer."""
-        self._check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InputError("give either a prompt or messages", field="prompt")
-        with body.refusals():
-            ids = await self.worker.tokenise(partial(self._token_ids, body))
-        return responses.Tokens(count=len(ids), max_model_len=self.context, tokens=ids)
-
-    def _token_ids(self, body: schema.TokenizeBody) -> list[int]:
-        if body.messages is not None:
-            return conversation_ids(self.llm, body.messages, [], {})
-        assert body.prompt is not None
-        self.llm.check_text(body.prompt, "prompt")
-        how = {"add_special_tokens": body.add_special_tokens}
-        return self.llm.tokenizer(body.prompt, **how)["input_ids"]
-
-    def detokenize(self, body: schema.DetokenizeBody) -> responses.Text:
-        """The text of ids, special tokens included."""
-        self._check_model(body.model)
-        check_tokens(body.tokens, len(self.llm.target.embedding), "tokens")
-        return responses.Text(prompt=self.llm.tokenizer.decode(body.tokens))
-
     async def health(self, response: Response) -> responses.Health:
         """Whether requests are taken."""
         state = self.worker.state
@@ -193,8 +169,6 @@ def create_app(api: Api) -> FastAPI:
     app.post("/v1/completions", responses=text)(api.completions)
     app.post("/v1/chat/completions", responses=chat)(api.chat)
     app.post("/invocations", responses=either, openapi_extra=EITHER_BODY)(api.invocations)
-    app.post("/tokenize")(api.tokenize)
-    app.post("/detokenize")(api.detokenize)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
     app.get("/metrics", responses=responses.PLAIN_TEXT)(api.metrics_text)

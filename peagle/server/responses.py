@@ -34,7 +34,11 @@ KINDS = {
     500: "server_error",
     503: "service_unavailable_error",
 }
-ROUTES = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+ROUTES = "there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+GONE = {  # routes of earlier versions, and what does it now
+    "/tokenize": "the model's tokenizer counts tokens, and so does an answer's usage.prompt_tokens",
+    "/detokenize": "the model's tokenizer decodes tokens",
+}
 Responses = dict[int | str, dict[str, Any]]
 LeftOut = Field(exclude_if=not_)  # a field without a value is not sent
 
@@ -213,16 +217,6 @@ class ChatChunk(Generated):
     choices: list[ChatPart]
 
 
-class Tokens(Answer):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-
-
-class Text(Answer):
-    prompt: str
-
-
 class Health(Answer):
     status: Literal["ok", "draining", "failed"]
 
@@ -291,7 +285,8 @@ def _to_api_error(request: Request, error: Exception) -> ApiError:
         case RequestValidationError() | ValidationError():
             return _invalid_body(error)
         case HTTPException(status_code=404 | 405):
-            why = f"{request.method} {request.url.path}: no such route, there are {ROUTES}"
+            path = request.url.path
+            why = f"{request.method} {path}: no such route, {GONE.get(path, ROUTES)}"
             return ApiError(error.status_code, why)
         case HTTPException():
             return ApiError(error.status_code, error.detail)

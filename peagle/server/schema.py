@@ -330,19 +330,3 @@ class ChatBody(Generation):
             why = "excludes `response_format` and `structured_outputs`"
             raise InputError(why, field="tool_choice", fix="leave one of them out")
         return found
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: a text, or a conversation."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: Tokens

@@ -8,8 +8,7 @@ import pytest
 from serving_alone import LONG, Neighbour, Victim
 
 MB = 2**20
-POSTS = ("/v1/completions", "/v1/chat/completions", "/invocations", "/tokenize", "/detokenize",
-         "/peagle/race")  # fmt: skip
+POSTS = ("/v1/completions", "/v1/chat/completions", "/invocations", "/peagle/race")
 JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "the cat"}
 

@@ -20,8 +20,6 @@ ROUTES = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/invocations"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
     ("POST", "/peagle/race"),
 )
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

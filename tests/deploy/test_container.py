@@ -76,9 +76,10 @@ def test_a_live_run(tmp_path: Path) -> None:
             messages = [{"role": "user", "content": "the cat"}]
             chat = http.post("/invocations", json={**asked, "messages": messages})
             assert chat.json()["object"] == "chat.completion"
-            attributes = {"X-Amzn-SageMaker-Custom-Attributes": "trace=1,route=/tokenize"}
-            routed = http.post("/invocations", json={"prompt": "the cat"}, headers=attributes)
-            assert routed.json()["count"] > 0
+            attributes = {"X-Amzn-SageMaker-Custom-Attributes": "trace=1,route=/v1/completions"}
+            both = {**asked, "messages": messages, "prompt": "the cat"}
+            routed = http.post("/invocations", json=both, headers=attributes)
+            assert routed.json()["object"] == "text_completion"
             nowhere = {"X-Amzn-SageMaker-Custom-Attributes": "route=/nowhere"}
             assert http.post("/invocations", json=asked, headers=nowhere).status_code == 404
         process.send_signal(signal.SIGTERM)

@@ -156,18 +156,6 @@ def test_max_model_len_is_the_longest_request_that_fits(window: int, room: int) 
         running.stop()
 
 
-def test_tokens_and_back(running: Running, llm: LLM) -> None:
-    with running.http() as http:
-        told = http.post("/tokenize", json={"prompt": PROMPT}).json()
-        assert told == {"count": len(told["tokens"]), "max_model_len": 256, **told}
-        assert told["tokens"] == llm.prompt_ids(PROMPT)
-        assert http.post("/detokenize", json={"tokens": told["tokens"]}).json() == {
-            "prompt": PROMPT
-        }
-        chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})
-        assert llm.tokenizer.decode(chat.json()["tokens"]).startswith("<|im_start|>user\na")
-
-
 def test_invocations(running: Running, llm: LLM) -> None:
     """SageMaker's one route takes the bodies of both APIs."""
     with running.http() as http:

@@ -15,6 +15,7 @@ from tiny import make_target
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
+from peagle.server.conversations import conversation_ids
 from peagle.server.middleware import FOLDER
 
 LANES = ["EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
@@ -70,9 +71,8 @@ def test_sources_of_tokens(running: Running, llm: LLM, path: str) -> None:
         assert not any("peagle_drafts" in part["choices"][0] for part in plain)
         body |= {"stream_options": {"peagle_drafts": True}}
         parts = [e["choices"][0] for e in streamed(http.post(f"/v1/{path}", json=body))]
-        ids = http.post("/tokenize", json=asked).json()["tokens"]
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
-    run = llm.stream([ids], params)
+    prompt = asked.get("prompt") or conversation_ids(llm, asked["messages"], [], {})
+    run = llm.stream([prompt], SamplingParams(max_tokens=40, ignore_eos=True))
     wanted = [(chunk.text, chunk.depth, chunk.source) for chunk in run]
     drafts = [part["peagle_drafts"] for part in parts if "peagle_drafts" in part]
     pieces = [(p["text"], p["place"], p["source"]) for draft in drafts for p in draft["pieces"]]

@@ -185,6 +185,7 @@ def test_bodies_that_are_none(running: Running) -> None:
 
 def test_routes_that_are_not(running: Running) -> None:
     with running.http() as http:
+        assert "usage.prompt_tokens" in http.post("/tokenize").json()["error"]["message"]
         for answer, status in ((http.get("/nope"), 404), (http.get("/v1/completions"), 405)):
             assert answer.status_code == status
             assert "no such route, there are" in answer.json()["error"]["message"]
@@ -206,7 +207,7 @@ def test_too_large(running: Running) -> None:
             yield b"a" * 2**20
 
     with running.http() as http:  # without a content-length
-        assert http.post("/tokenize", content=chunks(), headers=JSON).status_code == 413
+        assert http.post("/v1/completions", content=chunks(), headers=JSON).status_code == 413
 
 
 def test_keys(serve: Serve) -> None:

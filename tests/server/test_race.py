@@ -14,6 +14,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
 from peagle.server import console
+from peagle.server.conversations import conversation_ids
 
 LANES = ["Target alone", "EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
 TREES = "adaptive + lookup"
@@ -36,8 +37,7 @@ def test_the_lanes(serve: Serve, llm: LLM) -> None:
     assert [lane["title"] for lane in first["lanes"]] == LANES
     assert [lane["drafts"] for lane in first["lanes"]] == ["", "K = 3", TREES, "K = 3"]
     assert not any(lane["missing"] for lane in first["lanes"])
-    with running.http() as http:
-        ids = http.post("/tokenize", json={"messages": RACE["messages"]}).json()["tokens"]
+    ids = conversation_ids(llm, RACE["messages"], [], {})
     wanted = llm.generate([ids], SamplingParams(max_tokens=24))[0]
     assert verdict == {"identical": True, "same_tokens": len(wanted.token_ids)}
     for lane in range(4):

@@ -93,7 +93,7 @@ def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
 def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
     host, port = running.url.removeprefix("http://").split(":")
-    head = f"POST /tokenize HTTP/1.1\r\nhost: {host}\r\ncontent-length: 20\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: 20\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=30) as http:
         http.sendall(f'{head}{{"prompt": '.encode())
         said = b"".join(iter(lambda: http.recv(4096), b""))  # until the server closes it
