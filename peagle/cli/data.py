@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
@@ -25,7 +26,6 @@ from peagle.cli.common import (
     screen,
 )
 from peagle.cli.options import App, Fields, check_at_least, with_flags
-from peagle.cli.settings import read_pairs
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.records import is_hub_name
@@ -35,7 +35,7 @@ from peagle.data.show import nth_record, pieces, summarize
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
+from peagle.errors import InputError, first_line
 from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
@@ -63,7 +63,7 @@ def synth(
 ) -> None:
     """Let the target write prompts and answer them: training data without any prompts of yours."""
     check_at_least(1, max_tokens=config.max_tokens)
-    args = read_pairs(chat_template_arg or [], "chat_template_arg")
+    args = template_args(chat_template_arg or [])
     config = replace(config, template_args=args)
     llm = open_llm(target, model)
     with counting("records", config.count, WRITTEN) as count:
@@ -108,7 +108,7 @@ def regenerate(
     """
     sources = [_weighted(source) for source in prompts]
     check_at_least(1, workers=workers, limit=limit)
-    args = read_pairs(chat_template_arg or [], "chat_template_arg")
+    args = template_args(chat_template_arg or [])
     source: LLM | Servers
     if url:
         for field in ("head", "chat_template"):
@@ -133,6 +133,22 @@ def regenerate(
     with counting("answers", None, WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
     _print_report(report, output)
+
+
+def template_args(texts: list[str]) -> dict[str, Any]:
+    """["a=1"] → {"a": 1}, values as in YAML."""
+    args = dict[str, Any]()
+    for text in texts:
+        name, equals, value = text.strip().partition("=")
+        if not equals or not name or name in args:
+            why = "expected name=value, each name once"
+            raise InputError(why, field="chat_template_arg", value=text)
+        try:
+            args[name] = yaml.safe_load(value)
+        except (yaml.YAMLError, RecursionError) as error:
+            why = first_line(error)
+            raise InputError(why, field="chat_template_arg", value=value) from error
+    return args
 
 
 def _weighted(source: str) -> tuple[str, float | None]:

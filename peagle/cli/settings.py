@@ -1,22 +1,17 @@
-"""Settings of a command from a YAML file, from name=value and of a recipe: they become its options'
-defaults."""
+"""Settings of a command from a YAML file, and of a recipe: they become its options' defaults."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 import yaml
 
 from peagle.cli.common import existing_file
-from peagle.cli.options import optional
 from peagle.errors import InputError, first_line
 
 NOT_YAML = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
-TRUTH = {"true": True, "false": False}
-EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
 RECIPES = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text())
 
 
@@ -30,6 +25,7 @@ def _from_recipe(context: typer.Context, name: str | None) -> str | None:
 
 
 def _from_file(context: typer.Context, path: Path | None) -> None:
+    """Settings of a file; null leaves an option alone."""
     if path is None:
         return
     try:
@@ -39,27 +35,31 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
         raise InputError(why, field="config", value=path) from error
     if not isinstance(loaded, dict):
         raise InputError("expected name: value lines", field="config", value=path)
-    _use(context, loaded)
+    options = {p.name: p for p in context.command.params if p.opts[0].startswith("--")}
+    del options["config"]
+    defaults = dict(context.default_map or {})
+    for name, value in loaded.items():
+        if name not in options:
+            raise _unknown(str(name), options)
+        if value is not None:
+            defaults[name] = _typed(context, options[name], value)
+    context.default_map = defaults
 
 
-def _from_words(context: typer.Context, words: list[str] | None) -> None:
-    _use(context, read_pairs(words or [], "overrides", options=True))
+def _unknown(name: str, known: Iterable[str]) -> InputError:
+    near = get_close_matches(name, known, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+    return InputError("unknown setting", field=name, fix=fix)
 
 
-def read_pairs(texts: Iterable[str], field: str, *, options: bool = False) -> dict[str, Any]:
-    """["a=1"] → {"a": 1}, values as in YAML. Raises InputError of `field` for another text, and of
-    the name for a value if names are `options`."""
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.strip().partition("=")
-        if not equals or not name or name in pairs:
-            raise InputError("expected name=value, each name once", field=field, value=text)
-        try:
-            pairs[name] = yaml.safe_load(value)
-        except NOT_YAML as error:
-            wrong = name if options else field
-            raise InputError(first_line(error), field=wrong, value=value) from error
-    return pairs
+def _typed(context: typer.Context, option: Any, value: object) -> object:
+    """A setting as the option reads it from the command line, where a list is 1,2,3 or, of an
+    option that may be repeated, several texts."""
+    texts = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    try:
+        return option.process_value(context, texts if option.multiple else ",".join(texts))
+    except typer.BadParameter as error:
+        raise InputError(error.message, field=option.name, value=value) from error
 
 
 RecipeOption = Annotated[
@@ -82,56 +82,3 @@ ConfigOption = Annotated[
         expose_value=False,
     ),
 ]
-OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Settings as name=value, which take precedence over --config.",
-        callback=_from_words,
-        is_eager=True,
-        expose_value=False,
-    ),
-]
-
-
-def _use(context: typer.Context, pairs: Mapping[str, object]) -> None:
-    """Make settings the defaults of the options of their names; null leaves an option alone."""
-    known = _known(context)
-    defaults = dict(context.default_map or {})
-    for name, value in pairs.items():
-        if name not in known:
-            raise _unknown(str(name), known)
-        if value is None:
-            defaults.pop(name, None)
-        else:
-            defaults[name] = _typed(name, known[name], value)
-    context.default_map = defaults
-
-
-def _unknown(name: str, known: Iterable[str]) -> InputError:
-    near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-    return InputError("unknown setting", field=name, fix=fix)
-
-
-def _known(context: typer.Context) -> dict[str, Any]:
-    """Types of the command's options by name."""
-    assert context.command.callback is not None
-    parameters = signature(context.command.callback).parameters
-    names = [p.name for p in context.command.params if p.opts[0].startswith("--")]
-    types = {n: get_args(parameters[str(n)].annotation)[0] for n in names if n in parameters}
-    return {name: optional(kind)[0] for name, kind in types.items() if name != "config"}
-
-
-def _typed(name: str, kind: Any, value: object) -> object:
-    """A setting from YAML, where 6e-4 is a text and layers are a list."""
-    if kind == list[str]:
-        return value if isinstance(value, list) else [str(value)]
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    if text == "auto" and kind in EXPECTED:
-        return None
-    try:
-        if kind is bool:
-            return TRUTH[text.lower()]
-        return kind(text) if kind in EXPECTED else text
-    except (ValueError, KeyError) as error:
-        raise InputError(f"expected {EXPECTED[kind]}", field=name, value=text) from error

@@ -25,7 +25,7 @@ from peagle.cli.common import (
     unwritable,
 )
 from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
-from peagle.cli.settings import ConfigOption, OverridesArgument, RecipeOption
+from peagle.cli.settings import ConfigOption, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
 from peagle.data.documents import Documents
@@ -111,9 +111,8 @@ def train(
     strict: Annotated[StrictOption, "Data"] = False,
     chat_template: ChatTemplateOption = None,
     recipe: RecipeOption = None,
-    config: ConfigOption = None,  # it and the overrides are the other options' defaults by now
+    config: ConfigOption = None,  # the other options' defaults by now
     device: Annotated[DeviceOption, "Machine"] = "auto",
-    overrides: OverridesArgument = None,
 ) -> None:
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     data = [Path(source) for source in start.data]

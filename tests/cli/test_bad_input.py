@@ -103,9 +103,6 @@ def test_a_run_folder_in_the_place_of_its_head(
         (("--feature-layers", "3,1"), "feature_layers"),
         (("--feature-layers", "1,99"), "feature_layers"),
         (("--warmup", 1), "warmup"),
-        (("optimizer=adam",), "optimizer"),
-        (("eval_evry=3",), "eval_evry"),
-        (("steps",), "overrides"),
     ],
 )
 def test_train_options(
@@ -120,6 +117,7 @@ def test_train_options(
     ("yaml", "field"),
     [
         ("learning_rate: 1", "learning_rate"),
+        ("eval_evry: 3", "eval_evry"),
         ("lr: fast", "lr"),
         ("- a\n- b", "config"),
         ("a: [", "config"),

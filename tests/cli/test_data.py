@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 from runner import invoke, metrics, printed, write_lines
 
-from peagle.cli.settings import read_pairs
+from peagle.cli.data import template_args
 from peagle.engine.params import SamplingParams
 
 SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
@@ -224,6 +224,6 @@ def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
 
 def test_values_are_read_as_yaml() -> None:
     texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
-    assert read_pairs(texts, "mix") == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
-    with refused("mix"):
-        read_pairs(["=1"], "mix")
+    assert template_args(texts) == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
+    with refused("chat_template_arg"):
+        template_args(["=1"])

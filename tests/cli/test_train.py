@@ -62,7 +62,7 @@ def test_resume_needs_a_checkpoint(target: Path, answers: Path, tmp_path: Path, 
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     line = refused(*command, "--resume", "auto", "--steps", 4, "--seed", 9)
     assert "--seed 9: was 0 when the run began" in line
-    invoke(*command, "--steps", 4, "--resume", "lr=1e-3")
+    invoke(*command, "--steps", 4, "--resume", "--lr", "1e-3")
 
 
 def test_shard_says_what_it_needs(
@@ -74,15 +74,13 @@ def test_shard_says_what_it_needs(
     assert "this torch sees no CUDA device" in refused(*command, "--device", "cuda")
 
 
-def test_yaml_overrides_and_options_in_rising_order(
-    target: Path, answers: Path, tmp_path: Path
-) -> None:
+def test_yaml_and_options_in_rising_order(target: Path, answers: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(
-        f"data: {answers}\noutput: {tmp_path / 'out'}\nsteps: 9\ndepths: 7\nlr: 6e-4\nlayers: 1\n"
+        f"data: {answers}\noutput: {tmp_path / 'out'}\nsteps: 4\ndepths: 7\nlr: 6e-4\nlayers: 1\n"
         "feature_layers: [1, 3, 5]\nepochs: null\ndraft_vocab: 100\n"
     )
-    invoke("train", target, "steps=4", "depths=5", "--depths", 3, "--config", config)
+    invoke("train", target, "--depths", 3, "--config", config)
     head = json.loads((tmp_path / "out" / "head" / "config.json").read_text())
     assert head["peagle"]["depths"] == 3
     assert head["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 5]
@@ -121,10 +119,10 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
     assert specs[-1].embedding == "full"
     assert specs[-1].feature_layers == (2, layers // 2, layers - 1)
 
-    own = ("--batch", 2, "--feature-layers", "1,2,3", "--max-length", 64)
+    own = ("--ratio", 0.6, "--batch", 2, "--feature-layers", "1,2,3", "--max-length", 64)
     recipe, file = ("--recipe", "paper"), ("--config", config)
     for order in (recipe + file, file + recipe):
-        refused(*command, "ratio=0.6", *order, *own)
+        refused(*command, *order, *own)
         training, length = read[-1]
         assert (training.lr, training.ratio, training.batch) == (2e-4, 0.6, 2)
         assert (training.warmup, length) == (0.0025, 64)
