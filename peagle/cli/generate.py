@@ -1,12 +1,12 @@
 """`peagle generate` and `peagle chat`: answers that are streamed to the terminal."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -186,16 +186,6 @@ def last_line(llm: "LLM", run: "Run", model: ModelOptions) -> str:
     return ", ".join(parts)
 
 
-class Node(NamedTuple):
-    """A node as it is shown."""
-
-    depth: int  # from 0
-    token: int
-    chance: float
-    source: str
-    accepted: bool
-
-
 def show_trees(llm: "LLM", run: "Run") -> list[Chunk]:
     """Decode the one request of `run`, and write the draft tree of every round to stderr. Returns
     what was emitted."""
@@ -222,32 +212,17 @@ def show_trees(llm: "LLM", run: "Run") -> list[Chunk]:
 
 
 def _write(name: str, draft: Draft, emitted: list[int], text: Callable[[list[int]], str]) -> None:
-    """A line for the round, and one for each node."""
-    shown = list(nodes(draft, emitted))
-    accepted = sum(node.accepted for node in shown)
-    counts = f"{len(shown)} drafted, {accepted} accepted" if shown else "no draft"
-    rest = emitted[accepted:]
+    """A line for the round, and one for each node, before its children."""
+    accepted = draft.follow(emitted)
+    size = len(draft.tokens)
+    counts = f"{size} drafted, {len(accepted)} accepted" if size else "no draft"
+    rest = emitted[len(accepted) :]
     then = f", then {text(rest)}" if rest else ""
     typer.echo(f"{name}: {counts}{then}", err=True)
-    for node in shown:
-        mark, colour = ("✓", "green") if node.accepted else ("·", None)
-        indent = "  " * node.depth
-        line = f"{mark} {indent}{text([node.token])}  {node.chance:.2f}  {node.source}"
-        typer.secho(line, err=True, fg=colour)
-
-
-def nodes(draft: Draft, emitted: Sequence[int]) -> Iterator[Node]:
-    """The nodes of a draft, each before its children; the emitted tokens lead along those that were
-    accepted."""
-    children = draft.children()
-    accepted = set[int]()
-    row = 0
-    for token in emitted:
-        if (row := children.get((row, token), 0)) == 0:
-            break
-        accepted.add(row)
     for tail in sorted(draft.tails()[1:]):  # a path comes before all that begin with it
         row = tail[-1]
-        token = draft.tokens[row - 1]
-        chance = draft.chances[row - 1]
-        yield Node(len(tail) - 1, token, chance, draft.source(row), row in accepted)
+        mark, colour = ("✓", "green") if row in accepted else ("·", None)
+        indent = "  " * (len(tail) - 1)
+        token = text([draft.tokens[row - 1]])
+        line = f"{mark} {indent}{token}  {draft.chances[row - 1]:.2f}  {draft.source(row)}"
+        typer.secho(line, err=True, fg=colour)

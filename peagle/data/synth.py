@@ -7,7 +7,7 @@ its fate on the records before it: a stopped run continues as if it had not been
 
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -30,8 +30,6 @@ from peagle.model.template import apply_template
 SENTINEL = "peagleuserturn"
 MIN_TOKENS = 4  # that the target adds to a starter
 MAX_REFUSED = 200  # drafts in a row
-SHINGLE = 8  # words
-MAX_SHARED = 0.8  # share of a text's shingles in one earlier text; more is a near copy
 MAX_REPEATS = 4  # of the same four words; the writer is stuck in a loop
 MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 0.25})
 USER = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
@@ -125,38 +123,6 @@ def synthesize(
     return _Synthesis(llm, config or SynthConfig()).run(output, on_record)
 
 
-class Kept:
-    """The texts kept so far: refuses copies, near copies and loops among new ones. A text depends
-    on its predecessors only, not on when it came."""
-
-    def __init__(self) -> None:
-        self._texts: set[str] = set()
-        self._holders: dict[int, list[int]] = defaultdict(list)  # shingle → numbers of the texts
-
-    def refuse(self, text: str) -> str | None:
-        """Return the reason, in a word or two, if a text is refused."""
-        words = _words(text)
-        if not words:
-            return "empty"
-        fours = Counter(zip(*(words[i:] for i in range(4)), strict=False))
-        if fours and max(fours.values()) >= MAX_REPEATS:
-            return "repetitive"
-        if " ".join(words) in self._texts:
-            return "duplicate"
-        shingles = _shingles(words)
-        held = Counter(number for shingle in shingles for number in self._holders.get(shingle, ()))
-        if held and max(held.values()) >= MAX_SHARED * len(shingles):
-            return "near duplicate"
-        return None
-
-    def add(self, text: str) -> None:
-        """Keep a text."""
-        words = _words(text)
-        for shingle in _shingles(words):
-            self._holders[shingle].append(len(self._texts))
-        self._texts.add(" ".join(words))
-
-
 class _Synthesis:
     """One run: draw → write → answer, until every kind has its records."""
 
@@ -166,7 +132,7 @@ class _Synthesis:
         self.style = Style(None, config.template_args)
         self.system = system_turn(config.system)
         self.turn = user_turn(llm.tokenizer, self.system, self.style, llm.target.end_tokens)
-        self.kept = Kept()
+        self.texts = set[str]()  # as they are compared
         self.kinds = Counter[str]()
         self.refused = Counter[str]()
         self.in_a_row = 0  # refused since the last record
@@ -207,8 +173,7 @@ class _Synthesis:
         for draft, start, completion in zip(drafts, starts, written, strict=True):
             if not self.missing:
                 break
-            why = self._fill(draft, start, completion.token_ids)
-            why = why or self.kept.refuse(draft.text)
+            why = self._fill(draft, start, completion.token_ids) or self._refuse(draft.text)
             if why:
                 self.refused[why] += 1
                 self.in_a_row += 1
@@ -238,8 +203,18 @@ class _Synthesis:
             return "too long"
         return None
 
+    def _refuse(self, text: str) -> str | None:
+        """Return the reason, in a word, if a text is not used."""
+        words = _words(text)
+        fours = Counter(zip(*(words[i:] for i in range(4)), strict=False))
+        if not words:
+            return "empty"
+        if max(fours.values(), default=0) >= MAX_REPEATS:
+            return "repetitive"
+        return "duplicate" if " ".join(words) in self.texts else None
+
     def _keep(self, draft: Draft) -> None:
-        self.kept.add(draft.text)
+        self.texts.add(" ".join(_words(draft.text)))
         self.kinds[draft.kind] += 1
 
     def _answer(self, drafts: list[Draft]) -> list[dict[str, Any]]:
@@ -287,8 +262,3 @@ def _from_line(line: dict[str, Any]) -> Draft:
 def _words(text: str) -> list[str]:
     """Words without case and punctuation, by which texts are compared."""
     return re.findall(r"\w+", text.casefold())
-
-
-def _shingles(words: list[str]) -> set[int]:
-    """Hashes of all runs of eight words."""
-    return {hash(tuple(words[i : i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runner import Refused, invoke, printed
 
-from peagle.cli.generate import ALONE, LEGEND, nodes
+from peagle.cli.generate import ALONE, LEGEND, _write
 from peagle.engine.tree import Draft
 
 ASK = ("the cat sat", "--max-tokens", 40, "--dtype", "float32")
@@ -16,7 +16,7 @@ ROUND = re.compile(
 NODE = re.compile(r"([✓·]) ((?:  )*)\"(.*)\"  (\d\.\d\d)  (head|lookup)")
 
 
-def test_nodes_by_hand() -> None:
+def test_nodes_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows: 1 and 4 after the newest token, 2 and 3 after row 1."""
     draft = Draft()
     for parent, token, prob, chance in [
@@ -26,14 +26,18 @@ def test_nodes_by_hand() -> None:
         (0, 13, 0.1, 0.1),
     ]:
         draft.add(parent, token, prob, chance)
-    assert list(nodes(draft, [10, 12, 99])) == [
-        (0, 10, 0.8, "head", True),
-        (1, 11, 0.4, "head", False),
-        (1, 12, 0.2, "lookup", True),
-        (0, 13, 0.1, "head", False),
+    _write("round 1", draft, [10, 12, 99], str)
+    assert capsys.readouterr().err.splitlines() == [
+        "round 1: 4 drafted, 2 accepted, then [99]",
+        "✓ [10]  0.80  head",
+        "·   [11]  0.40  head",
+        "✓   [12]  0.20  lookup",
+        "· [13]  0.10  head",
     ]
-    assert [node.accepted for node in nodes(draft, [99, 10])] == [False] * 4
-    assert list(nodes(Draft(), [10])) == []
+    _write("round 2", draft, [99, 10], str)
+    assert "✓" not in capsys.readouterr().err
+    _write("prompt", Draft(), [10], str)
+    assert capsys.readouterr().err == "prompt: no draft, then [10]\n"
 
 
 @pytest.mark.parametrize("kind", ["tree", "chain", "lookup"])
