@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -135,16 +136,22 @@ def read_schema(path: Path) -> str:
 
 
 def show(chunks: Iterable[Chunk]) -> None:
-    """Print a stream, accepted draft tokens in green (plain text when not a terminal).
+    """Print a stream, accepted draft tokens in green (plain text when not a terminal). Logs and
+    warnings wait for its end: on a terminal they would stand in the middle of a line.
 
     Not through rich, which would expand tabs and emoji names in the model's text.
     """
     stream = iter(chunks)
     with screen.status("reading the prompt"):
         begun = list(islice(stream, 1))
-    for chunk in chain(begun, stream):
-        typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
-    typer.echo()
+    logged = StringIO()
+    try:
+        with redirect_stderr(logged):
+            for chunk in chain(begun, stream):
+                typer.secho(chunk.text, nl=False, fg="green" if chunk.drafted else None)
+    finally:
+        typer.echo()
+        typer.echo(logged.getvalue(), nl=False, err=True)
 
 
 def summary(run: "Run") -> dict[str, object]:

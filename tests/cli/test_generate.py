@@ -2,7 +2,12 @@
 
 import io
 import json
+import logging
 import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -12,11 +17,12 @@ from tiny import METHODS, make_target, save_target
 from typer.testing import CliRunner
 
 from peagle.cli.generate import show
-from peagle.cli.main import app, main
+from peagle.cli.main import _warnings_in_a_line, app, main
 from peagle.data.chat import Message, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
+from peagle.errors import InputWarning
 
 FIELDS = {
     "text", "token_ids", "output_tokens", "rounds", "acceptance_length", "accepted_per_position",
@@ -111,6 +117,32 @@ def test_what_the_model_says_is_not_markup(capsys: pytest.CaptureFixture[str]) -
     said = "a\tb :smile: [red]x[/] " + "long " * 40 + "\n  end  "
     show([Chunk(0, said, 1, "head")])
     assert capsys.readouterr().out == said + "\n"
+
+
+@pytest.mark.parametrize("failure", [None, KeyboardInterrupt])
+def test_logs_and_warnings_wait_for_the_end_of_an_answer(
+    failure: type[BaseException] | None,
+) -> None:
+    """On a terminal they would stand in the middle of its text."""
+
+    def answer() -> Iterator[Chunk]:
+        yield Chunk(0, "half of", 1, "head")
+        logging.lastResort.handle(logging.makeLogRecord({"msg": "a log line"}))  # type: ignore[union-attr]
+        warnings.warn(InputWarning("a setting"), stacklevel=1)
+        print("a library", file=sys.stderr)
+        yield Chunk(0, " a sentence", 1, "head")
+        if failure:
+            raise failure
+
+    terminal = io.StringIO()
+    with (
+        redirect_stdout(terminal), redirect_stderr(terminal), _warnings_in_a_line(),
+        suppress(KeyboardInterrupt),
+    ):  # fmt: skip
+        show(answer())
+    assert terminal.getvalue().splitlines() == [
+        "half of a sentence", "a log line", "warning: a setting", "a library",
+    ]  # fmt: skip
 
 
 def test_seed_repeats_and_temperature_matters(target: Path, heads: dict[str, Path]) -> None:

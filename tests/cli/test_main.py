@@ -28,8 +28,9 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_entry_point_prints_the_version() -> None:
-    done = run(PEAGLE, "--version")
+@pytest.mark.parametrize("command", [[PEAGLE], [sys.executable, "-m", "peagle"]])
+def test_entry_points_print_the_version(command: list[object]) -> None:
+    done = run(*command, "--version")
     assert (done.returncode, done.stdout) == (0, f"peagle {__version__}\n")
 
 
