@@ -35,7 +35,7 @@ COMMANDS = {
         "Measure the acceptance length of a head on your prompts.",
     ),
     "bench": ("bench:app", "Measure", "Measure throughput, latency and acceptance under load."),
-    "doctor": ("models:doctor_app", "Measure", "Check that a head fits its target."),
+    "doctor": ("models:doctor_app", "Measure", "Check a head, or how a model runs here."),
     "train": ("train:app", "Train", "Train a draft head for a model."),
     "data": ("data:app", "Train", "Make training data, and inspect it."),
     "plan": (

@@ -135,21 +135,25 @@ def doctor(
 def _show_outlook(name: str, device: str, as_json: bool) -> None:
     """Print what is known of a model before it runs."""
     from peagle.model.loader import resolve_device
-    from peagle.tools.outlook import outlook
+    from peagle.tools.outlook import catalogued, outlook
 
     config = Path(name).expanduser() / "config.json"
     if config.is_file() and "draft_vocab_size" in config.read_text(errors="replace"):
         fix = "name its target after it"
         raise InputError("is a head", field="head", value=Path(name), fix=fix)
-    with screen.status(f"looking at {model_name(name)}"):
-        found = outlook(name, resolve_device(device))
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    table = Table("fact", model_name(name))
-    for fact, text in found.items():
-        table.add_row(fact, Text(text))
-    print_table(table)
+    place = resolve_device(device)
+    facts = catalogued(name)
+    try:
+        with screen.status(f"looking at {model_name(name)}"):
+            facts = outlook(name, place)
+    finally:  # where it fails, as without the hub, the catalog's facts stay
+        if as_json:
+            typer.echo(json.dumps(facts))
+        elif facts:
+            table = Table("fact", model_name(name))
+            for row in facts.items():
+                table.add_row(*map(Text, row))
+            print_table(table)
 
 
 @export_app.command()

@@ -137,7 +137,7 @@ def batch_of(rows: int) -> Batch:
     return Batch.of([Span(range(blocks_of(rows)), 0, [0] * rows)])
 
 
-def seconds_of(run: Callable[[int], None]) -> Callable[[int], float]:
+def seconds_of(run: Callable[[int], object]) -> Callable[[int], float]:
     """Seconds of a call that ends with its result on the CPU."""
 
     def seconds(rows: int) -> float:

@@ -36,7 +36,7 @@ from peagle.methods.registry import METHODS
 from peagle.model.config import CorrectionConfig, DrafterConfig, Provenance, default_feature_layers
 from peagle.model.int8 import SCALE, restore_int8
 from peagle.model.layer_config import LayerConfig
-from peagle.model.loader import quiet_hub
+from peagle.model.loader import NO_HUB, quiet_hub
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def head_folder(name: str | Path, field: str = "head", wanted: list[str] = FILES
             return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
-        raise InputError(why, field=field, value=Path(name)) from error
+        raise InputError(why, field=field, value=Path(name), fix=NO_HUB) from error
 
 
 def damaged(place: Path | str, why: str) -> InputError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
@@ -38,6 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # What transformers, the hub and gguf raise for names and files that are wrong.
 FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError, struct.error)
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FORMAT_ERRORS)
+NO_HUB = "check the hub id and the network (`hf auth login` for private models), or name a folder"
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -104,11 +105,9 @@ def snapshot(
     if Path(path).is_dir():
         return Path(path)
     wanted = ["*.json", "*.jinja", "*.txt", "tokenizer.model", *weights]
-    try:
-        with quiet_hub():
-            return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
-    except (OSError, ValueError, HfHubHTTPError):
-        return None
+    with suppress(OSError, ValueError, HfHubHTTPError), quiet_hub():
+        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
+    return None
 
 
 def read_tokenizer(
@@ -135,7 +134,10 @@ def reading(target: str, fix: str | None = None) -> Iterator[None]:
         known = isinstance(error, UNREADABLE) or type(error) is Exception  # the latter: tokenizers
         if not known or (isinstance(error, InputError) and error.field):
             raise
-        raise InputError(first_line(error), field="target", value=target, fix=fix) from error
+        if isinstance(error.__cause__, (HfHubHTTPError, LocalEntryNotFoundError)):
+            fix = NO_HUB
+        why = first_line(error).rstrip(".")
+        raise InputError(why, field="target", value=target, fix=fix) from error
 
 
 def resolve_device(name: str) -> str:
@@ -254,11 +256,10 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
 
 def _is_whole(done: Path) -> bool:
     """Whether an unpacked target has all its files, of their sizes."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         sizes: dict[str, int] = json.loads((done / SIZES).read_text())
         return all((done / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return False
+    return False
 
 
 def kept_digest(file: Path) -> str:

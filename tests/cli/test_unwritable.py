@@ -198,7 +198,7 @@ def test_a_library_of_heads_that_cannot_be_written(
     monkeypatch.setattr(HUB, str(blocked))
     monkeypatch.setattr("peagle.model.loader._load_model", fails)
     line = refused("generate", "owner/name", "x")
-    assert line.endswith("Check it.; set HF_HOME to a folder that can be written")
+    assert line.endswith("Check it; set HF_HOME to a folder that can be written")
 
 
 @pytest.mark.parametrize(

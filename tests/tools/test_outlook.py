@@ -1,14 +1,15 @@
 """The outlook of a model: native or not, from kept costs or from memory, with its sources."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from refusals import refused
 from tiny import make_target, save_target
+from transformers import GptOssConfig
 from typer.testing import CliRunner
 
-from peagle.catalog import find_entry
 from peagle.cli.main import app
 from peagle.engine.llm import LLM
 from peagle.tools.outlook import outlook
@@ -51,11 +52,32 @@ def test_the_models_own_code(folder: Path) -> None:
     assert found["runs"].startswith("by the model's own code")
 
 
-def test_heads_of_the_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = find_entry("qwen3-8b")
-    monkeypatch.setattr("peagle.tools.outlook.known_entry", lambda _: entry)
-    found = outlook(str(folder), "cpu")["known heads"]
-    assert found.startswith("p-eagle: HumanEval 3.50 (K = 7)") and "eagle3: " in found
+def test_only_the_configuration_is_needed(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert outlook(str(folder), "cpu")["runs"].startswith("natively")
+
+
+def test_a_mixture_of_experts(folder: Path) -> None:
+    """All experts take memory; a token reads those that it chooses."""
+    GptOssConfig(num_local_experts=128, num_experts_per_tok=4).save_pretrained(folder)
+    found = outlook(str(folder), "cpu")
+    size = float(found["memory"].split()[0])
+    [read] = re.findall(r"each reads ([\d.]+) GiB", found["tokens a second"])
+    assert 0 < float(read) < size / 10
+    assert "too few" in found["memory"], "200 GiB"
+
+
+def test_without_the_hub_the_catalogs_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    done = CliRunner().invoke(app, ["doctor", "gpt-oss-20b", "--json"])
+    facts = json.loads(done.stdout)
+    assert facts["known heads"].startswith("p-eagle, amazon/GPT-OSS-20B-P-EAGLE: HumanEval 3.02")
+    assert "eagle3, " in facts["known heads"] and "GiB" in facts["on GPUs, in vLLM"]
+    with refused("target"):
+        raise done.exception  # type: ignore[misc]
+    assert "check the hub id and the network" in str(done.exception)
+    done = CliRunner().invoke(app, ["doctor", "owner/model"])
+    assert done.stdout == "" and "the network" in str(done.exception)
 
 
 def test_refusals(folder: Path) -> None:
