@@ -5,8 +5,8 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+from console_page import TABS, ask, tab
 from serving import Running
-from test_page import TABS, ask, tab
 
 pytestmark = pytest.mark.browser
 

@@ -1,18 +1,15 @@
 """The console in a browser: real clicks against a real server of the tiny target."""
 
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from console_page import TABS, ask, tab
 from like_vllm import WORDS, LikeVllm
 from serving import MODEL, Running, Serve, start, until
 from tiny import make_drafter, make_target
-from typer.testing import CliRunner
 
-from peagle.catalog import find_entry
-from peagle.cli.deploy import app
 from peagle.engine.llm import LLM
 
 pytestmark = pytest.mark.browser
@@ -20,27 +17,7 @@ pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 Shot = Callable[[Any, str], None]
 USED = "button, input, select, textarea, progress, [role=log]"
-TABS = ("Chat", "Race", "Live", "Catalog")
-LANES = ["Target alone", "EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
 SPELLED = "nodes => nodes.map(node => node.firstChild.textContent)"
-
-
-def tab(page: Any, name: str) -> None:
-    page.get_by_role("tab", name=name).click()
-
-
-def ask(page: Any, text: str, tokens: int = 40) -> str:
-    """Send a message by the keyboard, and wait for its answer."""
-    tab(page, "Chat")
-    page.get_by_label("Max tokens").fill(str(tokens))
-    page.locator("#send:enabled").wait_for()
-    before = page.locator(".message.assistant").count()
-    page.get_by_label("Message").fill(text)
-    page.keyboard.press("Enter")
-    answer = page.locator(".message.assistant .words").nth(before)
-    answer.wait_for()
-    page.locator("#log:not([aria-busy])").wait_for()
-    return str(answer.text_content())
 
 
 def test_chat(served: Running, opened: Open, shot: Shot) -> None:
@@ -145,50 +122,6 @@ def test_nothing_is_sent_before_the_page_is_ready(served: Running, opened: Open)
     assert page.locator("#send").is_enabled()
 
 
-def test_race(served: Running, opened: Open, shot: Shot) -> None:
-    """Four lanes, the same ids, replayed at their speeds; it can be replayed, and stopped."""
-    page = opened(f"{served.url}/#race")
-    page.locator(".lane").nth(3).wait_for()
-    shot(page, "race-before")
-    page.locator("#race-tokens").select_option("48")
-    page.get_by_label("Prompt").fill("the cat sat on the mat")
-    page.get_by_role("button", name="Start the race").click()
-    page.get_by_text(re.compile(r"^Identical: all \d+ token ids")).wait_for()
-    lanes = page.locator(".lane")
-    sizes = ["no drafts", "K = 3", "adaptive + lookup", "K = 3"]
-    names = [name.splitlines() for name in lanes.locator("h3").all_inner_texts()]
-    assert names == [list(pair) for pair in zip(LANES, sizes, strict=True)]
-    page.get_by_role("button", name="Replay").click()
-    page.locator(".lane.done").nth(3).wait_for()
-    texts = lanes.locator(".lane-text").all_text_contents()
-    assert len(set(texts)) == 1 and texts[0]
-    ratios = [float(r.split()[0]) for r in lanes.locator(".ratio").all_inner_texts()]
-    assert ratios[0] == 1 and len(ratios) == 4
-    facts = lanes.locator(".lane-facts").all_inner_texts()
-    assert facts[0].startswith("first token ") and "tokens a target forward" in facts[3]
-    assert lanes.nth(3).locator(".token").count() > 0 == lanes.nth(0).locator(".token").count()
-    assert page.locator(".lane.fastest").count() == 1
-    shot(page, "race")
-    assert "48 token ids" in page.locator("#verdict").inner_text()
-    page.locator("#race-tokens").select_option("192")  # not over before it is stopped
-    page.get_by_role("button", name="Start the race").click()
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_text("Stopped").wait_for()
-
-
-def test_lanes_without_a_head(running: Running, opened: Open, shot: Shot) -> None:
-    """Shown from the start, with the reason; the others race."""
-    page = opened(f"{running.url}/#race")
-    page.locator(".lane.absent").nth(1).wait_for()
-    assert page.locator(".lane.absent h3").all_inner_texts() == LANES[1:3]
-    why = page.locator(".lane.absent .note").first.inner_text()
-    assert re.fullmatch(r"no EAGLE-3 head of tiny\S* is known: train one with peagle train", why)
-    page.get_by_role("button", name="Start the race").click()
-    page.get_by_text(re.compile(r"^Identical: all \d+ token ids")).wait_for()
-    assert page.locator(".lane .ratio").count() == 2
-    shot(page, "race-without-a-head")
-
-
 def test_drafts(served: Running, opened: Open, shot: Shot) -> None:
     """By the keyboard, draft by draft: the accepted path is what the answer says next."""
     page = opened(served.url)
@@ -253,44 +186,6 @@ def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
     label = charts.nth(3).locator("svg").get_attribute("aria-label")
     assert label.startswith("Queue, requests: running ")
     shot(page, "live")
-
-
-def test_catalog(served: Running, opened: Open, shot: Shot) -> None:
-    page = opened(f"{served.url}/#catalog")
-    entry = page.locator(".entry[data-name=smollm2-135m]")
-    (best, *_) = find_entry("smollm2-135m").heads["p-eagle"].acceptance
-    entry.get_by_text(f"{best.dataset} {best.length:.2f}").wait_for()
-    page.get_by_text("<b>of random weights</b>").wait_for()
-    assert page.locator(".entry b").count() == 0
-    entry.locator("summary").click()
-    entry.get_by_text("your image of peagle").first.wait_for()
-    shot(page, "catalog")
-
-
-@pytest.mark.parametrize("lent", [True, False])
-def test_deployment(served: Running, opened: Open, lent: bool) -> None:
-    """The plan of each place, and the command for it, which a click copies; where the browser lends
-    no clipboard, it selects the command."""
-    page = opened("about:blank", permissions=["clipboard-read", "clipboard-write"])
-    if not lent:
-        page.add_init_script("delete Navigator.prototype.clipboard")
-    page.goto(f"{served.url}/#catalog")
-    entry = page.locator(".entry[data-name=gpt-oss-20b]")
-    plans = entry.locator(".plans li")
-    entry.locator("summary").wait_for()
-    assert not plans.first.is_visible()
-    entry.locator("summary").click()
-    places = {"local": "peagle serve", "kubernetes": "--gpu", "sagemaker": "--region"}
-    for number, (place, told) in enumerate(places.items()):
-        plan = plans.nth(number)
-        plan.get_by_text(told).wait_for()
-        plan.get_by_role("button", name="Copy").click()
-        plan.get_by_role("button", name="Copied" if lent else "Selected").wait_for()
-        read = "navigator.clipboard.readText()" if lent else "getSelection().toString()"
-        command = page.evaluate(read)
-        assert command == f"peagle deploy gpt-oss-20b --to {place}"
-        ran = CliRunner().invoke(app, [*shlex.split(command)[2:], "--dry-run"])
-        assert ran.exit_code == 0, ran.output
 
 
 def test_key(serve: Serve, opened: Open, complaints: list[str], shot: Shot) -> None:
