@@ -104,8 +104,8 @@ class Bars extends Chart {
     // Of what was kept, or where nothing was drafted meanwhile, of all.
     const before = now.rounds > kept[0].rounds ? kept[0] : { rounds: 0, positions: [], accepted: 0 };
     const rounds = now.rounds - before.rounds;
-    const shares = Array.from(now.positions, (count, at) =>
-      rounds ? ((count ?? 0) - (before.positions[at] ?? 0)) / rounds : 0);
+    const drafted = rounds ? now.positions : [];
+    const shares = Array.from(drafted, (count, at) => ((count ?? 0) - (before.positions[at] ?? 0)) / rounds);
     const step = (WIDTH - LEFT) / Math.max(4, shares.length);
     const bars = shares.flatMap((share, at) => {
       const [x, y] = [LEFT + step * (at + 0.5), this.y(share, 1)];
@@ -114,7 +114,7 @@ class Bars extends Chart {
       return [
         svg("rect", { ...bar, class: `bar ${tint(at + 1)}` }),
         svg("text", { x, y: HEIGHT - 5, "text-anchor": "middle", class: "axis" }, String(at + 1)),
-        svg("text", { x, y: Math.max(y - 4, TOP + 4), "text-anchor": "middle", class: "axis strong" }, percent),
+        svg("text", { x, y: y - 4, "text-anchor": "middle", class: "axis strong" }, percent),
       ];
     });
     this.plot.replaceChildren(...this.grid(1, (value) => `${value * 100}`), ...bars);

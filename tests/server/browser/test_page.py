@@ -172,6 +172,7 @@ def test_charts_move(served: Running, opened: Open, shot: Shot) -> None:
     until(lambda: charts.nth(0).locator(path).get_attribute("d"))
     before = charts.nth(0).locator(path).get_attribute("d")
     assert [float(charts.nth(i).get_attribute("data-most")) for i in range(2)] == [0, 0]
+    assert charts.nth(1).locator("rect.bar").count() == 0, "nothing was drafted"
     ask(page, "the cat sat on the mat")
     tab(page, "Live")
     for drawn in range(3):
