@@ -2,7 +2,7 @@
 
 import pytest
 from oracle import Oracle
-from tiny import METHODS, make_target, own_answers
+from tiny import METHODS, own_answers
 
 from heads import trained_head
 from peagle.engine.draft import Proposer
@@ -10,11 +10,6 @@ from peagle.engine.tree import Offer
 from peagle.methods.base import NewSlots
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-
-
-@pytest.fixture(scope="session")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="session")

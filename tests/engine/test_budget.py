@@ -229,16 +229,6 @@ def test_the_likeliest_nodes_are_verified_whoever_has_them() -> None:
     assert budget.keep(2, [Draft(), Draft()], 0.0) == [0, 0]
 
 
-def test_costs_are_refreshed() -> None:
-    curve = Curve(dict(FLAT))
-    for _ in range(200):
-        curve.observe([4], 0.5)
-    assert curve(4) == pytest.approx(0.5, rel=1e-3)
-    for _ in range(200):
-        curve.observe([1, 1, 1], 0.3)
-    assert 3 * curve(1) == pytest.approx(0.3, rel=1e-3)
-
-
 def test_a_slower_machine_is_slower_at_all_row_counts() -> None:
     curve, before = Curve(dict(FLAT)), Curve(dict(FLAT))
     for _ in range(200):

@@ -80,25 +80,3 @@ def test_heads_that_are_accepted(
     """Rounds that keep several slots at once, and rows used again by later requests."""
     compared, distinct = check_rounds(target, drafters[method], 4, max_batch)
     assert compared > 20 and distinct > 10
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_batched_drafts_equal_single_ones(method: str) -> None:
-    target = make_target(seed=2, spread=0.3)
-    drafter = make_drafter(target, method)
-
-    def first_drafts(prompts: list[list[int]]) -> list[list[int]]:
-        run = LLM(target, drafter, k=5).stream(prompts, None)
-        run.step()
-        return [request.draft.tokens for request in run.requests]
-
-    assert first_drafts(PROMPTS) == [first_drafts([prompt])[0] for prompt in PROMPTS]
-
-
-def test_drafts_are_target_ids() -> None:
-    """d2t is applied: the draft vocabulary is the upper half of the target's."""
-    target = make_target(seed=2, spread=0.3)
-    run = LLM(target, make_drafter(target, "p-eagle", draft_vocab=64), k=8).stream(PROMPTS, None)
-    run.step()
-    drafted = [token for request in run.requests for token in request.draft.tokens]
-    assert min(drafted) >= 64 and max(drafted) < 128

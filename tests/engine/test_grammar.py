@@ -33,11 +33,6 @@ FORMS = [
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
-
-
-@pytest.fixture(scope="module")
 def grammars(target: Target) -> Grammars:
     return Grammars(target)
 

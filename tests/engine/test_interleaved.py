@@ -206,11 +206,8 @@ def test_threads_with_llms_of_their_own(dtype: torch.dtype) -> None:
     other = make_drafter(target, "eagle3", layers=1).to(dtype)
 
     def make() -> list[LLM]:
-        return [
-            LLM(target, one, k=K),
-            LLM(target, other, k=2, deterministic=True),
-            LLM(target, max_batch=2, lookup=False),
-        ]
+        llm = LLM(target, one, k=K)
+        return [llm, llm.use(None, lookup=False), LLM(target, other, k=2, deterministic=True)]
 
     wanted = [llm.generate(prompts, params) for llm, prompts in zip(make(), THREADS, strict=True)]
     for _ in range(3):

@@ -2,17 +2,13 @@
 
 import gc
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from test_cache_memory import Counting
 from tiny import make_target
-from torch import Tensor
 
-from peagle.backends.base import TargetModel
-from peagle.backends.batch import Batch
-from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend
 from peagle.engine import kept_costs, shared
 from peagle.engine.adaptive import AdaptiveBudget
@@ -21,7 +17,7 @@ from peagle.engine.kept_costs import kept_curve
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
-from peagle.model.target import Target, TargetOutput
+from peagle.model.target import Target
 
 CPU = torch.device("cpu")
 MEASURED = {1: 0.01, 2: 0.02}
@@ -47,20 +43,6 @@ def only_file(costs: Path) -> Path:
     return file
 
 
-class Counting:
-    """A target's model that counts its forwards."""
-
-    def __init__(self, model: TargetModel) -> None:
-        self.model, self.forwards = model, 0
-
-    def forward(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
-        self.forwards += 1
-        return self.model.forward(batch, cache, taps)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden)
-
-
 def opened(target: Target, drafter: Drafter | None) -> tuple[LLM, Counting]:
     """An LLM with an engine, as another process makes it, and its target's model."""
     ready = shared.SharedTarget(target, own=False, deterministic=False)
@@ -74,11 +56,11 @@ def test_the_second_start_runs_no_forward(
     target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch, costs: Path
 ) -> None:
     _, first = opened(target, drafters["p-eagle"])
-    assert first.forwards
+    assert first.seen
     assert len(list(costs.iterdir())) == 2, "the target's and the drafter's"
     monkeypatch.setattr(shared, "draft_curve", lambda *_: pytest.fail("measured again"))
     _, second = opened(target, drafters["p-eagle"])
-    assert not second.forwards
+    assert not second.seen
 
 
 @pytest.mark.parametrize("ratio", [0.1, 10])
@@ -191,7 +173,7 @@ def test_an_unwritable_cache_is_no_error(
     (home / "costs" if blocked == "costs" else home).write_text("")
     monkeypatch.setenv("PEAGLE_HOME", str(home))
     llm, counting = opened(target, None)
-    assert counting.forwards
+    assert counting.seen
     assert llm.generate([[70, 71]], SamplingParams(max_tokens=4))
     del llm
     gc.collect()

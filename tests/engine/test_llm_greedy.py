@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Oracle, end_at
+from oracle import Oracle
 from refusals import refused
 from tiny import METHODS, make_drafter, make_target, random_prompts
 
@@ -106,19 +106,6 @@ def futures(target: Target, length: int) -> list[list[int]]:
     return [p + c.token_ids for p, c in zip(LONG, done, strict=True)]
 
 
-def test_max_tokens_inside_an_accepted_run(
-    target: Target, drafters: dict[str, Drafter], oracle: Oracle
-) -> None:
-    oracle.futures = futures(target, 24)
-    for max_tokens in range(1, 12):
-        params = SamplingParams(max_tokens=max_tokens)
-        done = LLM(target, drafters["eagle3"], k=4).generate(LONG, params)
-        assert outcome(done) == outcome(LLM(target, lookup=False).generate(LONG, params)), (
-            max_tokens
-        )
-        assert {c.finish_reason for c in done} == {"length"}
-
-
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("error_rate", [0.0, 0.3])
 def test_context_limit(
@@ -156,24 +143,6 @@ def test_real_heads_at_the_context_limit(drafters: dict[str, Drafter]) -> None:
     plain = outcome(LLM(small).generate(LONG, SamplingParams()))
     for drafter in drafters.values():
         assert outcome(LLM(small, drafter, k=6).generate(LONG, SamplingParams())) == plain
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_eos_with_real_heads(
-    target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    params, prompts = SamplingParams(max_tokens=30), random_prompts(10, seed=7)
-    drafted_ends = 0
-    for prompt, whole in zip(prompts, LLM(target).generate(prompts, params), strict=True):
-        answer = whole.token_ids
-        for at in (4, 9, 17):
-            end_at(monkeypatch, target, answer[at])
-            [done] = LLM(target, drafters[method], k=3).generate([prompt], params)
-            assert done.token_ids == answer[: answer.index(answer[at]) + 1]
-            assert done.finish_reason == "stop"
-            drafted_ends += done.drafted[-1]
-            monkeypatch.undo()
-    assert drafted_ends > 0, "some end was an accepted draft token"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chisquare import BROKEN, naive_logits, naive_probabilities, p_value
+from chisquare import naive_logits, naive_probabilities, p_value
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
@@ -100,13 +100,3 @@ def test_a_wrong_walk_is_noticed(small: Target, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Draft, "path", first_children)
     counts = count(sample(small, "p-eagle", TREES[0], nodes=7))
     assert p_value(counts, exact_joint(small, TREES[0])) < 1e-6
-
-
-@pytest.mark.parametrize("broken", BROKEN)
-def test_wrong_rules_are_noticed(
-    small: Target, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    monkeypatch.setattr("peagle.engine.sampling.Sampler.choose", BROKEN[broken])
-    params = SamplingParams(temperature=1.3, top_p=0.9)
-    counts = count(sample(small, "p-eagle", params))
-    assert p_value(counts, exact_joint(small, params)) < 1e-6
