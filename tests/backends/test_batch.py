@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from packed import Rows, chain, random_rows, tree
+from packed import Rows, random_rows
 
 from peagle.backends.batch import BLOCK, Batch, Span, slots_of
 from peagle.backends.tiles import tiles_of
@@ -163,13 +163,6 @@ def test_all_is_in_whole_numbers(tails: list[list[int]]) -> None:
 def test_slots_of() -> None:
     assert slots_of([3, 0, 7], 14, 4) == [62, 63, 0, 1]
     assert slots_of([3], 0, 0) == []
-
-
-def test_the_helpers_of_these_tests() -> None:
-    assert chain([0], 2, 2).positions == [2, 3]
-    branches = tree([0], 2, [0, 0, 2, 1])
-    assert branches.positions == [2, 3, 3, 4, 4]
-    assert branches.span.tails == [[], [1], [2], [2, 3], [1, 4]]
 
 
 def test_a_request_needs_blocks_for_all_its_rows() -> None:

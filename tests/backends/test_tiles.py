@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 from packed import random_rows
-from tiny import make_target
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
@@ -39,11 +38,6 @@ class Reusing:
         return self.kept.copy_(self.model.logits(hidden))
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
-
-
 def new_cache(target: Target) -> KVCache:
     return KVCache(POOL, target.kv_shapes, target.dtype, target.device)
 
@@ -69,16 +63,6 @@ def test_tiles_are_the_whole(target: Target, seed: int) -> None:
         logits = model.logits(found.hidden)
         torch.testing.assert_close(logits, whole.logits(wanted.hidden), atol=1e-5, rtol=1e-4)
     assert set(tiled.rows) == set(tiled.heads) == {ROW_TILE}
-
-
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 24])
-def test_a_tile_is_run_for_each_eight_rows(target: Target, count: int) -> None:
-    tiled = Reusing(target)
-    model = TiledTarget(tiled)
-    batch = Batch.of([Span([0, 1], 0, range(5, 5 + count))])
-    out = model.forward(batch, new_cache(target), TAPS)
-    assert len(out.hidden) == len(out.features) == len(model.logits(out.hidden)) == count
-    assert len(tiled.rows) == len(tiled.heads) == -(-count // ROW_TILE)
 
 
 def test_rows_are_the_same_to_the_bit_whatever_is_beside_them(target: Target) -> None:

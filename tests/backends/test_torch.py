@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from packed import Keys, Rows, by_definition, chain, random_keys, random_parents, random_rows, tree
+from packed import Keys, Rows, by_definition, chain, random_keys, random_rows, tree
 from torch import Tensor
 
 from peagle.backends.batch import BLOCK, Batch, Span, slots_of
@@ -65,43 +65,6 @@ def test_random_batches_of_chains_and_trees(kind: str, exact: bool) -> None:
         close(found, by_definition(rows, keys, spec))
         trees += sum(bool(one.span.tails) for one in rows)
     assert trees > 15
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_trees_beside_a_prompt(kind: str) -> None:
-    chance = random.Random(1)
-    rows = [
-        tree([7, 2], 13, random_parents(chance, 12)),
-        chain([5, 0, 9], 0, 40),
-        tree([3], 0, random_parents(chance, 6)),
-        chain([4, 8], 19, 1),
-    ]
-    keys, spec = random_keys(rows, HEADS, GROUPED, 3), AttentionSpec(SCALE, **KINDS[kind])
-    close(attend(cache_of(GROUPED), rows, keys, spec), by_definition(rows, keys, spec))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_that_is_written_as_a_tree_is_the_chain(kind: str) -> None:
-    spec = AttentionSpec(SCALE, **KINDS[kind])
-    plain, other = chain([6, 1], 12, 9), chain([2], 3, 4)
-    written = tree([6, 1], 12, range(8))
-    assert written.positions == plain.positions
-    keys = random_keys([plain, other], HEADS, GROUPED, 5)
-    one = attend(cache_of(GROUPED), [plain, other], keys, spec)
-    two = attend(cache_of(GROUPED), [written, other], keys, spec)
-    close(two, one)
-
-
-def test_the_worked_example() -> None:
-    """The tree of batch.py: x → a, x → b, b → c."""
-    rows = [tree([0], 3, [0, 0, 2])]
-    keys, spec = random_keys(rows, HEADS, GROUPED, 0), AttentionSpec(SCALE)
-    found = attend(cache_of(GROUPED), rows, keys, spec)
-    for row, ancestors in enumerate([[0], [0, 1], [0, 2], [0, 2, 3]]):
-        branch = [torch.cat([past, new[ancestors]]) for past, new in
-                  zip(keys.past[0], (keys.k, keys.v), strict=True)]  # fmt: skip
-        queries = torch.cat([keys.q[:1].expand(len(branch[0]) - 1, -1, -1), keys.q[row : row + 1]])
-        close(found[row], CausalAttend()(0, queries, *branch, spec)[-1])
 
 
 def sequence(tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

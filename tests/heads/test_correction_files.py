@@ -11,23 +11,20 @@ import torch
 from corrected_heads import corrected
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from tiny_heads import head_config, make_head, provenance_of, tiny_target
-from transformers import PreTrainedTokenizerFast
+from tiny_heads import head_config, make_head, provenance_of
 
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.methods.base import Dialect
+from peagle.model.config import Embedding
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
-
-@pytest.fixture(scope="module")
-def target(tokenizer: PreTrainedTokenizerFast) -> Target:
-    return tiny_target(tokenizer=tokenizer)
+ABOUT, WEIGHTS = (f"correction/{name}" for name in ("config.json", "model.safetensors"))
 
 
-def make(target: Target, seed: int = 0) -> Drafter:
-    config = head_config(embedding="mask-row", provenance=provenance_of(target), depths=4)
+def make(target: Target, embedding: Embedding = "mask-row", seed: int = 0) -> Drafter:
+    config = head_config(embedding=embedding, provenance=provenance_of(target), depths=4)
     return corrected(make_head(config, seed, target), candidates=5)
 
 
@@ -58,11 +55,9 @@ def test_the_top_folder_is_the_head_without_it(target: Target, head: Path, tmp_p
     save_drafter(make_head(config, 0, target), tmp_path / "plain")
     for file in (tmp_path / "plain").iterdir():
         assert (head / file.name).read_bytes() == file.read_bytes(), file.name
-    assert sorted(f.name for f in (head / "correction").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
-    about = json.loads((head / "correction" / "config.json").read_text())
+    names = {file.name for file in (head / "correction").iterdir()}
+    assert names == {"config.json", "model.safetensors"}
+    about = json.loads((head / ABOUT).read_text())
     assert about.items() >= {"rank": 8, "candidates": 5, "depths": 4, "dtype": "bfloat16"}.items()
     shutil.rmtree(head / "correction")
     assert load_drafter(head, target).correction is None
@@ -81,18 +76,18 @@ def _other_head(head: Path, target: Target) -> None:
 
 
 def _change(head: Path, **changes: object) -> None:
-    file = head / "correction" / "config.json"
+    file = head / ABOUT
     about = {k: v for k, v in (json.loads(file.read_text()) | changes).items() if v is not None}
     file.write_text(json.dumps(about))
 
 
 def _cut(head: Path) -> None:
-    file = head / "correction" / "model.safetensors"
+    file = head / WEIGHTS
     file.write_bytes(file.read_bytes()[:-40])
 
 
 def _without_a_tensor(head: Path) -> None:
-    file = head / "correction" / "model.safetensors"
+    file = head / WEIGHTS
     tensors = load_file(file)
     del tensors["token.weight"]
     save_file(tensors, file)
@@ -107,18 +102,9 @@ def _without_a_tensor(head: Path) -> None:
         (lambda head, _: _change(head, candidates=0), r"correction\.candidates 0: must be"),
         (lambda head, _: _cut(head), "head/correction: model.safetensors is a corrupt"),
         (lambda head, _: _without_a_tensor(head), "correction.token.weight is missing"),
-        (
-            lambda head, _: (head / "correction" / "config.json").unlink(),
-            "no correction/config.json",
-        ),
-        (
-            lambda head, _: (head / "correction" / "config.json").write_text("["),
-            "correction/config.json is no JSON object",
-        ),
-        (
-            lambda head, _: (head / "correction" / "model.safetensors").unlink(),
-            "head/correction: no .safetensors file",
-        ),
+        (lambda head, _: (head / ABOUT).unlink(), "no correction/config.json"),
+        (lambda head, _: (head / ABOUT).write_text("["), "correction/config.json is no JSON"),
+        (lambda head, _: (head / WEIGHTS).unlink(), "head/correction: no .safetensors file"),
     ],
 )
 def test_damage_is_named(

@@ -12,17 +12,11 @@ from refusals import refused as expected
 from safetensors.torch import load_file, save_file
 from tiny_heads import HIDDEN, head_config, make_head, provenance_of, tiny_target
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from peagle.heads.format import read_keys
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.model.target import Target
-
-
-@pytest.fixture(scope="module")
-def target(tokenizer: PreTrainedTokenizerFast) -> Target:
-    return tiny_target(tokenizer=tokenizer)
 
 
 @pytest.fixture

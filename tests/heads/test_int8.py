@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from corrected_heads import corrected
 from refusals import refused
 from safetensors.torch import load_file, save_file
+from test_correction_files import make
 from test_format import facts, raw_config, same_tensors
-from tiny_heads import head_config, make_head, provenance_of, tiny_target
+from tiny_heads import head_config, tiny_target
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from peagle.heads.format import FETCH_AGAIN
 from peagle.heads.load import load_drafter
@@ -26,16 +25,6 @@ from peagle.model.target import Target
 
 PACK = Path(__file__).parents[2] / "heads" / "pack.py"
 SHARD = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def target(tokenizer: PreTrainedTokenizerFast) -> Target:
-    return tiny_target(tokenizer=tokenizer)
-
-
-def make(target: Target, embedding: Embedding = "mask-row", seed: int = 0) -> Drafter:
-    config = head_config(embedding=embedding, provenance=provenance_of(target), depths=4)
-    return corrected(make_head(config, seed, target), candidates=5)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ LAYERS = 6
 IDS = [1, 2, 4]  # as the head's config.json has them
 OURS = {"method": "eagle3", "embedding": "shared"}
 ENTERS, LEAVES = (1, 2, 4), (2, 3, 5)  # what they may mean, as we count
+Heads = dict[tuple[int, ...], Path]  # by the layers that they were trained on
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ def trained_on(target: Target, method: str, layers: tuple[int, ...]) -> Drafter:
 @pytest.fixture(scope="module", params=["eagle3", "p-eagle"])
 def heads(
     request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[int, ...], Path]:
-    """By the layers that they were trained on, heads of others with the same ids, nested only."""
+) -> Heads:
+    """Heads of others with the same ids, nested only."""
     folders = {}
     for layers in (ENTERS, LEAVES):
         folders[layers] = tmp_path_factory.mktemp("head") / "head"
@@ -80,10 +81,7 @@ def change(folder: Path, **keys: Any) -> None:
 
 @pytest.mark.parametrize("layers", [ENTERS, LEAVES], ids=["enters", "leaves"])
 def test_the_reading_that_accepts_more_is_taken(
-    target: Target,
-    heads: dict[tuple[int, ...], Path],
-    layers: tuple[int, ...],
-    caplog: pytest.LogCaptureFixture,
+    target: Target, heads: Heads, layers: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert load_drafter(heads[layers], target).config.feature_layers == layers
     [record] = caplog.records
@@ -94,9 +92,7 @@ def test_the_reading_that_accepts_more_is_taken(
 
 
 @pytest.mark.parametrize("layers", [ENTERS, LEAVES], ids=["enters", "leaves"])
-def test_doctor_names_what_to_write(
-    target: Target, heads: dict[tuple[int, ...], Path], layers: tuple[int, ...]
-) -> None:
+def test_doctor_names_what_to_write(target: Target, heads: Heads, layers: tuple[int, ...]) -> None:
     checks = examine(heads[layers], target)
     [found] = [check for check in checks if check.name == "feature layers"]
     assert found.state == "wrong" and all(str(list(each)) in found.found for each in heads)
@@ -134,18 +130,13 @@ def test_a_reading_that_the_target_has_no_layer_for_is_not_tried(tmp_path: Path)
     assert load_drafter(tmp_path / "head", target).config.feature_layers == ENTERS
 
 
-def test_without_a_tokenizer_it_is_tried_on_other_tokens(
-    target: Target, heads: dict[tuple[int, ...], Path]
-) -> None:
+def test_without_a_tokenizer_it_is_tried_on_other_tokens(target: Target, heads: Heads) -> None:
     silent = Target(target.copy().model, None, "silent")
     assert load_drafter(heads[LEAVES], silent).config.feature_layers in (ENTERS, LEAVES)
 
 
 def test_an_export_is_read_without_a_trial(
-    target: Target,
-    heads: dict[tuple[int, ...], Path],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    target: Target, heads: Heads, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_drafter(load_drafter(heads[LEAVES], target), tmp_path / "made", "vllm", dtype=None)
     caplog.clear()
@@ -154,10 +145,7 @@ def test_an_export_is_read_without_a_trial(
 
 
 def test_vllm_alone_does_not_try(
-    target: Target,
-    heads: dict[tuple[int, ...], Path],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    target: Target, heads: Heads, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is given the head as it is: one line says how it reads the ids."""
     target.model.save_pretrained(tmp_path)

@@ -25,12 +25,8 @@ from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.tools.doctor import examine
-from peagle.train.batches import PackedDocuments
 from peagle.train.config import TrainConfig
-from peagle.train.elements import one_pass, sample_elements
-from peagle.train.passes import run_drafter, run_target
 from peagle.train.spec import HeadSpec
-from peagle.train.trainee import Trainee
 from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
@@ -102,50 +98,6 @@ def test_trained_heads_draft_and_are_verified(target: Target, trained: Path) -> 
     assert sum(answer.stats.drafted for answer in with_head) > 0
 
 
-def test_each_token_is_drafted_given_the_one_before(target: Target, trained: Path) -> None:
-    """A table that leaves one successor of each token drafts a chain of successors."""
-    drafter = load_drafter(trained / "head", target)
-    assert isinstance(drafter, BigramDrafter)
-    ids = drafter.target_ids.tolist()
-    with torch.no_grad():
-        drafter.bigram.zero_()
-        for token in range(len(drafter.bigram)):
-            drafter.bigram[token, (token * 7 + 3) % len(ids)] = 1e4
-    llm = LLM(target, drafter, k=DEPTHS)
-    request = llm.make_requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
-    llm.engine.add(request)
-    llm.engine.step()
-    token, chain = request.tokens[-1], list[int]()
-    for _ in range(DEPTHS):
-        token = ids[(token * 7 + 3) % len(ids)]
-        chain.append(token)
-    assert request.draft.tokens == chain
-
-
-def test_a_tree_is_drafted_given_the_token_before(target: Target, trained: Path) -> None:
-    """A table that leaves two successors of each token drafts a tree of successors."""
-    drafter = load_drafter(trained / "head", target)
-    assert isinstance(drafter, BigramDrafter)
-    ids = drafter.target_ids.tolist()
-    successors = {
-        token: {(token * 7 + 3) % len(ids), (token * 5 + 1) % len(ids)}
-        for token in range(len(drafter.bigram))
-    }
-    with torch.no_grad():
-        drafter.bigram.zero_()
-        for token, after in successors.items():
-            drafter.bigram[token, list(after)] = 1e4
-    llm = LLM(target, drafter, nodes=12, lookup=False)
-    request = llm.make_requests([9, 8, 7], SamplingParams(max_tokens=20, ignore_eos=True))[0]
-    llm.engine.add(request)
-    llm.engine.step()
-    draft = request.draft
-    rows = [request.tokens[-1], *draft.tokens]
-    assert len(draft) == 12 and draft.depth == DEPTHS and not draft.is_chain
-    for parent, token in zip(draft.parents, draft.tokens, strict=True):
-        assert ids.index(token) in successors[rows[parent]]
-
-
 @pytest.mark.parametrize("nodes", [3, 8, 20])
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_its_trees_are_the_reference(
@@ -170,39 +122,6 @@ def test_what_is_written_is_read_and_healthy(target: Target, trained: Path, tmp_
     assert [check for check in checks if check.state == "wrong"] == []
     [logits] = [check for check in checks if check.name == "logits"]
     assert f"{DEPTHS} of {DEPTHS} argmaxes agree" in logits.found
-
-
-def test_the_loss_reads_logits_given_the_token_before(target: Target) -> None:
-    """Value and gradients equal those of the whole logits, in float64."""
-    spec = HeadSpec("bigram", depths=DEPTHS, draft_vocab=112)
-    answers = [example.ids for example in own_answers(target, 8)]
-    drafter = new_drafter(target, answers, spec).double()
-    assert isinstance(drafter, BigramDrafter)
-    with torch.no_grad():
-        drafter.bigram.copy_(torch.randn_like(drafter.bigram))
-    ids = torch.tensor(answers[0])
-    sequence = PackedDocuments(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
-    generator = torch.Generator().manual_seed(0)
-    elements = sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
-    output = run_target(target, sequence, drafter.config.feature_layers)
-    trainee = Trainee(drafter, target, bf16=False)
-    every = one_pass(sequence, elements)
-    result = trainee(sequence, output, every)
-    found = torch.autograd.grad(result.loss, [drafter.bigram, drafter.fc.weight])
-
-    normed = run_drafter(drafter, sequence, output.features, elements)
-    place = elements.anchor + elements.depth + 1
-    inside = place + 1 < len(ids)
-    inside &= sequence.supervised[(place + 1).clamp(max=len(ids) - 1)]
-    place = place[inside]
-    logits = Bigram().logits(drafter, normed[inside], ids[place])
-    wanted = target.logits(output.hidden[place])[:, drafter.target_ids].double()
-    log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
-    whole = (log_p.exp() * (log_p - log_q)).sum()
-    expected = torch.autograd.grad(whole, [drafter.bigram, drafter.fc.weight])
-    torch.testing.assert_close(result.loss, whole, rtol=1e-6, atol=1e-6)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
 
 
 def test_an_unknown_method_is_named(target: Target, trained: Path) -> None:

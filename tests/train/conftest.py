@@ -1,15 +1,10 @@
 """The tiny target that most tests train for, and documents whose answers are its own."""
 
 import pytest
-from tiny import make_target, own_answers
+from tiny import own_answers
 
 from peagle.data.example import Example
 from peagle.model.target import Target
-
-
-@pytest.fixture(scope="session")
-def target() -> Target:
-    return make_target()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
 """A capture is exact, resumes, fits the disk, and trains as the target itself does."""
 
-import signal
-import subprocess
-import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from refusals import refused
 from safetensors import SafetensorError
 from tiny import make_target, make_tokenizer, own_answers
 
+from peagle.data import shard as shard_module
 from peagle.data.captured import Captures
 from peagle.data.example import Example
 from peagle.model.target import Target, TargetOutput
@@ -38,11 +38,6 @@ SHARD = 25_000  # bytes: four or five documents
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
-
-
-@pytest.fixture(scope="module")
 def half(target: Target) -> Target:
     """The same target in bf16."""
     other = make_target()
@@ -54,49 +49,57 @@ def data(target: Target) -> list[Example]:
     return own_answers(target, 24)
 
 
-def settings(folder: Path, **changes: Any) -> CaptureConfig:
-    return CaptureConfig(folder, **{"feature_layers": LAYERS, "shard_bytes": SHARD} | changes)
+@dataclass
+class Capturing:
+    """Captures of documents into folders that are named here."""
+
+    folder: Path
+    target: Target
+    data: list[Example]
+
+    def plan(self, name: str, **changes: Any) -> Plan:
+        given = {"feature_layers": LAYERS, "shard_bytes": SHARD} | changes
+        return plan_capture(self.target, self.data, CaptureConfig(self.folder / name, **given))
+
+    def run(self, name: str, **changes: Any) -> Plan:
+        plan = self.plan(name, **changes)
+        capture(in_process(self.target, LAYERS), self.data, self.folder / name, plan)
+        return plan
+
+    def made(self, name: str, **changes: Any) -> Captures:
+        self.run(name, **changes)
+        return Captures([self.folder / name])
+
+    def contents(self, name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.folder / name).iterdir()}
 
 
-def captured(target: Target, data: list[Example], folder: Path, **changes: Any) -> Captures:
-    plan = plan_capture(target, data, settings(folder, **changes))
-    capture(in_process(target, LAYERS), data, folder, plan)
-    return Captures([folder])
+@pytest.fixture
+def own(tmp_path: Path, target: Target, data: list[Example]) -> Capturing:
+    """Captures of the target's own answers."""
+    return Capturing(tmp_path, target, data)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def test_shards_hold_all_documents_in_order(own: Capturing) -> None:
+    assert list(own.made("a")) == own.data
+    sizes = [len(content) for content in own.contents("a").values()]
+    assert len(sizes) > 3 and max(sizes) <= SHARD + MAX_HEADER
 
 
-def test_shards_hold_all_documents_in_order(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    assert list(captured(target, data, tmp_path)) == data
-    sizes = [file.stat().st_size for file in tmp_path.iterdir()]
-    assert len(sizes) > 3
-    assert max(sizes) <= SHARD + MAX_HEADER
-
-
-def test_a_document_larger_than_a_shard_is_one(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    captured(target, data[:3], tmp_path, shard_bytes=1)
-    assert len(contents(tmp_path)) == 3
+def test_a_document_larger_than_a_shard_is_one(own: Capturing) -> None:
+    own.run("a", shard_bytes=1)
+    assert len(own.contents("a")) == len(own.data)
 
 
 class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("whole", range(5))
+@pytest.mark.parametrize("whole", range(5))  # shards
 def test_a_stopped_capture_goes_on(
-    tmp_path: Path,
-    target: Target,
-    data: list[Example],
-    monkeypatch: pytest.MonkeyPatch,
-    whole: int,  # shards
+    own: Capturing, monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
-    captured(target, data, tmp_path / "straight")
+    own.run("straight")
     write, written = capture_module.write_shard, list[str]()
 
     def failing(path: Path, *rest: Any) -> None:
@@ -105,50 +108,29 @@ def test_a_stopped_capture_goes_on(
         written.append(path.name)
         write(path, *rest)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(capture_module, "write_shard", failing)
-        with pytest.raises(Killed):
-            captured(target, data, tmp_path / "halves")
+        own.run("halves")
     with refused("data"):
-        Captures([tmp_path / "halves"])
-    plan = plan_capture(target, data, settings(tmp_path / "halves"))
-    assert plan.done == set(range(whole))
-    (tmp_path / "halves" / f".shard-{whole:05d}.safetensors").write_bytes(b"half")
-    captured(target, data, tmp_path / "halves")
-    assert contents(tmp_path / "halves") == contents(tmp_path / "straight")
+        Captures([own.folder / "halves"])
+    assert own.plan("halves").done == set(range(whole))
+    (own.folder / "halves" / f".shard-{whole:05d}.safetensors").write_bytes(b"half")
+    own.run("halves")
+    assert own.contents("halves") == own.contents("straight")
 
 
-@pytest.mark.slow
-def test_a_killed_capture_goes_on(tmp_path: Path, target: Target, data: list[Example]) -> None:
-    captured(target, data, tmp_path / "straight")
-    script = Path(__file__).with_name("run_capture.py")
-    command = [sys.executable, str(script), str(tmp_path / "halves"), str(SHARD), "13"]
-    done = subprocess.run(command, check=False)
-    assert done.returncode == -signal.SIGKILL
-    plan = plan_capture(target, data, settings(tmp_path / "halves"))
-    assert 0 < len(plan.done) < len(plan.shards)
-    captured(target, data, tmp_path / "halves")
-    assert contents(tmp_path / "halves") == contents(tmp_path / "straight")
-
-
-def test_only_a_shard_that_is_gone_is_made_anew(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    captured(target, data, tmp_path)
-    before = contents(tmp_path)
-    (tmp_path / "shard-00001.safetensors").unlink()
-    ran = list[None]()
-    plan = plan_capture(target, data, settings(tmp_path))
-    capture(in_process(target, LAYERS), data, tmp_path, plan, lambda: ran.append(None))
+def test_only_a_shard_that_is_gone_is_made_anew(own: Capturing) -> None:
+    own.run("a")
+    before = own.contents("a")
+    (own.folder / "a" / "shard-00001.safetensors").unlink()
+    ran, plan = list[None](), own.plan("a")
+    run_target = in_process(own.target, LAYERS)
+    capture(run_target, own.data, own.folder / "a", plan, lambda: ran.append(None))
     assert len(ran) == len(plan.shards[1])
-    assert contents(tmp_path) == before
+    assert own.contents("a") == before
 
 
-def test_a_full_disk_leaves_whole_shards(
-    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from peagle.data import shard as shard_module  # noqa: PLC0415
-
+def test_a_full_disk_leaves_whole_shards(own: Capturing, monkeypatch: pytest.MonkeyPatch) -> None:
     save, calls = shard_module.save_file, list[None]()
 
     def full(tensors: Any, path: Path, metadata: Any) -> None:
@@ -158,109 +140,95 @@ def test_a_full_disk_leaves_whole_shards(
             raise SafetensorError("No space left on device (os error 28)")
         save(tensors, path, metadata)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(shard_module, "save_file", full)
-        with pytest.raises(OSError, match="No space left"):
-            captured(target, data, tmp_path)
-    assert sorted(contents(tmp_path)) == ["shard-00000.safetensors", "shard-00001.safetensors"]
-    assert list(captured(target, data, tmp_path)) == data
-
-
-class Usage(NamedTuple):
-    """A part of `shutil.disk_usage`."""
-
-    free: int
+        own.run("a")
+    assert sorted(own.contents("a")) == ["shard-00000.safetensors", "shard-00001.safetensors"]
+    assert list(own.made("a")) == own.data
 
 
 def test_the_estimate_is_the_size_of_the_files_and_is_required(
-    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+    own: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "not" / "there"
+    def have(free: int) -> None:
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(capture_module.shutil, "disk_usage", lambda path: usage)
 
-    def planned(free: int, config: CaptureConfig) -> Plan:
-        monkeypatch.setattr(capture_module.shutil, "disk_usage", lambda path: Usage(free))
-        return plan_capture(target, data, config)
-
-    config = settings(folder)
-    plan = planned(1 << 40, config)
-    assert plan.tokens == sum(len(e.ids) for e in data)
+    have(1 << 40)
+    plan = own.plan("not/there")
+    assert plan.tokens == sum(len(e.ids) for e in own.data)
+    have(plan.bytes - 1)
     with refused("output"):
-        planned(plan.bytes - 1, config)
-    assert not folder.exists()
-    capture(in_process(target, LAYERS), data, folder, planned(plan.bytes, config))
-    taken = sum(map(len, contents(folder).values()))
+        own.plan("not/there")
+    assert not (own.folder / "not").exists()
+    have(plan.bytes)
+    own.run("not/there")
+    taken = sum(map(len, own.contents("not/there").values()))
     assert taken <= plan.bytes <= taken + MAX_HEADER * len(plan.shards)
-    assert planned(0, config).bytes_left == 0, "nothing left to write"
+    have(0)
+    assert own.plan("not/there").bytes_left == 0, "nothing left to write"
 
 
-def captured_part(
-    target: Target, data: list[Example], folder: Path, part: tuple[int, int], **changes: Any
-) -> Plan:
-    plan = plan_capture(target, data, settings(folder, part=part, **changes))
-    capture(in_process(target, LAYERS), data, folder, plan)
-    return plan
-
-
-def test_parts_make_the_files_of_the_whole(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    captured(target, data, tmp_path / "whole")
-    plans = [captured_part(target, data, tmp_path / "one", (i, 4)) for i in (3, 1, 4, 2)]
-    assert contents(tmp_path / "one") == contents(tmp_path / "whole")
-    assert sum(plan.documents for plan in plans) == len(data)
+def test_parts_make_the_files_of_the_whole(own: Capturing) -> None:
+    own.run("whole")
+    plans = [own.run("one", part=(i, 4)) for i in (3, 1, 4, 2)]
+    assert own.contents("one") == own.contents("whole")
+    assert sum(plan.documents for plan in plans) == len(own.data)
     assert max(plan.bytes for plan in plans) < 0.5 * sum(plan.bytes for plan in plans)
-    folders = [tmp_path / f"folder{i}" for i in (1, 2, 3)]
-    for i, folder in enumerate(folders, start=1):
-        captured_part(target, data, folder, (i, 3))
-    assert list(Captures(folders[::-1])) == data
+
+
+def test_parts_in_folders_of_their_own(own: Capturing) -> None:
+    for i in (1, 2, 3):
+        own.run(f"{i}", part=(i, 3))
+    folders = [own.folder / name for name in "123"]
+    assert list(Captures(folders[::-1])) == own.data
     with refused("data") as error:
         Captures(folders[1:])
     assert "documents 1 to " in error.value.why
-    captured_part(target, data, tmp_path / "other_n", (1, 2))
+    own.run("other", part=(1, 2))
     with refused() as error:
-        Captures([*folders, tmp_path / "other_n"])
+        Captures([*folders, own.folder / "other"])
     assert "both have the same documents" in error.value.why
-    captured_part(target, data[1:], tmp_path / "other_data", (3, 3))
-    with refused() as error:
-        Captures([*folders[:2], tmp_path / "other_data"])
-    assert "captured from other documents" in error.value.why
-    captured_part(make_target(seed=7), data, tmp_path / "other_target", (3, 3))
-    with refused() as error:
-        Captures([*folders[:2], tmp_path / "other_target"])
-    assert "captured from a target with other weights" in error.value.why
 
 
-@pytest.mark.parametrize("part", [(0, 2), (3, 2), (1, 0)])
-def test_parts_that_cannot_be(tmp_path: Path, part: tuple[int, int]) -> None:
-    with refused("part"):
-        settings(tmp_path, part=part)
+@pytest.mark.parametrize(
+    ("seed", "first", "why"),
+    [(0, 1, "captured from other documents"), (7, 0, "captured from a target with other weights")],
+)
+def test_parts_of_other_captures(own: Capturing, seed: int, first: int, why: str) -> None:
+    other = Capturing(own.folder, make_target(seed=seed), own.data[first:])
+    for i, capturing in enumerate((own, own, other), start=1):
+        capturing.run(f"{i}", part=(i, 3))
+    with refused() as error:
+        Captures([own.folder / name for name in "123"])
+    assert why in error.value.why
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("part", [(0, 2), (3, 2), (1, 0)]), ("feature_layers", [None, (2, 1), (1, 1)])],
+)
+def test_settings_that_cannot_be(own: Capturing, field: str, values: list[Any]) -> None:
+    for value in values:
+        with refused(field):
+            own.plan("a", **{field: value})
 
 
 @pytest.mark.parametrize("changes", [{"feature_layers": (0, 2)}, {"shard_bytes": 9}])
-def test_a_folder_of_another_capture_is_refused(
-    tmp_path: Path, target: Target, data: list[Example], changes: dict[str, Any]
-) -> None:
-    captured(target, data, tmp_path)
+def test_a_folder_of_another_capture_is_refused(own: Capturing, changes: dict[str, Any]) -> None:
+    own.run("a")
     with refused("output"):
-        plan_capture(target, data, settings(tmp_path, **changes))
+        own.plan("a", **changes)
     with refused("output") as error:
-        plan_capture(target, data[:-1], settings(tmp_path))
+        Capturing(own.folder, own.target, own.data[:-1]).plan("a")
     assert "other documents" in error.value.why
-
-
-@pytest.mark.parametrize("layers", [None, (2, 1), (1, 1)])
-def test_feature_layers_that_cannot_be(
-    tmp_path: Path, target: Target, data: list[Example], layers: tuple[int, ...] | None
-) -> None:
-    with refused("feature_layers"):
-        plan_capture(target, data, settings(tmp_path, feature_layers=layers))
 
 
 def test_packed_documents_are_those_of_the_sequence(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
-    captured(target, data[:5], tmp_path / "a")
-    captured(target, data[5:], tmp_path / "b")
+    Capturing(tmp_path, target, data[:5]).run("a")
+    Capturing(tmp_path, target, data[5:]).run("b")
     whole = Captures([tmp_path / "a", tmp_path / "b"])
     assert list(whole) == data
     kept = [number for number in range(len(data)) if number % 4]
@@ -305,7 +273,7 @@ def test_training_from_a_capture_is_training_online(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
     near = 0.003
-    read, wrong = captured(target, data, tmp_path / "cap"), Wrong([tmp_path / "cap"])
+    read, wrong = Capturing(tmp_path, target, data).made("cap"), Wrong([tmp_path / "cap"])
     more = {"batch": 2, "pack": 90, "segments": 2}
     online, _ = losses(tmp_path / "online", target, data, None, **more)
     stored, _ = losses(tmp_path / "stored", target, data, read, **more)
@@ -318,7 +286,7 @@ def test_training_from_a_capture_is_training_online(
 def test_training_from_a_capture_of_a_bf16_target_is_exact(
     tmp_path: Path, half: Target, data: list[Example]
 ) -> None:
-    read = captured(half, data, tmp_path / "cap")
+    read = Capturing(tmp_path, half, data).made("cap")
     online, first = losses(tmp_path / "online", half, data, None, batch=2)
     stored, second = losses(tmp_path / "stored", half, data, read, batch=2)
     assert stored == online
@@ -326,18 +294,10 @@ def test_training_from_a_capture_of_a_bf16_target_is_exact(
         assert torch.equal(tensor, second.drafter.state_dict()[name]), name
 
 
-def test_the_target_is_not_run_over_captured_documents(
-    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = captured(target, data, tmp_path / "cap")
-    monkeypatch.setattr("peagle.train.trainer.run_target", None)
-    losses(tmp_path / "run", target, data, read, steps=2)
-
-
 def test_another_target_template_or_layers_are_refused(
     tmp_path: Path, target: Target, data: list[Example]
 ) -> None:
-    read = captured(target, data[:4], tmp_path)
+    read = Capturing(tmp_path, target, data[:4]).made("cap")
     read.check(target, LAYERS)
     other_template = make_target()
     assert other_template.tokenizer is not None

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,28 @@ from peagle.train.warm_start import new_drafter
 SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
 
 
-def make_trainer(
-    folder: Path,
-    target: Target,
-    data: list[Example],
-    method: str,
-    measured: int = 0,
-    **settings: Any,
-) -> Trainer:
-    """Everything new, as in another process."""
-    torch.manual_seed(0)
-    config = TrainConfig(folder, **({"steps": 12} | settings))
-    spec = HeadSpec(method, feature_layers=(1, 2, 3), **SIZES)
-    drafter = new_drafter(target, [e.ids for e in data], spec)
-    walk = Walk(target, data[:measured])
-    return Trainer(config, target, drafter, data, partial(acceptance, walk) if measured else None)
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make(tmp_path: Path, target: Target, data: list[Example]) -> Make:
+    """Makes a trainer whose run is in `tmp_path`; everything is new, as in another process."""
+
+    def trainer(
+        method: str = "p-eagle",
+        measured: int = 0,
+        run: str = "",
+        documents: list[Example] = data,
+        **settings: Any,
+    ) -> Trainer:
+        torch.manual_seed(0)
+        config = TrainConfig(tmp_path / run, **({"steps": 12} | settings))
+        spec = HeadSpec(method, feature_layers=(1, 2, 3), **SIZES)
+        drafter = new_drafter(target, [e.ids for e in documents], spec)
+        measure = partial(acceptance, Walk(target, documents[:measured])) if measured else None
+        return Trainer(config, target, drafter, documents, measure)
+
+    return trainer
 
 
 def everything(trainer: Trainer) -> dict[str, Tensor]:
@@ -60,9 +68,9 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Any:
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_training_learns(tmp_path: Path, target: Target, data: list[Example], method: str) -> None:
+def test_training_learns(make: Make, method: str) -> None:
     losses = list[float]()
-    trainer = make_trainer(tmp_path, target, data, method, steps=60, lr=3e-3)
+    trainer = make(method, steps=60, lr=3e-3)
     trainer.run(lambda metrics: losses.append(metrics["loss"]))
     assert len(losses) == 60 and trainer.finished
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
@@ -74,15 +82,13 @@ PACKED = {"batch": 2, "pack": 60, "segments": 3, "eval_every": 4}
 @pytest.mark.parametrize(
     ("method", "more"), [("p-eagle", {}), ("p-eagle", PACKED), ("eagle3", PACKED)]
 )
-def test_resume_is_exact(
-    tmp_path: Path, target: Target, data: list[Example], method: str, more: dict[str, Any]
-) -> None:
-    straight = make_trainer(tmp_path / "straight", target, data, method, 2, **more)
+def test_resume_is_exact(tmp_path: Path, make: Make, method: str, more: dict[str, Any]) -> None:
+    straight = make(method, 2, run="straight", **more)
     straight.run()
-    first = make_trainer(tmp_path / "halves", target, data, method, 2, **more)
+    first = make(method, 2, run="halves", **more)
     first.run(stop_at(5))
     assert (first.progress.step, first.finished) == (5, False)
-    second = make_trainer(tmp_path / "halves", target, data, method, 2, **more)
+    second = make(method, 2, run="halves", **more)
     with torch.no_grad():  # nothing of the new process survives
         for parameter in second.drafter.parameters():
             parameter.normal_()
@@ -103,10 +109,10 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_checkpoint_and_head(
-    tmp_path: Path, target: Target, data: list[Example], number: signal.Signals
+    tmp_path: Path, make: Make, target: Target, number: signal.Signals
 ) -> None:
     before = signal.getsignal(number)
-    trainer = make_trainer(tmp_path, target, data, "p-eagle")
+    trainer = make()
     trainer.run(stop_at(3, number))
     assert signal.getsignal(number) is before
     assert trainer.progress.step == 3
@@ -115,14 +121,14 @@ def test_a_signal_leaves_checkpoint_and_head(
     for name, tensor in (trainer.drafter.state_dict() | trainer.average.weights).items():
         close = head.state_dict()[name].to(torch.float64), tensor.to(torch.float64)
         torch.testing.assert_close(*close, rtol=0.01, atol=1e-3)
-    again = make_trainer(tmp_path, target, data, "p-eagle")
+    again = make()
     resume(again)
     assert again.progress.step == 3
     assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
 
 
 def test_a_run_that_starts_over_keeps_no_lines_of_the_one_before(
-    tmp_path: Path, target: Target, data: list[Example]
+    tmp_path: Path, make: Make
 ) -> None:
     """As one that was killed before its first checkpoint, and so has nothing to resume."""
 
@@ -131,9 +137,9 @@ def test_a_run_that_starts_over_keeps_no_lines_of_the_one_before(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path, target, data, "eagle3", save_every=100).run(kill)
+        make("eagle3", save_every=100).run(kill)
     assert [m["step"] for m in metrics_of(tmp_path)] == [1, 2, 3]
-    again = make_trainer(tmp_path, target, data, "eagle3", steps=2)
+    again = make("eagle3", steps=2)
     start_from_here(again)
     again.run()
     assert [m["step"] for m in metrics_of(tmp_path)] == [1, 2]
@@ -144,51 +150,47 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_run_is_not_continued_with_other_settings_or_data(
-    tmp_path: Path, target: Target, data: list[Example]
+    tmp_path: Path, make: Make, data: list[Example]
 ) -> None:
-    make_trainer(tmp_path, target, data, "p-eagle").run(stop_at(2))
+    make().run(stop_at(2))
     before = files(tmp_path)
     for name, value in {"decay": 0.7, "batch": 2, "ratio": 0.7, "seed": 3, "pack": 99}.items():
         with refused(name) as caught:
-            resume(make_trainer(tmp_path, target, data, "p-eagle", **{name: value}))
+            resume(make(**{name: value}))
         assert caught.value.value == value
     with refused("data"):
-        resume(make_trainer(tmp_path, target, data[:-1], "p-eagle"))
-    trainer = make_trainer(tmp_path, target, data, "p-eagle")
+        resume(make(documents=data[:-1]))
+    trainer = make()
     trainer.progress.settings["correction"] = "frozen"
     with refused("correction"):
         resume(trainer)
     assert files(tmp_path) == before
-    resume(make_trainer(tmp_path, target, data, "p-eagle", lr=1e-5, keep=9, save_every=3))
+    resume(make(lr=1e-5, keep=9, save_every=3))
 
 
-def test_documents_may_be_added(tmp_path: Path, target: Target, data: list[Example]) -> None:
+def test_documents_may_be_added(make: Make, data: list[Example]) -> None:
     """After those that are there; from then on they belong to the run."""
-    make_trainer(tmp_path, target, data[:3], "p-eagle").run(stop_at(2))
-    more = make_trainer(tmp_path, target, data, "p-eagle")
+    make(documents=data[:3]).run(stop_at(2))
+    more = make()
     resume(more)
     more.run(stop_at(4))
     with refused("data"):
-        resume(make_trainer(tmp_path, target, data[:3], "p-eagle"))
+        resume(make(documents=data[:3]))
 
 
-def test_a_run_that_is_stopped_before_its_first_step_resumes(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
+def test_a_run_that_is_stopped_before_its_first_step_resumes(make: Make) -> None:
     """Its checkpoint holds an average of the weights, and no moments."""
-    first = make_trainer(tmp_path, target, data, "p-eagle")
+    first = make()
     first._ask_to_stop()
     first.run()
-    second = make_trainer(tmp_path, target, data, "p-eagle")
+    second = make()
     resume(second)
     assert second.progress == first.progress and second.progress.step == 0
     second.run(stop_at(1))
 
 
-def test_not_a_number_keeps_the_last_checkpoint(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    trainer = make_trainer(tmp_path, target, data, "p-eagle", save_every=2)
+def test_not_a_number_keeps_the_last_checkpoint(make: Make) -> None:
+    trainer = make(save_every=2)
 
     def poison(metrics: dict[str, Any]) -> None:
         if metrics["step"] == 5:
@@ -197,16 +199,16 @@ def test_not_a_number_keeps_the_last_checkpoint(
     where = r"loss is nan at step 5 \(sequences 5 to 5\): the last good checkpoint is .*-00000004"
     with pytest.raises(FloatingPointError, match=where):
         trainer.run(poison)
-    again = make_trainer(tmp_path, target, data, "p-eagle")
+    again = make()
     resume(again)
     assert again.progress.step == 4
     assert all(torch.isfinite(p).all() for p in again.drafter.parameters())
 
 
 def test_a_failed_write_leaves_the_old_checkpoint_and_nothing_else(
-    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_trainer(tmp_path, target, data, "p-eagle").run(stop_at(2))
+    make().run(stop_at(2))
     before = sorted(p.name for p in tmp_path.iterdir())
 
     def disk_full(tensors: dict[str, Tensor], file: Path) -> None:
@@ -214,23 +216,21 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_nothing_else(
         raise OSError("no space left")
 
     monkeypatch.setattr(state_module, "save_file", disk_full)
-    trainer = make_trainer(tmp_path, target, data, "p-eagle")
+    trainer = make()
     resume(trainer)
     with pytest.raises(OSError, match="no space left"):
         trainer.run(stop_at(4))
     assert sorted(p.name for p in tmp_path.iterdir()) == before
-    again = make_trainer(tmp_path, target, data, "p-eagle")
+    again = make()
     resume(again)
     assert again.progress.step == 2
 
 
-def test_elements_are_drawn_anew_each_step(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
+def test_elements_are_drawn_anew_each_step(make: Make, data: list[Example]) -> None:
     """The same document, by (seed, step): repeatable, and never the same draw twice."""
     drawn = list[list[int]]()
     for seed, step in [(0, 0), (0, 1), (1, 0), (0, 0)]:
-        trainer = make_trainer(tmp_path, target, data[:1], "p-eagle", seed=seed)
+        trainer = make(documents=data[:1], seed=seed)
         trainer.progress.step = step
         drawn.append(trainer._sample()[0].segments[0].elements.anchor.tolist())
     assert drawn[0] == drawn[3]
@@ -249,11 +249,9 @@ def test_elements_are_drawn_anew_each_step(
         ({"max_train_tokens": 1}, 1),
     ],
 )
-def test_total_steps(
-    tmp_path: Path, target: Target, data: list[Example], settings: dict[str, int], steps: int
-) -> None:
+def test_total_steps(make: Make, settings: dict[str, int], steps: int) -> None:
     given = {"steps": None} | settings
-    assert make_trainer(tmp_path, target, data, "p-eagle", **given).total_steps == steps
+    assert make(**given).total_steps == steps
 
 
 PASSES = {"batch": 2, "pack": 60}
@@ -266,18 +264,12 @@ PASSES = {"batch": 2, "pack": 60}
         ({}, {"recompute": True}, True, {"rtol": 0, "atol": 0}),
     ],
 )
-def test_segments_and_recomputed_activations_change_nothing(  # noqa: PLR0913, PLR0917 (the case)
-    tmp_path: Path,
-    target: Target,
-    data: list[Example],
-    one: dict[str, Any],
-    other: dict[str, Any],
-    bf16: bool,
-    close: dict[str, float],
+def test_segments_and_recomputed_activations_change_nothing(
+    make: Make, one: dict[str, Any], other: dict[str, Any], bf16: bool, close: dict[str, float]
 ) -> None:
     ends = []
     for name, settings in (("one", one), ("other", other)):
-        trainer = make_trainer(tmp_path / name, target, data, "p-eagle", steps=3, **settings)
+        trainer = make(run=name, steps=3, **settings)
         trainer.trainee.bf16 = bf16
         trainer.run()
         ends.append(everything(trainer))
@@ -286,9 +278,9 @@ def test_segments_and_recomputed_activations_change_nothing(  # noqa: PLR0913, P
 
 
 def test_acceptance_is_measured_and_the_best_head_kept(
-    tmp_path: Path, target: Target, data: list[Example]
+    tmp_path: Path, make: Make, target: Target
 ) -> None:
-    trainer = make_trainer(tmp_path, target, data, "p-eagle", 2, steps=60, lr=3e-3, eval_every=20)
+    trainer = make(measured=2, steps=60, lr=3e-3, eval_every=20)
     trainer.run()
     lines = [m for m in metrics_of(tmp_path) if "acceptance_length" in m]
     assert [m["step"] for m in lines] == [20, 40, 60]
@@ -301,22 +293,20 @@ def test_acceptance_is_measured_and_the_best_head_kept(
     assert len(measured["accepted_per_position"]) == measured["k"] == SIZES["depths"]
 
 
-def test_training_ends_when_acceptance_does_not_rise(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
-    trainer = make_trainer(tmp_path, target, data, "p-eagle", 1, lr=1e-9, eval_every=2, patience=2)
+def test_training_ends_when_acceptance_does_not_rise(make: Make) -> None:
+    trainer = make(measured=1, lr=1e-9, eval_every=2, patience=2)
     trainer.run()
     assert (trainer.progress.step, trainer.progress.stale, trainer.finished) == (6, 2, True)
-    again = make_trainer(tmp_path, target, data, "p-eagle", 1, lr=1e-9, eval_every=2, patience=2)
+    again = make(measured=1, lr=1e-9, eval_every=2, patience=2)
     resume(again)
     assert again.finished and again.progress == trainer.progress
 
 
-def test_tensorboard_gets_every_metric(tmp_path: Path, target: Target, data: list[Example]) -> None:
+def test_tensorboard_gets_every_metric(tmp_path: Path, make: Make) -> None:
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
-    make_trainer(tmp_path, target, data, "p-eagle", steps=3, tracker="tensorboard").run()
+    make(steps=3, tracker="tensorboard").run()
     written = event_accumulator.EventAccumulator(str(tmp_path / "tracker"))
     written.Reload()
     assert {"loss", "lr", "answer_tokens", "accuracy/0", "accuracy/3"} <= set(
@@ -330,17 +320,15 @@ def test_tensorboard_gets_every_metric(tmp_path: Path, target: Target, data: lis
     ("method", "name", "value"),
     [("eagle3", "recompute", True), ("p-eagle", "shard", True), ("p-eagle", "tracker", "paper")],
 )
-def test_settings_that_do_not_fit(  # noqa: PLR0913, PLR0917 (the case)
-    tmp_path: Path, target: Target, data: list[Example], method: str, name: str, value: Any
-) -> None:
+def test_settings_that_do_not_fit(make: Make, method: str, name: str, value: Any) -> None:
     with refused(name):
-        make_trainer(tmp_path, target, data, method, **{name: value})
+        make(method, **{name: value})
 
 
-def test_a_step_without_trained_elements(tmp_path: Path, target: Target) -> None:
+def test_a_step_without_trained_elements(tmp_path: Path, make: Make) -> None:
     """As of a document whose answer the head cannot draft: nothing is learnt, and all is logged."""
     nothing = [Example([1, 2, 3, 4], [False] * 4)]
-    trainer = make_trainer(tmp_path, target, nothing, "p-eagle", steps=2, epochs=1)
+    trainer = make(documents=nothing, steps=2, epochs=1)
     before = {name: t.clone() for name, t in trainer.drafter.state_dict().items()}
     trainer.run()
     assert [(m["loss"], m["accuracy"]) for m in metrics_of(tmp_path)] == [(0.0, [0.0] * 4)] * 2

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from refusals import refused
-from tiny import METHODS, make_target, own_answers
+from tiny import METHODS
 
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
@@ -14,11 +14,6 @@ from peagle.train.spec import HeadSpec
 from peagle.train.warm_start import new_drafter
 
 ANSWERS = [[90] * 9, [50] * 7 + [100] * 8, [20] * 3]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
 
 
 def make(target: Target, method: str, **changes: object) -> Drafter:
@@ -92,16 +87,6 @@ def test_draft_vocabulary_is_at_most_the_targets(target: Target) -> None:
 def test_shallow_targets_need_named_layers(target: Target) -> None:
     with refused("feature_layers"):
         make(target, "p-eagle", feature_layers=None)
-
-
-def test_answers_choose_the_vocabulary(target: Target) -> None:
-    answers = [e.ids for e in own_answers(target, 3)]
-    spec = HeadSpec("eagle3", layers=1, depths=2, draft_vocab=9, feature_layers=(1, 2, 3))
-    drafter = new_drafter(target, answers, spec)
-    counts = torch.bincount(torch.tensor([i for ids in answers for i in ids]), minlength=128)
-    kept = drafter.target_ids
-    others = [i for i in range(128) if i not in kept.tolist()]
-    assert counts[kept].min() >= counts[others].max()
 
 
 @pytest.mark.parametrize("method", METHODS)
