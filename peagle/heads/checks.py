@@ -19,7 +19,7 @@ from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
 from peagle.model.config import default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
-from peagle.model.layer_config import LAYER_KEYS, OLD_ROPE
+from peagle.model.layer_config import FULL, LAYER_KEYS, OLD_ROPE, SLIDING
 from peagle.model.tokenizer import check_mask_token
 from peagle.shown import model_name
 
@@ -224,14 +224,15 @@ def keys(head: HeadFiles, target: BaseTarget) -> str:
     """Keys of config.json that change the computation: all are known here."""
     fix = "remove the key if the head was trained without it; else train another head"
     for name, value in {**head.raw, **head.sizes, **head.eagle}.items():
-        if name == "layer_types" and set(value or ()) <= {"full_attention"}:
-            continue
         if value and name not in known_keys() and any(part in name for part in COMPUTES):
             wrong = f"config.json has {name} {value!r:.40}: it changes what a head computes"
             raise Problem(f"{wrong}, and is not known here", fix)
-    wrong = "use_sliding_window is true, and heads see their whole context here"
+    types = set(head.sizes.get("layer_types") or [FULL])
+    wrong = f"layer_types has {sorted(types)}: here all layers of a head have one window, or none"
+    _require(types in ({FULL}, {SLIDING}), wrong, "train another head")
+    wrong = "use_sliding_window is true, and layer_types does not name the layers with a window"
     fix = "set it to false if the head was trained without windows"
-    _require(not head.sizes.get("use_sliding_window"), wrong, fix)
+    _require(types == {SLIDING} or not head.sizes.get("use_sliding_window"), wrong, fix)
     wrong = "use_aux_hidden_state is false: the head reads the last hidden state alone"
     fix = "set it to true if the head was trained on the feature layers; else train another head"
     _require(head.eagle.get("use_aux_hidden_state") is not False, wrong, fix)
@@ -242,7 +243,7 @@ def keys(head: HeadFiles, target: BaseTarget) -> str:
 def known_keys() -> frozenset[str]:
     """Keys that are read, or have no effect."""
     read = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS, "logit_scale", *OLD_ROPE}
-    unused = {"use_sliding_window", "max_window_layers", "sliding_window"}
+    unused = {"layer_types", "use_sliding_window", "max_window_layers"}
     # NVIDIA's; every head here has these norms.
     given = {"use_input_layernorm_in_first_layer", "use_last_layernorm"}
     return LAYER_KEYS | read | unused | given

@@ -94,6 +94,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 DEFAULT_ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "rope_type": "default"}
+FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
 OLD_ROPE = ("rope_theta", "rope_scaling")  # of transformers 4; `rope_parameters` replaces them
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -122,6 +123,7 @@ class LayerConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     rope_parameters: dict[str, Any] = field(default_factory=DEFAULT_ROPE.copy)
+    sliding_window: int | None = None  # a slot sees this many, itself included; None: all
 
     def __post_init__(self) -> None:
         for name, known in {"model_type": KINDS, "hidden_act": tuple(ACTIVATIONS)}.items():
@@ -132,8 +134,10 @@ class LayerConfig:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for name in COUNTS:
-            value = getattr(self, name)
+        counts = {name: getattr(self, name) for name in COUNTS}
+        if self.sliding_window is not None:
+            counts["sliding_window"] = self.sliding_window
+        for name, value in counts.items():
             if type(value) is not int or value < 1:
                 raise InputError("must be a whole number above 0", field=name, value=value)
         if not isinstance(self.rms_norm_eps, float | int):
@@ -162,6 +166,8 @@ class LayerConfig:
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
         """The config of a config.json; other keys are left out."""
         given = {key: raw[key] for key in LAYER_KEYS if raw.get(key) is not None}
+        if SLIDING not in (raw.get("layer_types") or ()):  # as in vLLM, the window is then unused
+            given.pop("sliding_window", None)
         if "rope_parameters" not in given:  # the keys of transformers 4
             scaling = dict(raw.get("rope_scaling") or {})
             kind = scaling.pop("type", "default")
@@ -173,7 +179,13 @@ class LayerConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of config.json."""
-        return asdict(self)
+        keys = asdict(self)
+        if self.sliding_window is None:
+            del keys["sliding_window"]
+        else:  # vLLM reads the first, transformers' Qwen3 the second as well
+            keys["layer_types"] = [SLIDING] * self.num_hidden_layers
+            keys["use_sliding_window"] = True
+        return keys
 
 
 LAYER_KEYS = frozenset(field.name for field in fields(LayerConfig))

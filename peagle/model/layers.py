@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias and not qwen3)
         self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if qwen3 else nn.Identity()
-        self.spec = AttentionSpec(self.head_dim**-0.5)
+        self.spec = AttentionSpec(self.head_dim**-0.5, config.sliding_window)
 
     def forward(self, x: Tensor, rotate: Rotation, attend: Attend, layer: int) -> Tensor:  # (T, D)
         q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))))

@@ -15,6 +15,8 @@ elements (0,0) (1,0) (2,0) (3,0) (1,1) (3,1) in blocks of three. The first runs 
 and reads just these; the second runs (2,0) (3,0) (3,1) and reads these, (0,0) and (1,0). A block's
 scores stay in the processor's cache, and are computed again in backward. All its elements see the
 keys of earlier anchors, so a mask is kept for the others only: memory is linear in elements.
+
+Where a head has a window of W, an element sees no key W or more positions before it, as slots do.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,28 +36,32 @@ ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,0
 SCORES = 1 << 22  # scores that exist at once, of as many heads as that allows, at least one
 
 
-def visible(elements: Elements, documents: Tensor) -> Tensor:
+def visible(elements: Elements, documents: Tensor, window: int | None = None) -> Tensor:
     """Dense mask (E, E) bool; `documents` (N,) is the document of each token."""
     each = torch.arange(len(elements.anchor), device=elements.anchor.device)
-    return sees(elements, documents[elements.anchor], each[:, None], each)
+    return sees(elements, documents[elements.anchor], window, each[:, None], each)
 
 
-def sees(elements: Elements, owner: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def sees(elements: Elements, owner: Tensor, window: int | None, q: Tensor, k: Tensor) -> Tensor:
     """True where elements q see elements k, indices that are broadcast; `owner` (E,) is each
     element's document."""
     anchor, depth = elements
     context = (depth[k] == 0) & (anchor[k] <= anchor[q]) & (owner[k] == owner[q])
-    return context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
+    seen = context | ((anchor[k] == anchor[q]) & (depth[k] <= depth[q]))
+    if window is None:
+        return seen
+    place = anchor + depth
+    return seen & (place[q] - place[k] < window)
 
 
-def block_mask(elements: Elements, documents: Tensor) -> BlockMask:
+def block_mask(elements: Elements, documents: Tensor, window: int | None = None) -> BlockMask:
     """The same mask for FlexAttention (CUDA), in blocks; compiled there, so that no table of all
     pairs is made."""
     owner = documents[elements.anchor]
     count = len(elements.anchor)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees(elements, owner, q, k)
+        return sees(elements, owner, window, q, k)
 
     device = elements.anchor.device
     on_gpu = device.type == "cuda"
@@ -96,14 +102,17 @@ class BlockAttend:
     """Attend of elements, sorted by depth, then anchor, over documents (N,). Computes in `dtype`;
     scores and sums over blocks are float32 at least."""
 
-    def __init__(self, elements: Elements, documents: Tensor, dtype: torch.dtype) -> None:
-        self.blocks = list(_blocks(elements, documents, _precise(dtype)))
+    def __init__(
+        self, elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None = None
+    ) -> None:
+        self.window = window
+        self.blocks = list(_blocks(elements, documents, _precise(dtype), window))
         self.longest = max(len(block.keys) for block in self.blocks)
         self.dtype = dtype
 
     @torch.compiler.disable  # the number of blocks varies: each would have a graph
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        assert spec.window is None and spec.softcap is None and spec.sinks is None
+        assert spec.window == self.window and spec.softcap is None and spec.sinks is None
         q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
         q, k, v = (x.to(self.dtype) for x in (q, k.transpose(0, 1), v.transpose(0, 1)))
         heads = max(1, SCORES // (q.shape[1] * ROWS * self.longest))
@@ -112,7 +121,9 @@ class BlockAttend:
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterator[Block]:
+def _blocks(
+    elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None
+) -> Iterator[Block]:
     anchor, depth = elements
     owner = documents[anchor]
     order = anchor.argsort(stable=True)  # by anchor, then depth
@@ -120,8 +131,11 @@ def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterat
     context = anchor[depth == 0]
     first = ordered[::ROWS].contiguous()
     last = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
+    begins = torch.searchsorted(documents[context], documents[first])
+    if window is not None:
+        begins = begins.maximum(torch.searchsorted(context, first - window + 1))
     ranges = [
-        torch.searchsorted(documents[context], documents[first]),
+        begins,
         torch.searchsorted(context, last, right=True),
         torch.searchsorted(ordered, first),
         torch.searchsorted(ordered, last, right=True),
@@ -131,7 +145,7 @@ def _blocks(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Iterat
         near = order[begin:end]
         near = near[depth[near] > 0]
         keys = torch.cat([torch.arange(start, stop, device=order.device), near])
-        seen = sees(elements, owner, rows[:, None], keys)
+        seen = sees(elements, owner, window, rows[:, None], keys)
         shared = int(seen.all(0).cumprod(0).sum())
         unseen = ~seen[:, shared:]
         mask = torch.zeros(unseen.shape, dtype=dtype, device=order.device)

@@ -107,6 +107,7 @@ def run_drafter(
 ) -> Tensor:
     """Normed hidden states (E, D) of all elements."""
     features = features.to(drafter.norm.weight.dtype)
+    window = drafter.config.transformer.sliding_window
     autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
     inputs = TrainingPass(
@@ -114,16 +115,19 @@ def run_drafter(
         sequence.positions,
         features,
         elements,
-        partial(_attend, documents=sequence.documents, dtype=dtype),
-        partial(visible, documents=sequence.documents),
+        partial(_attend, documents=sequence.documents, dtype=dtype, window=window),
+        partial(visible, documents=sequence.documents, window=window),
     )
     return method_of(drafter.config).train_forward(drafter, inputs)
 
 
-def _attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> Attend:
+def _attend(
+    elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None
+) -> Attend:
     if elements.anchor.is_cuda:
-        return FlexAttend(block_mask(elements, documents), _compiled_flex())
-    return BlockAttend(elements, documents, dtype)  # FlexAttention has no backward on the CPU
+        return FlexAttend(block_mask(elements, documents, window), _compiled_flex())
+    # FlexAttention has no backward on the CPU.
+    return BlockAttend(elements, documents, dtype, window)
 
 
 @cache

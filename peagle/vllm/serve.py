@@ -196,13 +196,16 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
     flags = cache_flags(needs.drafter, target, installed.version)
     if flags:
-        facts.append("whole KV caches for all layers, as it would split the head's")
+        facts.append("whole KV caches for all layers, as it would split them")
     return ", ".join(facts), flag_options(flags)
 
 
 def cache_flags(drafter: LayerConfig, target: PretrainedConfig, version: str) -> VllmFlags:
     """The flags without which vLLM of a version would split the head's KV cache, and end after it
-    has loaded everything."""
+    has loaded everything; or, for a head with a window, the target's into groups of as many layers
+    as the head has."""
+    if drafter.sliding_window is not None:
+        return WHOLE_CACHES
     slack = 1.25 if older(version, WIDER_GROUPS) else 1.5
     whole = one_group(kinds(target), kind_of(drafter), drafter.num_hidden_layers, slack)
     return {} if whole else WHOLE_CACHES

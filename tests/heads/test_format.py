@@ -21,6 +21,7 @@ from tiny_heads import (
     tiny_target,
 )
 from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
 
 from peagle.heads.format import read_config, read_tensors
 from peagle.heads.load import load_drafter
@@ -94,6 +95,7 @@ def test_round_trip(
         {"target_hidden_size": 20},
         {"sizes": {"attention_bias": True, "mlp_bias": True, "head_dim": 12}},
         {"sizes": {"rope_parameters": YARN}},
+        {"sizes": {"sliding_window": 9}},
     ],
     ids=str,
 )
@@ -165,6 +167,22 @@ def test_what_vllm_reads(method: str, target: Any, tmp_path: Path) -> None:
     assert tensors["t2d"].dtype == torch.bool and tensors["t2d"].shape == (VOCAB,)
     assert tensors["t2d"].nonzero().flatten().tolist() == DRAFT_IDS.tolist()
     assert (tensors["d2t"] + torch.arange(len(DRAFT_IDS))).tolist() == DRAFT_IDS.tolist()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_window_as_transformers_and_vllm_read_it(
+    dialect: Dialect, kind: str, tmp_path: Path
+) -> None:
+    head = make_head(head_config(kind=kind, sizes={"sliding_window": 9}))
+    save_drafter(head, tmp_path / "head", dialect)
+    raw = raw_config(tmp_path / "head")
+    keys = raw.get("transformer_layer_config", raw)
+    config = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](**keys)
+    assert config.layer_types == ["sliding_attention"] * 3 and config.sliding_window == 9
+    keys["layer_types"] = ["full_attention"] * 3
+    (tmp_path / "head" / "config.json").write_text(json.dumps(raw))
+    assert read_config(tmp_path / "head").transformer.sliding_window is None, "as in vLLM"
 
 
 def test_what_speculators_reads(target: Any, tmp_path: Path) -> None:

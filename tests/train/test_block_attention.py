@@ -21,19 +21,27 @@ def given(rows: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(rows, n, 16, generator=g).to(dtype).requires_grad_() for n in (6, 2, 2)]
 
 
-def compare(elements: Elements, documents: Tensor, dtype: torch.dtype, **close: float) -> None:
+def compare(
+    elements: Elements,
+    documents: Tensor,
+    dtype: torch.dtype,
+    window: int | None = None,
+    **close: float,
+) -> None:
     blocked, dense = given(len(elements.anchor), dtype), given(len(elements.anchor), dtype)
-    found = BlockAttend(elements, documents, dtype)(0, *blocked, SPEC)
-    wanted = attention(*dense, visible(elements, documents), SPEC)
+    spec = SPEC._replace(window=window)
+    found = BlockAttend(elements, documents, dtype, window)(0, *blocked, spec)
+    wanted = attention(*dense, visible(elements, documents, window), SPEC)
     torch.testing.assert_close(found, wanted, **close)
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     grads = torch.autograd.grad((found * weights).sum(), blocked)
     torch.testing.assert_close(grads, torch.autograd.grad((wanted * weights).sum(), dense), **close)
 
 
+@pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
-def test_equals_dense_attention(tokens: int, depths: int, seed: int) -> None:
-    compare(*elements_of(tokens, depths, seed), torch.float64, rtol=1e-9, atol=1e-9)
+def test_equals_dense_attention(tokens: int, depths: int, seed: int, window: int | None) -> None:
+    compare(*elements_of(tokens, depths, seed), torch.float64, window, rtol=1e-9, atol=1e-9)
 
 
 def test_few_heads_at_a_time_equal_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,33 +15,38 @@ from peagle.train.attention import FlexAttend, block_mask, visible
 BLOCK = 128  # elements of a block of torch's BlockMask
 
 
-def brute_force(elements: Elements, documents: Tensor) -> Tensor:
-    """DESIGN §5: depth 0 of the document with anchor ≤ a, and (a, d') with d' ≤ d."""
+def brute_force(elements: Elements, documents: Tensor, window: int | None = None) -> Tensor:
+    """DESIGN §5: depth 0 of the document with anchor ≤ a, and (a, d') with d' ≤ d; of these the
+    newest positions, as many as the window has."""
     pairs = list(zip(elements.anchor.tolist(), elements.depth.tolist(), strict=True))
     rows = []
     for a, d in pairs:
         row = []
         for b, e in pairs:
             context = e == 0 and b <= a and documents[a] == documents[b]
-            row.append(bool(context or (a == b and e <= d)))
+            near = window is None or a + d - b - e < window
+            row.append(bool(near and (context or (a == b and e <= d))))
         rows.append(row)
     return torch.tensor(rows)
 
 
+@pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
-def test_dense_mask(tokens: int, depths: int, seed: int) -> None:
+def test_dense_mask(tokens: int, depths: int, seed: int, window: int | None) -> None:
     elements, documents = elements_of(tokens, depths, seed)
-    assert torch.equal(visible(elements, documents), brute_force(elements, documents))
+    wanted = brute_force(elements, documents, window)
+    assert torch.equal(visible(elements, documents, window), wanted)
 
 
+@pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
-def test_block_mask_is_the_same(tokens: int, depths: int, seed: int) -> None:
+def test_block_mask_is_the_same(tokens: int, depths: int, seed: int, window: int | None) -> None:
     elements, documents = elements_of(tokens, depths, seed)
     index = torch.arange(len(elements.anchor))
-    rule = block_mask(elements, documents).mask_mod
+    rule = block_mask(elements, documents, window).mask_mod
     zero = torch.tensor(0)
     flex = rule(zero, zero, index[:, None], index[None])
-    assert torch.equal(flex, brute_force(elements, documents))
+    assert torch.equal(flex, brute_force(elements, documents, window))
 
 
 @pytest.mark.parametrize("tokens", [150, 400])

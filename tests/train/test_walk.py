@@ -1,6 +1,7 @@
 """The walk finds the rounds that the engine runs, with documents that training never sees."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.run import Completion
+from peagle.heads.load import rebuilt
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
@@ -70,14 +72,23 @@ def same(rounds: list[list[Round]], answers: list[Completion]) -> bool:
     return counts(rounds) == [(each.stats.rounds, sum(each.drafted)) for each in answers]
 
 
+@pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("method", METHODS)
 def test_chains_equal_the_engine(
-    target: Target, documents: list[Example], trained: dict[str, Drafter], method: str
+    target: Target,
+    documents: list[Example],
+    trained: dict[str, Drafter],
+    method: str,
+    window: int | None,
 ) -> None:
+    """With a window that answers outgrow, too: training sees what slots see."""
+    config = trained[method].config
+    sizes = replace(config.transformer, sliding_window=window)
+    drafter = rebuilt(trained[method], replace(config, transformer=sizes)).eval()
     walk, accepted = Walk(target, documents), list[float]()
     for k in (1, 3, 7):
-        rounds = walk.rounds(trained[method], k)
-        llm = LLM(target, trained[method], k=k, max_batch=1)
+        rounds = walk.rounds(drafter, k)
+        llm = LLM(target, drafter, k=k, max_batch=1)
         assert same(rounds, decoded(llm, documents)), k
         accepted.append(stats(rounds, k).acceptance_length)
     assert 1.3 < accepted[0] < accepted[1] < accepted[2], "tokens are accepted at several depths"

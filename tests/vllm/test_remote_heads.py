@@ -153,6 +153,7 @@ def test_a_damaged_config_in_s3(bucket: Any) -> None:
 SIZES = {"model_type": "llama", "hidden_size": 8, "vocab_size": 9, "num_attention_heads": 2}
 QWEN3 = SIZES | {"model_type": "qwen3"}
 PTD = {"ptd_token_id": 3}
+WINDOW = {"layer_types": ["sliding_attention"], "sliding_window": 9}
 
 
 def theirs(kind: str, sizes: dict[str, Any] = SIZES, **keys: Any) -> dict[str, Any]:
@@ -165,6 +166,8 @@ def theirs(kind: str, sizes: dict[str, Any] = SIZES, **keys: Any) -> dict[str, A
         (SIZES, "0.10.2"),
         (theirs("eagle3"), "0.10.2"),
         (SIZES | PTD, "0.16.0"),
+        (SIZES | WINDOW, "0.16.0"),
+        (QWEN3 | WINDOW, "0.24.0"),
         (SIZES | {"norm_before_fc": True}, "0.18.0"),
         (theirs("eagle3", norm_before_fc=True), "0.19.0"),
         (SIZES | {"fc_norm": True}, "0.22.0"),

@@ -25,11 +25,12 @@ from peagle.cli.main import main
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_config, read_keys
 from peagle.heads.save import save_drafter
+from peagle.model.layer_config import LayerConfig
 from peagle.server.run import bind
 from peagle.vllm.flags import RUNNER
 from peagle.vllm.head import unreadable
 from peagle.vllm.process import Installed
-from peagle.vllm.serve import plan, server_environment
+from peagle.vllm.serve import cache_flags, plan, server_environment
 
 STAND_IN = """#!/bin/sh
 cat "$(dirname "$0")/installed"
@@ -300,6 +301,9 @@ def test_a_head_that_would_be_spread(heads: dict[str, Path]) -> None:
     assert flags == ["--disable-hybrid-kv-cache-manager"] and "whole KV caches" in said
     most = LlamaConfig(num_hidden_layers=14, layer_types=MIXED[:14], **sizes)
     assert plan(GPU, head, most)[1] == [] and plan(GPU._replace(version="0.16.0"), head, most)[1]
+    windowed = LayerConfig(**sizes, num_hidden_layers=1, sliding_window=9)
+    whole = {"disable-hybrid-kv-cache-manager": True}
+    assert cache_flags(windowed, LlamaConfig(**sizes), "0.32.0") == whole
 
 
 def test_a_vllm_that_loses_temperatures(heads: dict[str, Path]) -> None:

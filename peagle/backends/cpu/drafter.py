@@ -55,7 +55,8 @@ class NativeDrafter(GenericDrafter):
         super().__init__(drafter)
         sizes = drafter.config.transformer
         shape = DecoderShape(sizes.head_dim, sizes.rms_norm_eps, sizes.head_dim**-0.5)
-        layers = [_decoder_layer(layer) for layer in self.drafter.layers]
+        window = sizes.sliding_window or 0
+        layers = [_decoder_layer(layer, window) for layer in self.drafter.layers]
         self.decoder = Decoder(layers, drafter.norm.weight, shape)
         self.rotary = RotaryTable(drafter.rotary, drafter.norm.weight.dtype)
 
@@ -69,11 +70,11 @@ class NativeDrafter(GenericDrafter):
         return DrafterOutput(found.normed, recurrent)
 
 
-def _decoder_layer(layer: nn.Module) -> DecoderLayer:
+def _decoder_layer(layer: nn.Module, window: int) -> DecoderLayer:
     """A drafter's layer for the library; its linear layers are native ones."""
     weights = dict(layer.named_parameters())
     products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in PRODUCTS}
     paths = {name: f"{path}.weight" for name, path in NORMS.items()}
     norms: dict[str, Tensor] = {n: weights[path] for n, path in paths.items() if path in weights}
     normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
-    return DecoderLayer(products, norms, normed)
+    return DecoderLayer(products, norms, normed, window)

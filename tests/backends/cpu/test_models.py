@@ -165,6 +165,14 @@ def test_a_native_drafter(kind: str, biases: bool, normed: bool, dtype: torch.dt
     compare_drafters(Drafter(head_config(kind=kind, sizes=sizes, **flags)), NativeDrafter, dtype)
 
 
+@pytest.mark.parametrize(
+    ("activation", "kind"), [("silu", NativeDrafter), ("gelu", GenericDrafter)]
+)
+def test_a_drafter_with_a_window(activation: str, kind: type) -> None:
+    sizes = {"hidden_act": activation, "sliding_window": WINDOW}
+    compare_drafters(Drafter(head_config(sizes=sizes)), kind, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kept_tables_of_rope_are_its_own(dtype: torch.dtype) -> None:
     """To the last bit, in any order of positions, after they have grown as well."""
