@@ -130,9 +130,9 @@ class AdaptiveBudget(Budget):
             return self._explore(asks, slot)
         return [min(plan.depth, ask.left) if at in paying else 0 for at, ask in enumerate(asks)]
 
-    def min_chance(self, load: int) -> float:
+    def min_chance(self, load: int, spent: float) -> float:
         """See `Budget`; 0 where nodes may be verified to explore."""
-        return 0.0 if self._explores(load) else self._min_chance(load, self._best(load, [], 0.0))
+        return 0.0 if self._explores(load) else self._min_chance(load, self._best(load, [], spent))
 
     def keep(self, load: int, drafts: Sequence[Draft], spent: float) -> list[int]:
         """See `Budget`. Now and then this includes a few nodes that do not pay, since this may have
@@ -205,8 +205,8 @@ class AdaptiveBudget(Budget):
         return best
 
     def _min_chance(self, load: int, alone: Option) -> float:
-        """The last node that pays saves more than its row costs, at the pace of a round without
-        nodes or a better one."""
+        """Nodes that pay save more than their rows cost, at the pace of a round without nodes or a
+        better one."""
         return self.verify.min_step(load) / alone.pace
 
     def _note(self, draft: Draft) -> None:

@@ -69,8 +69,8 @@ class Budget:
         """
         return [self.k] * len(asks)
 
-    def min_chance(self, load: int) -> float:
-        """The chance below which no node is verified in a round without the drafter."""
+    def min_chance(self, load: int, spent: float) -> float:
+        """The chance below which no node is verified, after `spent` seconds of drafting."""
         return 0.0
 
     def keep(self, load: int, drafts: Sequence[Draft], spent: float) -> list[int]:

@@ -4,7 +4,6 @@ import logging
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 
@@ -45,13 +44,10 @@ class Curve:
         return seconds + step * (rows - fewer)
 
     def min_step(self, rows: int) -> float:
-        """Seconds of one more row where a row is cheapest, at `rows` or above."""
-        points = list(zip(self.rows, self.seconds, strict=True))
-        steps = [
-            (seconds - before) / (more - fewer)
-            for (fewer, before), (more, seconds) in pairwise(points)
-            if more > rows
-        ]
+        """Seconds of each further row, for as many further ones as make a row cheapest."""
+        now = self(rows)
+        points = zip(self.rows, self.seconds, strict=True)
+        steps = [(seconds - now) / (more - rows) for more, seconds in points if more > rows]
         return min([*steps, self.seconds[-1] / self.rows[-1]])
 
     def observe(self, passes: Sequence[float], seconds: float) -> float:

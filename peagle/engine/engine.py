@@ -225,7 +225,7 @@ class Engine:
         matches = [self._look_up(request) for request in going]
         new = self._new_slots(going, matches)
         offers = self._propose(going, new)
-        min_chance = 0.0 if new else self.budget.min_chance(load)
+        min_chance = self.budget.min_chance(load, perf_counter() - began)
         drafts = list[Draft]()
         for at, match in enumerate(matches):
             if at not in offers and not match.tokens:
