@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
@@ -15,7 +15,7 @@ from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.layers import FirstLayer
+from peagle.model.layers import FirstLayer, Layer
 
 if TYPE_CHECKING:
     from peagle.backends.batch import Batch
@@ -55,8 +55,7 @@ class NativeDrafter(GenericDrafter):
         super().__init__(drafter)
         sizes = drafter.config.transformer
         shape = DecoderShape(sizes.head_dim, sizes.rms_norm_eps, sizes.head_dim**-0.5)
-        window = sizes.sliding_window or 0
-        layers = [_decoder_layer(layer, window) for layer in self.drafter.layers]
+        layers = [_decoder_layer(cast(Layer, layer)) for layer in self.drafter.layers]
         self.decoder = Decoder(layers, drafter.norm.weight, shape)
         self.rotary = RotaryTable(drafter.rotary, drafter.norm.weight.dtype)
 
@@ -70,11 +69,11 @@ class NativeDrafter(GenericDrafter):
         return DrafterOutput(found.normed, recurrent)
 
 
-def _decoder_layer(layer: nn.Module, window: int) -> DecoderLayer:
+def _decoder_layer(layer: Layer) -> DecoderLayer:
     """A drafter's layer for the library; its linear layers are native ones."""
     weights = dict(layer.named_parameters())
     products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in PRODUCTS}
     paths = {name: f"{path}.weight" for name, path in NORMS.items()}
     norms: dict[str, Tensor] = {n: weights[path] for n, path in paths.items() if path in weights}
     normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
-    return DecoderLayer(products, norms, normed, window)
+    return DecoderLayer(products, norms, normed, layer.self_attn.spec.window or 0)
