@@ -9,9 +9,8 @@ from pathlib import Path
 from peagle.catalog import CHOICES, HEADLESS, METHODS, CatalogHead, how_to_get, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, InputWarning, first_line
-from peagle.heads.correction import CORRECTION
 from peagle.heads.format import FORMS, HeadKeys, head_folder, read_keys
-from peagle.methods.keys import UNKNOWN_DEPTHS
+from peagle.methods.keys import CORRECTION, UNKNOWN_DEPTHS
 
 S3 = "s3://"
 PLACES = "give a hub id (owner/name[@revision]) or s3://bucket/prefix"

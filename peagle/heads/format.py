@@ -18,20 +18,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    StrictDataclassError,
-)
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, first_line
-from peagle.heads.correction import CORRECTION, PREFIX
-from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS, SPECULATORS, mask_ids
+from peagle.methods import keys
 from peagle.methods.registry import METHODS
 from peagle.model.config import CorrectionConfig, DrafterConfig, Provenance, default_feature_layers
 from peagle.model.int8 import SCALE, restore_int8
@@ -51,11 +44,11 @@ class HeadKeys:
     """config.json of a head as it is, however damaged."""
 
     place: Path | str  # its folder, or its location elsewhere
-    raw: dict[str, Any]  # with that of a correction under CORRECTION
+    raw: dict[str, Any]  # with that of a correction under keys.CORRECTION
 
     @property
     def speculators(self) -> bool:
-        return SPECULATORS in self.raw
+        return keys.SPECULATORS in self.raw
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -86,7 +79,7 @@ class HeadKeys:
         """Name of the head's method: the recorded one, or the first that claims its keys. Raises
         InputError for keys of another method."""
         claiming = [name for name, method in METHODS.items() if method.claims(self.raw)]
-        recognised = claiming[0] if claiming else self.raw.get(SPECULATORS)
+        recognised = claiming[0] if claiming else self.raw.get(keys.SPECULATORS)
         with self.naming():
             named = str(self.native.get("method", recognised))
         if named in claiming:
@@ -107,23 +100,23 @@ class HeadKeys:
     @property
     def layers(self) -> list[int]:
         """The feature layers that it names; empty where they are vLLM's default."""
-        return list(self.raw.get(LAYER_IDS) or self.eagle.get(LAYER_IDS) or [])
+        return list(self.raw.get(keys.LAYER_IDS) or self.eagle.get(keys.LAYER_IDS) or [])
 
     @property
     def counted_layers(self) -> int:
         """The number of feature layers by which vLLM sizes `fc`."""
-        return self.sizes.get(AUX_COUNT) or len(self.eagle.get(LAYER_IDS) or ()) or 3
+        return self.sizes.get(keys.AUX_COUNT) or len(self.eagle.get(keys.LAYER_IDS) or ()) or 3
 
     @property
     def flags(self) -> dict[str, bool]:
-        """Its FLAGS, as vLLM reads them."""
+        """Its keys.FLAGS, as vLLM reads them."""
         theirs = self.speculators and not METHODS[self.method].parallel
         defaults = {"norm_before_residual": theirs}  # speculators' and vLLM's
-        return {f: bool(self.eagle.get(f, self.raw.get(f, defaults.get(f)))) for f in FLAGS}
+        return {f: bool(self.eagle.get(f, self.raw.get(f, defaults.get(f)))) for f in keys.FLAGS}
 
     @property
     def correction(self) -> CorrectionConfig | None:
-        raw = self.raw.get(CORRECTION)
+        raw = self.raw.get(keys.CORRECTION)
         return None if raw is None else CorrectionConfig(raw["rank"], raw["candidates"])
 
     def parse(self, target_layers: int | None = None) -> DrafterConfig:
@@ -140,12 +133,13 @@ class HeadKeys:
             if error.field == "head":
                 raise
             raise damaged(self.place, f"config.json: {error}") from error
-        except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             missing = "missing " if isinstance(error, KeyError) else ""
             raise damaged(self.place, f"config.json: {missing}{first_line(error)}") from error
 
     def _parse(self, target_layers: int | None) -> DrafterConfig:
-        raw, sizes = self.raw, self.sizes
+        raw = self.raw
+        sizes = self.sizes
         layers = self.layers
         if not layers and target_layers is not None:
             layers = list(default_feature_layers(target_layers))
@@ -155,7 +149,7 @@ class HeadKeys:
             feature_layers=tuple(layers),
             draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
             target_hidden_size=self.target_width,
-            mask_token_id=next(iter(mask_ids(raw).values()), None),
+            mask_token_id=next(iter(keys.mask_ids(raw).values()), None),
             depths=self.depths,
             embedding=self.native.get("embedding", "full"),
             logit_scale=sizes.get("logit_scale", 1.0),
@@ -188,7 +182,7 @@ def head_folder(name: str | Path, field: str = "head", wanted: list[str] = FILES
     try:
         with quiet_hub():
             return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (OSError, ValueError) as error:
         why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
         raise InputError(why, field=field, value=Path(name), fix=NO_HUB) from error
 
@@ -212,8 +206,8 @@ def read_keys(folder: Path, place: str | None = None) -> HeadKeys:
     """The config.json of a head and of its correction; errors name `place`. Raises InputError when
     one is missing or no JSON object."""
     raw = _read_object(folder, "config.json", place)
-    if (folder / CORRECTION).is_dir():
-        raw[CORRECTION] = _read_object(folder, f"{CORRECTION}/config.json", place)
+    if (folder / keys.CORRECTION).is_dir():
+        raw[keys.CORRECTION] = _read_object(folder, f"{keys.CORRECTION}/config.json", place)
     return HeadKeys(place or folder, raw)
 
 
@@ -233,11 +227,11 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises InputError for files that are missing, damaged, or hold the same tensor.
     """
     tensors = _read_folder(folder)
-    if (folder / CORRECTION).is_dir():
-        for name, tensor in _read_folder(folder / CORRECTION).items():
-            if PREFIX + name in tensors:
-                raise damaged(folder, f"{PREFIX + name!r} is there and in {CORRECTION}/")
-            tensors[PREFIX + name] = tensor
+    if (folder / keys.CORRECTION).is_dir():
+        for name, tensor in _read_folder(folder / keys.CORRECTION).items():
+            if keys.PREFIX + name in tensors:
+                raise damaged(folder, f"{keys.PREFIX + name!r} is there and in {keys.CORRECTION}/")
+            tensors[keys.PREFIX + name] = tensor
     return tensors
 
 
@@ -247,7 +241,8 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files and not index:
         raise damaged(folder, "no .safetensors file (pickles are not loaded)")
-    tensors, origins = dict[str, Tensor](), dict[str, str]()
+    tensors = dict[str, Tensor]()
+    origins = dict[str, str]()  # of these tensors
     left = [file.name for file in files if index and file.name not in index.values()]
     for file in (file for file in files if file.name not in left):
         for stored, tensor in _read_file(file).items():
@@ -258,7 +253,8 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
                 continue
             if name in tensors:
                 raise damaged(folder, f"{origins[name]} and {origin} are the same tensor")
-            tensors[name], origins[name] = tensor, origin
+            tensors[name] = tensor
+            origins[name] = origin
     wanted = [f"{stored!r} of {name}" for stored, name in index.items()]
     if missing := [origin for origin in wanted if origin not in origins.values()]:
         raise damaged(folder, f"{missing[0]} is missing, {INDEX} names it")
@@ -267,8 +263,8 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     int8 = {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
     scaled = {name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)}
     for name in sorted(int8 | scaled):
-        rows, scales = tensors.get(name), tensors.pop(name + SCALE, None)
-        tensors[name] = _restored(folder, name, rows, scales)
+        scales = tensors.pop(name + SCALE, None)
+        tensors[name] = _restored(folder, name, tensors.get(name), scales)
     return tensors
 
 

@@ -20,7 +20,6 @@ from peagle.methods.keys import LAYER_IDS
 from peagle.methods.registry import method_of
 from peagle.model.attention import CausalAttend
 from peagle.model.base_target import BaseTarget
-from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.loader import load_target
 
@@ -66,15 +65,6 @@ def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -
         drafter.config = replace(config, feature_layers=layers)
         log.warning("head %s: layers %s: %s", name, list(layers), found)
     return drafter
-
-
-def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
-    """The same weights in a head of another config, which may ask for more of them or fewer."""
-    made = method_of(config).build(config).to(drafter.norm.weight)
-    made.load_state_dict(drafter.state_dict(), strict=False)
-    if drafter.shared_embedding is not None:
-        made.share_embedding(drafter.shared_embedding)
-    return made
 
 
 class Trial(NamedTuple):

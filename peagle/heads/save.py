@@ -14,9 +14,8 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.heads.correction import CORRECTION, PREFIX, digest
 from peagle.methods.base import Dialect
-from peagle.methods.keys import AUX_COUNT, FLAGS, LAYER_IDS
+from peagle.methods.keys import AUX_COUNT, CORRECTION, FLAGS, LAYER_IDS, PREFIX, digest
 from peagle.methods.registry import method_of
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter

@@ -1,9 +1,19 @@
-"""Keys of a head's config.json that several modules read."""
+"""Names in a head's files that several modules read.
 
+A correction is in `correction/` in the head's folder, with a config.json and safetensors of its
+own. vLLM reads the top folder alone, so it runs the head without it. It was trained with one head,
+and is of no use to another: its config.json has a digest of that one.
+"""
+
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from peagle.model.config import DrafterConfig
+from peagle.model.int8 import SCALE, restore_int8
 
 SPECULATORS = "speculators_model_type"  # a config of that dialect has it
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -11,6 +21,10 @@ AUX_COUNT = "num_aux_hidden_states"  # the number of LAYER_IDS
 # Where the mask id may be, in vLLM's order; first of all comes dflash_config.mask_token_id.
 MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+CORRECTION = "correction"  # the folder, and the key of its config.json in `HeadKeys.raw`
+PREFIX = "correction."  # of its tensors' names in a drafter
+DIGESTED = ("d2t", "norm.weight", "lm_head.weight")  # its candidates come from these
+READ = {*FLAGS, *MASK_ID_KEYS, LAYER_IDS}  # keys that decide what a head computes
 UNKNOWN_DEPTHS = 7  # draft tokens per round of a head that does not record its depths
 
 
@@ -41,3 +55,16 @@ def speculators_keys(config: DrafterConfig, kind: str, architecture: str) -> dic
             "verifier": {"name_or_path": config.provenance.target, "architectures": []},
         },
     }
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of the tensors that a correction depends on, as they are read: int8 rows as their
+    products with the scales."""
+    found = hashlib.sha256()
+    for name in DIGESTED:
+        if name in tensors:
+            tensor = tensors[name]
+            if name + SCALE in tensors:
+                tensor = restore_int8(tensor, tensors[name + SCALE])
+            found.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]

@@ -1,6 +1,4 @@
-"""Tokenizers in the user's cache, as transformers built them: it takes seconds for a large one. And
-the mask token: an id that text never contains.
-"""
+"""Tokenizers in the user's cache, as transformers built them: it takes seconds for a large one."""
 
 import hashlib
 import json
@@ -10,7 +8,6 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from peagle.errors import InputError
 from peagle.files import keep, sha256
 from peagle.model.described import Described
 from peagle.paths import cache_dir
@@ -38,9 +35,7 @@ def build_tokenizer(
     settings = Path(path) / "tokenizer_config.json"
     if not settings.is_file() or b'"tokenizer_class"' not in settings.read_bytes():
         config = None  # its own class decides
-    built = transformers.AutoTokenizer.from_pretrained(
-        pretrained_model_name_or_path=path, revision=revision, config=config
-    )
+    built = transformers.AutoTokenizer.from_pretrained(path, revision=revision, config=config)
     if file is not None:
         _keep(file, built)
     return built
@@ -77,28 +72,3 @@ def _keep(file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         digest = hashlib.sha256(text.encode()).hexdigest()
         keep(file, text)
         keep(file.with_suffix(".facts"), json.dumps(facts | {"sha256": digest}))
-
-
-def check_mask_token(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Raise InputError unless `token` may serve as the mask token."""
-    if why := why_unfit(token, tokenizer, vocab_size):
-        raise InputError(why, field="mask_token_id", value=token, fix="choose another id")
-
-
-def why_unfit(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str:
-    """The reason why `token` cannot serve as the mask token; empty where it can."""
-    if not 0 <= token < vocab_size:
-        return f"is outside the embedding (0 to {vocab_size - 1})"
-    if token in _used_by_template(tokenizer):
-        return "is used by the tokenizer (pad, bos, eos) or its chat template"
-    added = tokenizer.added_tokens_decoder
-    if token < len(tokenizer) and token not in added:
-        return "is an ordinary token: text can produce it"
-    return ""
-
-
-def _used_by_template(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    used = {getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "unk")}
-    template = str(tokenizer.chat_template or "")
-    used |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content in template}
-    return {i for i in used if i is not None}

@@ -23,8 +23,8 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
-from peagle.heads.checks import CHECKS, FORGIVABLE, Problem, Skipped, run_check
-from peagle.heads.format import FETCH_AGAIN, head_folder, read_head
+from peagle.heads.checks import CHECKS, FORGIVABLE, Skipped, require, run_check
+from peagle.heads.format import FETCH_AGAIN, HeadFiles, head_folder, read_head
 from peagle.heads.load import Trial, load_drafter, nested_ids, try_both
 from peagle.methods.base import Elements
 from peagle.methods.keys import LAYER_IDS, default_k
@@ -32,6 +32,7 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.template import PLAIN, use_template
+from peagle.tools.head_faults import FURTHER
 from peagle.train.batches import PackedDocuments
 from peagle.train.passes import run_document, run_drafter
 
@@ -79,7 +80,7 @@ def examine(head: str | Path, target: Target, *, force: bool = False) -> list[Ch
     checks = [Check("files", "ok", f"config.json and {len(files.tensors)} tensors")]
     for name in CHECKS:
         wrong: State = "forced" if force and name in FORGIVABLE else "wrong"
-        checks.append(_judge(name, partial(run_check, name, files, target), wrong))
+        checks.append(_judge(name, partial(_check_files, name, files, target), wrong))
     try:
         drafter = load_drafter(folder, target, force=True)
     except InputError as error:
@@ -96,6 +97,12 @@ def examine(head: str | Path, target: Target, *, force: bool = False) -> list[Ch
         _judge("logits", partial(_logits, drafter, target, ids)),
         _judge("acceptance", partial(_acceptance, drafter, target, len(ids)), "warning"),
     ]
+
+
+def _check_files(name: str, files: HeadFiles, target: Target) -> str:
+    """The finding of a check, and of the one that continues it."""
+    found = run_check(CHECKS[name], files, target)
+    return run_check(FURTHER[name], files, target) if name in FURTHER else found
 
 
 def verdict(checks: list[Check]) -> str:
@@ -162,8 +169,7 @@ def _tokenizer(target: Target) -> PreTrainedTokenizerBase:
 
 def _finite(drafter: Drafter) -> str:
     for name, tensor in drafter.state_dict().items():
-        if not torch.isfinite(tensor).all():
-            raise Problem(f"tensor {name!r} holds NaN or infinity", FETCH_AGAIN)
+        require(bool(tensor.isfinite().all()), f"tensor {name!r} holds NaN or infinity")
     count = sum(parameter.numel() for parameter in drafter.parameters())
     return f"{drafter.config.method}, layers: {len(drafter.layers)}, parameters: {count:,}"
 
@@ -171,8 +177,8 @@ def _finite(drafter: Drafter) -> str:
 @torch.no_grad()
 def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     """The engine's features are the hidden states that transformers itself reports."""
-    layers, tokens = drafter.config.feature_layers, torch.tensor(ids, device=target.device)
-    expected = _hidden_states(target, tokens, layers)
+    layers = drafter.config.feature_layers
+    expected = _hidden_states(target, torch.tensor(ids, device=target.device), layers)
     model = choose_backend(target.device, target.dtype).target(target)
     blocks = range(blocks_of(len(ids)))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
@@ -182,12 +188,10 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     away = (gap.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)).amax(0)  # (F,)
     dtype = str(target.dtype).removeprefix("torch.")
     largest = f"{dtype}: max difference {gap.abs().max():.1e}, {away.max():.0e} of a row"
-    if not float(away.max()) <= ROUNDING[target.dtype]:
-        layer = layers[int(away.argmax())]
-        raise Problem(
-            f"features of layer {layer} are not hidden_states[{layer}] of transformers: {largest}",
-            "no head can be trained for or served with this target as it is: report the model",
-        )
+    layer = layers[int(away.argmax())]
+    wrong = f"features of layer {layer} are not hidden_states[{layer}] of transformers: {largest}"
+    fix = "no head can be trained for or served with this target as it is: report the model"
+    require(float(away.max()) <= ROUNDING[target.dtype], wrong, fix)
     return largest
 
 
@@ -216,12 +220,10 @@ def _logits(drafter: Drafter, target: Target, ids: list[int]) -> str:
     best = drafter.target_ids[trained.argmax(-1)].tolist()
     same = sum(a == b for a, b in zip(best, draft.tokens, strict=True))
     found = f"max difference {away.max():.1e}, {same} of {depths} argmaxes agree"
-    if not float(away.max()) <= limit:
-        depth = int((~(away <= limit)).nonzero()[0])
-        raise Problem(
-            f"training and drafting part at depth {depth}: {found}",
-            "training and engine compute different things: report the head's config.json",
-        )
+    if apart := (~(away <= limit)).nonzero()[:, 0].tolist():  # NaN, too
+        why = f"training and drafting part at depth {apart[0]}: {found}"
+        fix = "training and engine compute different things: report the head's config.json"
+        raise InputError(why, fix=fix)
     return found
 
 
@@ -263,10 +265,10 @@ def _acceptance(drafter: Drafter, target: Target, length: int) -> str:
     llm = LLM(_plain(target), drafter, k=k, max_batch=count, kv_tokens=count * (length + ROOM))
     params = SamplingParams(max_tokens=MAX_TOKENS)
     measured = measure_acceptance(llm, [[prompt] for prompt in PROMPTS], params)
-    rounds, mean = measured["rounds"], measured["acceptance_length"]
+    rounds = measured["rounds"]
+    mean = measured["acceptance_length"]
     if rounds < MIN_ROUNDS:
         raise Skipped(f"{rounds} rounds of drafting are too few: answers are too short")
     found = f"acceptance length {mean:.2f} at K = {k}, {rounds} rounds"
-    if mean < 1 + NEAR_ZERO:
-        raise Problem(f"{found}: almost nothing is accepted", CAUSES)
+    require(mean >= 1 + NEAR_ZERO, f"{found}: almost nothing is accepted", CAUSES)
     return found

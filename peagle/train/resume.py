@@ -23,7 +23,7 @@ from peagle.files import replace_file
 from peagle.model.drafter import Drafter
 from peagle.train import state
 from peagle.train.optimizer import Average
-from peagle.train.sharding import shard_like
+from peagle.train.processes import shard_like
 from peagle.train.trainer import Trainer
 
 

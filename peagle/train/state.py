@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from peagle.files import sha256
 from peagle.model.drafter import Drafter
 from peagle.train.optimizer import Average
-from peagle.train.sharding import gather
+from peagle.train.processes import gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 AVERAGE = "average"

@@ -15,14 +15,12 @@ from peagle.heads.save import save_drafter, with_provenance
 from peagle.methods.registry import method_of
 from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
-from peagle.train import state
+from peagle.train import processes, state
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
 from peagle.train.optimizer import Average, make_optimizer, rate
 from peagle.train.passes import compile_layers, recompute_layers, run_target
-from peagle.train.processes import keep_freed_memory, make_accelerator, numbers
 from peagle.train.sampler import Sampler, TrainingSequence
-from peagle.train.sharding import idle_pass, pad_passes, shard, whole_copy
 from peagle.train.trainee import StepResult, Trainee
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
@@ -60,7 +58,7 @@ class Trainer:
         self.measure = measure
         self.states = states
         device = device or target.device
-        self.accelerator = make_accelerator(device, config.output, config.tracker)
+        self.accelerator = processes.make_accelerator(device, config.output, config.tracker)
         self.world = self.accelerator.num_processes
         check(config, target, drafter, self.world)
         self.batches = Batches(data, batch=config.batch, pack=config.pack, seed=config.seed)
@@ -85,7 +83,7 @@ class Trainer:
         trainee = Trainee(self.drafter, self.target, config.decay)
         if not config.shard:
             return self.accelerator.prepare_model(trainee)
-        shard(trainee, device)
+        processes.shard(trainee, device)
         return trainee
 
     def _settings(self) -> dict[str, object]:
@@ -98,7 +96,7 @@ class Trainer:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
         when this returns. Raises FloatingPointError when the loss is not finite."""
         if self.target.device.type == "cpu":
-            keep_freed_memory()
+            processes.keep_freed_memory()
         # cuDNN's attention plans anew for every number of rows: 2 ms a call on an H200.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.config.output.mkdir(parents=True, exist_ok=True)
@@ -133,9 +131,9 @@ class Trainer:
         work = [self.sampler.sample(number) for number in mine]
         passes = [item.segments for item in work]
         if self.config.shard:
-            pad_passes(passes, self.target.device)
+            processes.pad_passes(passes, self.target.device)
         elif not any(passes):  # gradients are averaged in the last pass of every process
-            passes[-1].append(idle_pass(self.target.device))
+            passes[-1].append(processes.idle_pass(self.target.device))
         return work
 
     def _reduce_counts(self, work: list[TrainingSequence]) -> float:
@@ -211,7 +209,7 @@ class Trainer:
             metrics |= self._measured(self.measure)
         if self.accelerator.is_main_process:
             state.append_line(self.config.output / state.METRICS, metrics)
-        self.accelerator.log(numbers(metrics), step=progress.step)
+        self.accelerator.log(processes.numbers(metrics), step=progress.step)
         return metrics
 
     def _measured(self, measure: "Measure") -> dict[str, Any]:
@@ -250,7 +248,7 @@ class Trainer:
     def averaged(self, dtype: torch.dtype) -> Drafter:
         """A copy of the head with averaged weights, whole; all processes call it together."""
         weights = self.drafter.state_dict() | self.average.weights
-        return whole_copy(self.drafter, dtype, weights)
+        return processes.rebuilt(self.drafter, self.drafter.config, weights).to(dtype).eval()
 
     def _sum(self, numbers: list[float]) -> Tensor:
         """Over all processes."""
@@ -269,13 +267,13 @@ class Trainer:
         self._stop = True
 
 
-def check(config: TrainConfig, target: "Target", drafter: Drafter, processes: int) -> None:
+def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -> None:
     """Raises InputError for settings that do not fit head, target or number of processes."""
     target.check_layers(drafter.config.feature_layers)
-    if config.batch % processes:
-        why = f"must be a multiple of the {processes} processes"
+    if config.batch % world:
+        why = f"must be a multiple of the {world} processes"
         raise InputError(why, field="batch", value=config.batch)
-    if config.shard and processes == 1:
+    if config.shard and world == 1:
         raise InputError("needs several processes", field="shard", fix="start them by torchrun")
     if drafter.config.depths is None:
         fix = "name the number of draft tokens that the head is trained for"

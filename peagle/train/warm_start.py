@@ -13,17 +13,18 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.data.captured import target_hashes
 from peagle.errors import InputError
-from peagle.heads.load import rebuilt
 from peagle.methods.registry import METHODS
 from peagle.model.base_target import TargetOutput
 from peagle.model.config import CorrectionConfig, Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
-from peagle.model.tokenizer import why_unfit
 from peagle.train.passes import run_document
+from peagle.train.processes import rebuilt
 from peagle.train.spec import HeadSpec, drafter_config
 
+SAMPLE = 32  # answers, the longest of which shows the usual size of features
 RESERVED = ("reserved", "unused", "mask", "extra", "dummy")  # in the names of tokens for later use
+Captured = Callable[[], TargetOutput]  # returns what was captured of a document
 
 
 def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:
@@ -55,8 +56,23 @@ def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
     raise InputError(why, field="mask_token_id", fix=fix)
 
 
-SAMPLE = 32  # answers, the longest of which shows the usual size of features
-Captured = Callable[[], TargetOutput]  # returns what was captured of a document
+def why_unfit(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str:
+    """The reason why `token` cannot serve as the mask token; empty where it can."""
+    if not 0 <= token < vocab_size:
+        return f"is outside the embedding (0 to {vocab_size - 1})"
+    if token in _used_by_template(tokenizer):
+        return "is used by the tokenizer (pad, bos, eos) or its chat template"
+    added = tokenizer.added_tokens_decoder
+    if token < len(tokenizer) and token not in added:
+        return "is an ordinary token: text can produce it"
+    return ""
+
+
+def _used_by_template(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    used = {getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "unk")}
+    template = str(tokenizer.chat_template or "")
+    used |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.content in template}
+    return {i for i in used if i is not None}
 
 
 def with_norms(
@@ -70,7 +86,7 @@ def with_norms(
     known = drafter.config
     wanted = {"fc_norm": spec.fc_norm, "norm_output": spec.norm_output}
     changes: dict[str, Any] = {name: on for name, on in wanted.items() if on is not None}
-    made = rebuilt(drafter, replace(known, **changes))
+    made = rebuilt(drafter, replace(known, **changes), drafter.state_dict())
     if made.fc_norm is not None and not known.fc_norm:
         _scale_features(made, target, list(islice(answers, SAMPLE)), captured)
     return made
@@ -118,7 +134,8 @@ def with_correction(drafter: Drafter, *, frozen: bool) -> Drafter:
     Raises InputError for a head that drafts one token after another.
     """
     if drafter.correction is None:
-        drafter = rebuilt(drafter, replace(drafter.config, correction=CorrectionConfig()))
+        config = replace(drafter.config, correction=CorrectionConfig())
+        drafter = rebuilt(drafter, config, drafter.state_dict())
     assert drafter.correction is not None
     drafter.requires_grad_(not frozen)
     drafter.correction.requires_grad_()

@@ -19,7 +19,7 @@ from peagle.train.attention import FlexAttend, block_mask
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import one_pass, sample_elements
 from peagle.train.passes import compile_layers, run_target
-from peagle.train.sharding import whole_copy
+from peagle.train.processes import rebuilt
 from peagle.train.trainee import Trainee
 
 LENGTHS = (80, 61, 100, 150, 47)
@@ -106,5 +106,5 @@ def test_flex_attention_inside_compiled_layers(
 
 def test_the_copy_that_is_measured_runs_its_own_layers(target: Target, drafter: Drafter) -> None:
     compile_layers(drafter)
-    copied = whole_copy(drafter, torch.float32, drafter.state_dict())
+    copied = rebuilt(drafter, drafter.config, drafter.state_dict()).eval()
     assert not any({"forward", "fuse"} & vars(layer).keys() for layer in copied.layers)

@@ -17,7 +17,7 @@ from torch import Tensor
 from peagle.heads.load import load_drafter
 from peagle.train.batches import PackedDocuments
 from peagle.train.passes import run_target
-from peagle.train.sharding import idle_pass, whole_copy
+from peagle.train.processes import idle_pass, rebuilt
 from peagle.train.trainee import Trainee
 
 RUN = Path(__file__).with_name("run_training.py")
@@ -127,7 +127,7 @@ def test_an_idle_pass_leaves_zero_gradients_everywhere(method: str) -> None:
 def test_a_copy_is_the_same_drafter(method: str) -> None:
     target = make_target()
     drafter = make_drafter(target, method).train()
-    copied = whole_copy(drafter, torch.float32, drafter.state_dict())
+    copied = rebuilt(drafter, drafter.config, drafter.state_dict()).eval()
     assert copied.shared_embedding is not None and drafter.shared_embedding is not None
     assert copied.shared_embedding.data_ptr() == drafter.shared_embedding.data_ptr()
     assert not copied.training

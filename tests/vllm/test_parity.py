@@ -21,10 +21,11 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.tree import Ranked
 from peagle.heads.find import find_head
-from peagle.heads.load import load_drafter, rebuilt
+from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.model.drafter import Drafter
 from peagle.model.loader import locate
+from peagle.train.processes import rebuilt
 from peagle.vllm.flags import speculative_config
 
 pytestmark = pytest.mark.vllm
@@ -137,7 +138,8 @@ def test_vllm_says_and_accepts_the_same(compared, llm, prompts, vllm_python, met
     if plugin:
         monkeypatch.setattr("peagle.engine.draft.CorrectedScores", LaterPlaces)
     else:
-        drafter = rebuilt(drafter, replace(drafter.config, correction=None)).eval()
+        plain = replace(drafter.config, correction=None)
+        drafter = rebuilt(drafter, plain, drafter.state_dict()).eval()
     ours = run_ours(llm, drafter, prompts)
     theirs = run_vllm(vllm_python, tmp_path / "head", method, prompts, plugin)
     differing = differences(llm.target, prompts, ours.token_ids, theirs.token_ids)
