@@ -101,27 +101,24 @@ class Entry:
         return self.target
 
 
-def load_catalog(extra: Path | None = None) -> Mapping[str, Entry]:
-    """All entries by name: the packaged ones, and over them those of `extra` or of the file that
-    $PEAGLE_CATALOG names. Raises InputError that names file, entry, field and value."""
-    named = os.environ.get("PEAGLE_CATALOG")
-    if extra is None and named:
-        extra = Path(expanduser(named))
+def load_catalog() -> Mapping[str, Entry]:
+    """All entries by name: the packaged ones, and over them those of the file that $PEAGLE_CATALOG
+    names. Raises InputError that names file, entry, field and value."""
     entries = _read(PACKAGED)
-    if extra is not None:
-        entries |= _read(extra)
+    if named := os.environ.get("PEAGLE_CATALOG"):
+        entries |= _read(Path(expanduser(named)))
     return MappingProxyType(entries)
 
 
-def find_entry(name: str, extra: Path | None = None) -> Entry:
+def find_entry(name: str) -> Entry:
     """The entry of a catalog name, or of a target's hub id. Raises InputError that suggests the
     nearest."""
-    return load_catalog(extra)[find_name(name, extra)]
+    return load_catalog()[find_name(name)]
 
 
-def find_name(name: str, extra: Path | None = None) -> str:
+def find_name(name: str) -> str:
     """The catalog's name for a name or a target's hub id. Raises as `find_entry`."""
-    entries = load_catalog(extra)
+    entries = load_catalog()
     known = _names(entries).get(name.lower())
     if known is not None:
         return known
@@ -130,9 +127,9 @@ def find_name(name: str, extra: Path | None = None) -> str:
     raise InputError("is not in the catalog", field="name", value=name, fix=hint)
 
 
-def known_entry(name: str, extra: Path | None = None) -> Entry | None:
+def known_entry(name: str) -> Entry | None:
     """The entry of a catalog name, or of a target's hub id; None for what no entry knows."""
-    entries = load_catalog(extra)
+    entries = load_catalog()
     return entries.get(_names(entries).get(name.lower(), name))
 
 

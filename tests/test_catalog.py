@@ -32,9 +32,16 @@ def no_file_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PEAGLE_CATALOG", raising=False)
 
 
-def write(file: Path, **entries: object) -> Path:
-    file.write_text(yaml.safe_dump(entries))
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file of a user's entries, which is not there yet."""
+    file = tmp_path / "mine.yaml"
+    monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     return file
+
+
+def write(file: Path, **entries: object) -> None:
+    file.write_text(yaml.safe_dump(entries))
 
 
 def measured(**other: object) -> dict[str, Any]:
@@ -112,10 +119,10 @@ def test_a_hub_id_finds_the_entry_of_its_target() -> None:
     assert error.value.fix == "did you mean openai/gpt-oss-20b?"
 
 
-def test_of_two_entries_for_one_hub_id_the_users_is_found(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.yaml", mine={**MINE, "target": "openai/gpt-oss-20b"})
-    assert find_name("openai/gpt-oss-20b", file) == "mine"
-    assert find_name("gpt-oss-20b", file) == "gpt-oss-20b"
+def test_of_two_entries_for_one_hub_id_the_users_is_found(users: Path) -> None:
+    write(users, mine={**MINE, "target": "openai/gpt-oss-20b"})
+    assert find_name("openai/gpt-oss-20b") == "mine"
+    assert find_name("gpt-oss-20b") == "gpt-oss-20b"
 
 
 def test_the_speculative_config_of_vllm() -> None:
@@ -130,21 +137,18 @@ def test_the_catalog_cannot_be_changed() -> None:
         load_catalog()["mine"] = find_entry("qwen3-8b")  # type: ignore[index]
 
 
-def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_entries_of_the_users(users: Path, tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     heads = {"eagle3": {"folder": "head", "k": 3, "acceptance": [MEASURED]}}
-    file = write(tmp_path / "mine.yaml", mine={**MINE, "gpu_memory": 2, "heads": heads},
-                 **{"qwen3-8b": MINE})  # fmt: skip
-    assert "mine" not in load_catalog()
-    by_option = load_catalog(file)
-    monkeypatch.setenv("PEAGLE_CATALOG", str(file))
-    for entries in (by_option, load_catalog()):
-        assert entries["mine"].gpu_memory == 2
-        assert entries["mine"].heads["eagle3"].location == str(tmp_path / "head")
-        [row] = entries["mine"].heads["eagle3"].acceptance
-        assert row == Acceptance("HumanEval", 5, 2.5, "measured: here")
-        assert entries["qwen3-8b"].target == "owner/model"  # theirs comes first
-        assert "smollm2-135m" in entries
+    mine = {**MINE, "gpu_memory": 2, "heads": heads}
+    write(users, mine=mine, **{"qwen3-8b": MINE})
+    entries = load_catalog()
+    assert entries["mine"].gpu_memory == 2
+    assert entries["mine"].heads["eagle3"].location == str(tmp_path / "head")
+    [row] = entries["mine"].heads["eagle3"].acceptance
+    assert row == Acceptance("HumanEval", 5, 2.5, "measured: here")
+    assert entries["qwen3-8b"].target == "owner/model"  # theirs comes first
+    assert "smollm2-135m" in entries
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
@@ -190,19 +194,19 @@ def with_head(**head: object) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_bad_entries(entry: object, subject: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.yaml", mine=entry)
+def test_bad_entries(entry: object, subject: str, users: Path) -> None:
+    write(users, mine=entry)
     with refused("catalog") as error:
-        load_catalog(file)
-    assert error.value.value == file and error.value.why.startswith(f"{subject}: ")
+        load_catalog()
+    assert error.value.value == users and error.value.why.startswith(f"{subject}: ")
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_unreadable_files(users: Path) -> None:
     with refused("catalog"):
-        load_catalog(tmp_path / "nothing.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [1")
+        load_catalog()
+    users.write_text("a: [1")
     with refused("catalog"):
-        load_catalog(tmp_path / "bad.yaml")
+        load_catalog()
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,17 +14,7 @@ from peagle.catalog_fields import VllmFlags
 from peagle.deploy.data import Image, facts
 from peagle.deploy.heads import Head, choose, warn
 from peagle.errors import InputError
-from peagle.vllm.flags import (
-    GRAPH_ROWS,
-    LOAD,
-    V1_RUNNER,
-    WHOLE_CACHES,
-    flag_options,
-    gpus_for,
-    k_for_load,
-    load_flags,
-    speculative_config,
-)
+from peagle.vllm import flags
 from peagle.vllm.process import numbers
 
 MAX_LABEL_LENGTH = 34  # the production-stack chart adds 22 characters, of 63 that a name has
@@ -135,7 +125,7 @@ class Plan:
         in a shell's words, as $PEAGLE_SERVE."""
         pinned = self.engine == "native" and self.revision
         model = f"{self.model}@{self.revision}" if pinned else self.model
-        return (model, *flag_options(self.options))
+        return (model, *flags.flag_options(self.options))
 
 
 def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) -> Plan:
@@ -175,26 +165,26 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
 
 def _with_vllm(plan: Plan, entry: Entry, head: Head, load: int | None, profile: VllmFlags) -> Plan:
     """The plan with vLLM's options and variables."""
-    load = load or int(entry.vllm_flags.get("max-num-seqs", LOAD))
-    rows = facts().gpus[plan.gpu].graph_rows if plan.gpu else GRAPH_ROWS
-    k = plan.k or (head.k and k_for_load(head.k, load, rows))
+    load = load or flags.usual_load(entry)
+    rows = facts().gpus[plan.gpu].graph_rows if plan.gpu else flags.GRAPH_ROWS
+    k = plan.k or (head.k and flags.k_for_load(head.k, load, rows))
     options: dict[str, Any] = {"served-model-name": plan.name}
     if plan.revision:
         options["revision"] = plan.revision
-    options |= {**load_flags(load, k, plan.gpus, rows), **entry.vllm_flags}
+    options |= {**flags.load_flags(load, k, plan.gpus, rows), **entry.vllm_flags}
     options |= {"max-num-seqs": load, **profile}
     if head.whole_caches:
-        options |= WHOLE_CACHES
+        options |= flags.WHOLE_CACHES
     if head.name and k:
         options["speculative-config"] = json.dumps(_speculative(head, head.name, k))
-    env = {**entry.vllm_env, **(V1_RUNNER if head.v1 else {})}
+    env = {**entry.vllm_env, **(flags.V1_RUNNER if head.v1 else {})}
     return replace(plan, k=k, options=options, env=env)
 
 
 def _speculative(head: Head, name: str, k: int) -> dict[str, Any]:
     """vLLM's --speculative-config."""
     model, _, revision = name.partition("@")
-    config = speculative_config(head.method in PARALLEL_METHODS, model, k)
+    config = flags.speculative_config(head.method in PARALLEL_METHODS, model, k)
     return config | {"revision": revision} if revision else config
 
 
@@ -208,7 +198,7 @@ def _hardware(name: str, entry: Entry, place: str, choices: Choices) -> Hardware
         return Hardware(None, 0, kind or facts().cpu_instance)
     gpu = _gpu(choices, place)
     hardware = facts().gpus[gpu]
-    gpus = gpus_for(entry.gpu_memory, hardware.memory)
+    gpus = flags.gpus_for(entry.gpu_memory, hardware.memory)
     if gpus > MAX_GPUS:
         why = f"{name} needs {entry.gpu_memory} GiB, more than {MAX_GPUS} of these have"
         raise InputError(why, field="gpu", value=gpu, fix="choose a larger one")

@@ -88,14 +88,10 @@ class LLM:
         Raises and warns as the constructor does.
         """
         setup = self._setup
+        batch = setup.asked_batch if max_batch is None else max_batch
+        room = setup.kv_tokens if kv_tokens is None else kv_tokens
         return LLM(
-            setup.shared,
-            head,
-            k=k,
-            nodes=nodes,
-            lookup=lookup,
-            max_batch=setup.asked_batch if max_batch is None else max_batch,
-            kv_tokens=setup.kv_tokens if kv_tokens is None else kv_tokens,
+            setup.shared, head, k=k, nodes=nodes, lookup=lookup, max_batch=batch, kv_tokens=room
         )
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:

@@ -1,7 +1,7 @@
 """A target made ready to decode, which several LLMs share."""
 
 import threading
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,15 +13,8 @@ from peagle.backends.cpu.library import load as load_library
 from peagle.backends.cpu.matrix import GROUP
 from peagle.backends.cpu.quantized import check_quantize, quantize
 from peagle.backends.kv_cache import FeatureCache, KVCache
+from peagle.engine import costs
 from peagle.engine.corrected import correction_table
-from peagle.engine.costs import (
-    PROMPT_ROWS,
-    Curve,
-    WatchedCurve,
-    draft_curve,
-    row_counts,
-    verify_curve,
-)
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
 from peagle.engine.kept_costs import KeptCurve, kept_curve
@@ -47,29 +40,23 @@ class SharedTarget:
         self.lock = threading.Lock()  # held while an engine is made
         self._verify: KeptCurve | None = None  # for the largest count so far
 
-    def verify_curve(self, max_rows: int) -> Curve:
+    def verify_curve(self, max_rows: int) -> costs.Curve:
         """Costs of the target, up to `max_rows` rows: a copy for one engine, which corrects it."""
         if self._verify is None or self._verify.curve.rows[-1] < max_rows:
-            target, model = self.target, self.model
-            decisive = (type(model), self._sizes, target.dtype, target.quantize)
-            self._verify = kept_curve(
-                row_counts(max_rows),
-                decisive,
-                target.device,
-                lambda: verify_curve(target, model, max_rows),
-            )
-        return self._verify.correcting(WatchedCurve(self._verify.curve))
+            target = self.target
+            decisive = (type(self.model), self._sizes, target.dtype, target.quantize)
+            measure = partial(costs.verify_curve, target, self.model, max_rows)
+            rows = costs.row_counts(max_rows)
+            self._verify = kept_curve(rows, decisive, target.device, measure)
+        return self._verify.correcting(costs.WatchedCurve(self._verify.curve))
 
-    def draft_curve(self, model: DrafterModel, drafter: Drafter, max_rows: int) -> Curve:
+    def draft_curve(self, model: DrafterModel, drafter: Drafter, max_rows: int) -> costs.Curve:
         """Costs of a drafter, up to `max_rows` rows, for one engine, which corrects them."""
         weights = drafter.state_dict().items()
         shapes = [(name, weight.shape, weight.dtype) for name, weight in weights]
-        kept = kept_curve(
-            row_counts(max_rows, PROMPT_ROWS),
-            (type(model), shapes),
-            self.target.device,
-            lambda: draft_curve(model, max_rows),
-        )
+        measure = partial(costs.draft_curve, model, max_rows)
+        rows = costs.row_counts(max_rows, costs.PROMPT_ROWS)
+        kept = kept_curve(rows, (type(model), shapes), self.target.device, measure)
         return kept.correcting(kept.curve)
 
     @cached_property
@@ -85,8 +72,9 @@ class SharedTarget:
         weight = drafter.norm.weight
         cache = KVCache(blocks, drafter.kv_shapes, weight.dtype, target.device)
         features = FeatureCache(blocks, drafter.config.feature_width, target.dtype, target.device)
-        method, model = method_of(drafter.config), self.backend.drafter(drafter)
-        return Proposer(method, model, cache, features, correction_table(drafter))
+        model = self.backend.drafter(drafter)
+        table = correction_table(drafter)
+        return Proposer(method_of(drafter.config), model, cache, features, table)
 
 
 def weight_sizes(target: BaseTarget) -> list[tuple[str, torch.Size]]:

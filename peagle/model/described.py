@@ -74,26 +74,22 @@ def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): weights[name] for name in found}
 
 
+@dataclass(eq=False, repr=False)
 class DescribedTarget(BaseTarget):
     """A target by its description and its weights, on the CPU."""
 
     config: Described
+    tensors: Mapping[str, Tensor]  # by transformers' names, see describe.check_weights
+    tokenizer: "PreTrainedTokenizerBase | None"
+    name: str
+    end_ids: list[int]
+    quantize: str | None = None  # int8 or int4, in which the backend keeps the weights
 
-    def __init__(
-        self,
-        config: Described,
-        tensors: Mapping[str, Tensor],
-        tokenizer: "PreTrainedTokenizerBase | None",
-        name: str,
-        end_ids: list[int],
-        quantize: str | None = None,
-    ) -> None:
-        """`tensors`: weights by their names in transformers' checkpoints, see
-        describe.check_weights. `quantize`: int8 or int4, in which the backend keeps them."""
-        self.name, self.config, self.tensors = name, config, tensors
-        self.tokenizer, self.end_ids, self.quantize = tokenizer, end_ids, quantize
+    def __post_init__(self) -> None:
+        config = self.config
         self.digests = list[str]()  # of the files of its weights, where these are known
-        self.device, self.dtype = torch.device("cpu"), tensors[EMBEDDING].dtype
+        self.device = torch.device("cpu")
+        self.dtype = self.embedding.dtype
         shape = HeadShape(config.num_key_value_heads, config.head_dim, config.head_dim)
         self.kv_shapes = [shape] * len(config.layers)
         self.window = max(layer.window or self.max_context for layer in config.layers)

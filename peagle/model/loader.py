@@ -57,12 +57,8 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
     device = resolve_device(device)
     path, revision = locate(name)
     with reading(name):
-        model = _load_model(
-            pretrained_model_name_or_path=path,
-            revision=revision,
-            dtype=DTYPES.get(dtype, "auto"),
-            use_safetensors=True,
-        )
+        where = {"revision": revision, "use_safetensors": True}
+        model = _load_model(path, dtype=DTYPES.get(dtype, "auto"), **where)
     target = Target(model.to(device), read_tokenizer(name, path, revision), name)
     longest = getattr(target.config, "max_position_embeddings", None) or 0
     if target.max_context < longest:
@@ -187,11 +183,10 @@ def locate(name: str) -> tuple[str, str | None]:
     return hub_id, revision or None
 
 
-def _load_model(**arguments: Any) -> "transformers.PreTrainedModel":
+def _load_model(path: str, **where: Any) -> "transformers.PreTrainedModel":
     """A causal LM all of whose weights are in its files: transformers would make up the others."""
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        **arguments, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    how = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(path, **how, **where)
     for tensor, found, expected in sorted(report["mismatched_keys"]):
         raise InputError(f"tensor {tensor} has shape {list(found)}, expected {list(expected)}")
     for tensor in sorted(report["missing_keys"]):
@@ -230,12 +225,13 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
         shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    parent = str(gguf.parent)
     quantization = transformers.GgufConfig(dequantize=True)
+    how = {"gguf_file": gguf.name, "dtype": torch.bfloat16, "quantization_config": quantization}
     try:
         with reading(gguf.name, "give a whole file of a family and types that transformers reads"):
-            model = _load_model(**where, dtype=torch.bfloat16, quantization_config=quantization)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+            model = _load_model(parent, **how)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(parent, gguf_file=gguf.name)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         with writing(done.parent, "cache"):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from peagle.catalog import Entry
 from peagle.catalog_fields import Scalar, VllmFlags
 
 P_EAGLE_SINCE = "0.16.0"  # the oldest vLLM that drafts by a P-EAGLE head (pull request 32887)
@@ -29,6 +30,11 @@ def speculative_config(parallel: bool, model: str, k: int) -> dict[str, Any]:
     `k` tokens a round; `parallel`: all of them in one forward."""
     config = {"method": "eagle3", "model": model, "num_speculative_tokens": k}
     return config | {"parallel_drafting": True} if parallel else config
+
+
+def usual_load(entry: Entry) -> int:
+    """Requests at a time by the catalog, else by default."""
+    return int(entry.vllm_flags.get("max-num-seqs", LOAD))
 
 
 def k_for_load(k: int, load: int, rows: int = GRAPH_ROWS) -> int:

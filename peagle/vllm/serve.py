@@ -24,15 +24,7 @@ from peagle.heads.format import read_keys
 from peagle.model.layer_config import LayerConfig, head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
-from peagle.vllm.flags import (
-    LOAD,
-    WHOLE_CACHES,
-    flag_options,
-    gpus_for,
-    k_for_load,
-    load_flags,
-    speculative_config,
-)
+from peagle.vllm import flags
 from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, target_config
 from peagle.vllm.process import Installed, environment, gpu_memory, look, older
 
@@ -85,17 +77,16 @@ def prepare(settings: ServeSettings) -> Launch:
     """
     python = settings.python or Path(sys.executable)
     installed = look(python)
-    entry = known_entry(settings.target)
-    load = settings.max_batch or _load(entry)
+    entry = known_entry(settings.target) or Entry(settings.target, {})
+    load = settings.max_batch or flags.usual_load(entry)
     head = _find_head(settings, installed.version)
     if head is not None:
-        head = replace(head, k=settings.k or k_for_load(head.k, load))
-    drafting, needed = "no head", list[str]()
+        head = replace(head, k=settings.k or flags.k_for_load(head.k, load))
+    drafting = "set by its flags" if _flags_draft(settings) else "no head"
+    needed = list[str]()
     if head is not None:
         drafting, needed = plan(installed, head, target_config(settings.target))
-    elif _flags_draft(settings):
-        drafting = "set by its flags"
-    given = {**(entry.vllm_env if entry else {}), **os.environ}
+    given = {**entry.vllm_env, **os.environ}
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
     environ = server_environment(installed, head, given)
@@ -103,10 +94,11 @@ def prepare(settings: ServeSettings) -> Launch:
         needed = [*needed, "--middleware", KEY_MIDDLEWARE]
         paths = [str(MIDDLEWARE), *filter(None, [given.get("PYTHONPATH")])]
         environ["PYTHONPATH"] = os.pathsep.join(paths)
-    catalog = flag_options(_catalog_flags(entry, head, load, installed))
+    catalog = flags.flag_options(_catalog_flags(entry, head, load, installed))
     options = [*catalog, *_options(settings), *needed, *settings.flags]
     if head is not None:
-        drafts = speculative_config(head.method in PARALLEL_METHODS, str(head.folder), head.k)
+        parallel = head.method in PARALLEL_METHODS
+        drafts = flags.speculative_config(parallel, str(head.folder), head.k)
         options += ["--speculative-config", json.dumps(drafts)]
     path, _ = locate(settings.target)
     command = [str(python), *PROGRAMS[installed.package], path, *options]
@@ -128,8 +120,8 @@ def _find_head(settings: ServeSettings, version: str) -> Head | None:
         if head is None:
             return None
         check_sizes(head, target_config(settings.target))
-        template, force = settings.chat_template, settings.force
-        return as_vllm_reads_it(head, settings.target, version, template, force=force)
+        template = settings.chat_template
+        return as_vllm_reads_it(head, settings.target, version, template, force=settings.force)
     if settings.head or settings.method or settings.k:
         fix = "leave it out, or leave out `head`, `method` and `k`"
         raise InputError("a flag of vLLM's says how to draft", field="vllm_flags", fix=fix)
@@ -147,7 +139,7 @@ def _options(settings: ServeSettings) -> list[str]:
         "max-num-seqs": settings.max_batch,
         "chat-template": _template(settings),
     }
-    return flag_options(options)
+    return flags.flag_options(options)
 
 
 def _template(settings: ServeSettings) -> str | None:
@@ -161,20 +153,13 @@ def _template(settings: ServeSettings) -> str | None:
     return str(Path(settings.chat_template).resolve())
 
 
-def _load(entry: Entry | None) -> int:
-    """Requests at a time by the catalog, else by default."""
-    return int(entry.vllm_flags.get("max-num-seqs", LOAD)) if entry else LOAD
-
-
-def _catalog_flags(
-    entry: Entry | None, head: Head | None, load: int, installed: Installed
-) -> VllmFlags:
+def _catalog_flags(entry: Entry, head: Head | None, load: int, installed: Installed) -> VllmFlags:
     """Flags for the load on this machine's GPU, and those of the entry."""
-    flags = dict(entry.vllm_flags) if entry else {}
     if installed.cpu:
-        return flags
-    gpus = gpus_for(entry.gpu_memory if entry else None, gpu_memory())
-    return {**load_flags(load, head.k if head else None, gpus), **flags}
+        return entry.vllm_flags
+    gpus = flags.gpus_for(entry.gpu_memory, gpu_memory())
+    k = None if head is None else head.k
+    return {**flags.load_flags(load, k, gpus), **entry.vllm_flags}
 
 
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:
@@ -194,10 +179,10 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
         facts.append(f"{how.format(needs.lost)} the plugin peagle-vllm")
     if installed.cpu and older(installed.version, "0.33.0"):
         facts.append("right only at temperature 0, as it loses a request's temperature on CPUs")
-    flags = cache_flags(needs.drafter, target, installed.version)
-    if flags:
+    caches = cache_flags(needs.drafter, target, installed.version)
+    if caches:
         facts.append("whole KV caches for all layers, as it would split them")
-    return ", ".join(facts), flag_options(flags)
+    return ", ".join(facts), flags.flag_options(caches)
 
 
 def cache_flags(drafter: LayerConfig, target: PretrainedConfig, version: str) -> VllmFlags:
@@ -205,10 +190,10 @@ def cache_flags(drafter: LayerConfig, target: PretrainedConfig, version: str) ->
     has loaded everything; or, for a head with a window, the target's into groups of as many layers
     as the head has."""
     if drafter.sliding_window is not None:
-        return WHOLE_CACHES
+        return flags.WHOLE_CACHES
     slack = 1.25 if older(version, WIDER_GROUPS) else 1.5
     whole = one_group(kinds(target), kind_of(drafter), drafter.num_hidden_layers, slack)
-    return {} if whole else WHOLE_CACHES
+    return {} if whole else flags.WHOLE_CACHES
 
 
 class Kind(NamedTuple):
@@ -246,7 +231,8 @@ def one_group(target: Sequence[Kind], kind: Kind, draft: int, slack: float) -> b
     counts = Counter([*target, *[kind] * draft])
     if draft == 1 or all(each.attention == FULL for each in counts):
         return True
-    rarest, commonest = min(counts.values()), max(counts.values())
+    rarest = min(counts.values())
+    commonest = max(counts.values())
     return counts[kind] <= (commonest if commonest < rarest * slack else rarest)
 
 

@@ -40,7 +40,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
 
     monkeypatch.setattr(common.screen, "status", status)
     note(shared, "weight_sizes")
-    note(shared, "verify_curve")
+    note(shared.costs, "verify_curve")
     note(Engine, "step")
     note(typer, "secho")
     return done

@@ -10,6 +10,7 @@ from test_cache_memory import Counting
 from tiny import make_target
 
 from peagle.backends.torch import TorchBackend
+from peagle.engine import costs as measured_costs
 from peagle.engine import kept_costs, shared
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.costs import Curve, WatchedCurve
@@ -58,7 +59,7 @@ def test_the_second_start_runs_no_forward(
     _, first = opened(target, drafters["p-eagle"])
     assert first.seen
     assert len(list(costs.iterdir())) == 2, "the target's and the drafter's"
-    monkeypatch.setattr(shared, "draft_curve", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(measured_costs, "draft_curve", lambda *_: pytest.fail("measured again"))
     _, second = opened(target, drafters["p-eagle"])
     assert not second.seen
 
