@@ -14,8 +14,8 @@ from typing import Any
 from transformers.utils import logging
 
 from peagle.bench import run, workload
-from peagle.bench.load import Played, Sample
 from peagle.bench.native import device_name
+from peagle.bench.summary import Played, Sample
 from peagle.catalog import find_entry
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from peagle.bench import run
-from peagle.bench.load import Message
-from peagle.bench.native import Native, device_name
+from peagle.bench.native import Message, Player, device_name
 from peagle.bench.summary import Cell, Result
 from peagle.cli.common import progress_bar
 from peagle.engine.drafting import Drafting
@@ -147,7 +146,7 @@ class Accepting:
         return requests
 
 
-class Synthetic(Native):
+class Synthetic(Player):
     """Answers prompts of random ids, with given acceptance."""
 
     def __init__(

@@ -15,7 +15,6 @@ continues from that file.
 """
 
 import argparse
-import asyncio
 import json
 import random
 import sys
@@ -43,9 +42,8 @@ from common import (
 )
 
 from peagle.bench import run
-from peagle.bench.load import Conversations, Played, closed_loop
-from peagle.bench.native import Native
-from peagle.bench.summary import DRAWS, Cell, Result, compared, row
+from peagle.bench.native import Player
+from peagle.bench.summary import DRAWS, Cell, Played, Result, compared, row
 from peagle.bench.workload import read_workload
 from peagle.catalog import HEADLESS
 from peagle.cli.common import progress_bar
@@ -142,7 +140,7 @@ class Part(NamedTuple):
     """Conversations, the ways that answer them, and their sampling parameters."""
 
     name: str
-    conversations: Conversations
+    conversations: run.Conversations
     ways: dict[str, Cell]
     params: SamplingParams
     together: int = 1  # conversations in one turn of a way
@@ -173,14 +171,6 @@ def parts(args: argparse.Namespace) -> Iterator[Part]:
             yield Part(f"load {c}", some, under_load(c), half, together)
 
 
-async def answer(
-    llm: LLM, conversations: Conversations, params: SamplingParams, concurrency: int
-) -> Played:
-    """Play some conversations."""
-    async with Native(llm, params) as native:
-        return await closed_loop(conversations, concurrency, native)
-
-
 def open_engines(llm: LLM, part: Part, drafters: dict[str, Any]) -> dict[str, LLM]:
     """An engine for each way, warmed up."""
     engines = {}
@@ -192,9 +182,9 @@ def open_engines(llm: LLM, part: Part, drafters: dict[str, Any]) -> dict[str, LL
             max_batch=most,
             kv_tokens=most * LOAD_KV_TOKENS if most > 1 else None,
         )
-        hello = [[message["content"] for message in run.WARM_UP]] * most
+        hello = run.WARM_UP * most
         params = SamplingParams(max_tokens=WARM_TOKENS, ignore_eos=True)
-        asyncio.run(answer(engines[name], hello, params, most))
+        Player(engines[name], params).play(hello, most)
     return engines
 
 
@@ -206,7 +196,7 @@ def play(part: Part, number: int, engines: dict[str, LLM]) -> Plays:
     turn = number % len(names)
     for name in names[turn:] + names[:turn]:
         concurrency = part.ways[name].concurrency
-        played = asyncio.run(answer(engines[name], conversations, part.params, concurrency))
+        played = Player(engines[name], part.params).play(conversations, concurrency)
         if played.errors:
             sys.exit(f"{part.name} {number}, {name}: {played.errors[0]}")
         plays[name] = played

@@ -1,28 +1,24 @@
-"""The engine as a client of a load, measurements with it, and the verdict of
-`peagle eval`."""
+"""Conversations played with an engine, measurements by it, and the verdict of `peagle eval`."""
 
-import asyncio
 import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from peagle.bench.load import Answer, AnswerError, Conversations, Message, OnTurns
-from peagle.bench.run import Load, by_conversation, play, play_once
-from peagle.bench.summary import Cell, Result, acceptance_row, row
+from peagle.bench.run import Conversations, Load, OnTurns, by_conversation, play, play_once
+from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Request, Stats
+from peagle.engine.request import Stats
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 
@@ -31,83 +27,94 @@ MAX_TOKENS = 64  # of their answers
 MIN_GAIN = 1.05  # a smaller speed-up is noise
 TRAINED = 1.3  # acceptance length of a head that has learned its target
 
+Message = dict[str, str]
 Timing = dict[str, Any]  # a row of `summary.row`, with the acceptance length on all prompts
 
 
-@dataclass(slots=True)
-class _OpenRequest:
-    """A request whose answer is awaited."""
-
-    request: Request
-    ended: asyncio.Future[None]
-    first: float | None = None  # when its first token came
-
-
-class Native(AbstractAsyncContextManager["Native"]):
-    """Answers turns: `async with Native(llm, params) as native: await native.ask(messages)`.
-
-    The engine runs in the event loop itself, a step at a time, while requests are open.
-    """
+class Player:
+    """Plays one load with an engine, whose rounds it runs itself."""
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
         self.llm = llm
         self.params = params
+        self.samples = list[Sample]()
         self.stats = Stats()
-        self._seeds = count(params.seed or 0)  # one for each answer
         self._engine = llm.engine
-        self._open = list[_OpenRequest]()
-        self._pump: asyncio.Task[None] | None = None
+        self._seeds = count(params.seed or 0)  # one for each answer
+        self._now = 0.0  # time of the last round's end
 
-    async def __aexit__(self, *_: object) -> None:
-        for each in self._open:  # left early: the engine is free for others
-            self._engine.cancel(each.request)
-        if self._pump is not None:
-            self._pump.cancel()
-
-    async def ask(self, messages: list[Message]) -> Answer:
-        """Answer a conversation. Raises AnswerError when it does not fit or fails."""
-        try:
-            ids = self.llm.prompt_ids(self.ids(messages))
-            [request] = self.llm.make_requests(ids, replace(self.params, seed=next(self._seeds)))
-        except InputError as error:
-            raise AnswerError(str(error)) from error
-        opened = _OpenRequest(request, asyncio.get_running_loop().create_future())
-        self._engine.add(request)
-        self._open.append(opened)
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run())
-        await opened.ended
-        self.stats += request.stats
-        if request.failure is not None or opened.first is None:
-            raise AnswerError(request.failure or "no token was generated")
-        output = tuple(request.output)
-        return Answer(request.text.text, output, opened.first)
+    def play(
+        self,
+        conversations: Conversations,
+        concurrency: int,
+        on_turns: OnTurns = lambda turns: None,
+        first: int = 0,
+    ) -> Played:
+        """Play `concurrency` conversations at a time, numbered from `first`; the next begins when
+        one has ended."""
+        started = time.perf_counter()
+        waiting = (
+            self._conversation(number, turns, on_turns)
+            for number, turns in enumerate(conversations, first)
+        )
+        running = list[Iterator[None]]()
+        while True:
+            running = [each for each in running if _goes_on(each)]
+            while len(running) < concurrency and (new := next(waiting, None)):
+                if _goes_on(new):
+                    running.append(new)
+            if not running:
+                return Played(self.samples, time.perf_counter() - started, self.stats)
+            self._engine.step()
+            self._now = time.perf_counter()
 
     def ids(self, messages: list[Message]) -> list[int]:
         """The prompt of a conversation; benchmarks with random weights override it."""
         return prompt_ids(self.llm.tokenizer, messages)
 
-    async def _run(self) -> None:
-        """Step the engine until no request is open."""
-        try:
-            while self._open:
-                self._engine.step()
-                self._notice(time.perf_counter())
-                await asyncio.sleep(0)
-        except Exception as error:
-            for each in self._open:
-                each.ended.set_exception(error)
+    def _conversation(self, number: int, turns: list[str], on_turns: OnTurns) -> Iterator[None]:
+        """Ask the turns in order; a failure ends it. Yields while it waits for a round."""
+        history = list[Message]()
+        for turn, text in enumerate(turns):
+            history.append({"role": "user", "content": text})
+            sample = yield from self._turn(number, turn, history)
+            self.samples.append(sample)
+            if sample.error is not None:
+                on_turns(len(turns) - turn)
+                return
+            history.append({"role": "assistant", "content": sample.text})
+            on_turns(1)
 
-    def _notice(self, now: float) -> None:
-        """Record first tokens, and close requests that have finished."""
-        for each in self._open:
-            request = each.request
+    def _turn(
+        self, number: int, turn: int, history: list[Message]
+    ) -> Generator[None, None, Sample]:
+        """Answer a conversation, once it has been asked for as many rounds as that takes."""
+        asked = time.perf_counter()
+        try:
+            ids = self.llm.prompt_ids(self.ids(history))
+            [request] = self.llm.make_requests(ids, replace(self.params, seed=next(self._seeds)))
+        except InputError as error:
+            return Sample(number, turn, time.perf_counter() - asked, error=str(error))
+        self._engine.add(request)
+        first = None
+        while request.finish_reason is None:
+            yield
             request.emitted = []
-            if each.first is None and len(request.tokens) > request.prompt_length:
-                each.first = now
-            if request.finish_reason is not None:
-                each.ended.set_result(None)
-        self._open = [each for each in self._open if each.request.finish_reason is None]
+            if first is None and len(request.tokens) > request.prompt_length:
+                first = self._now
+        self.stats += request.stats
+        seconds = self._now - asked
+        if request.failure is not None or first is None:
+            why = request.failure or "no token was generated"
+            return Sample(number, turn, seconds, error=why)
+        output = tuple(request.output)
+        text = request.text.text
+        return Sample(number, turn, seconds, first - asked, len(output), output, text)
+
+
+def _goes_on(conversation: Iterator[None]) -> bool:
+    """Advance a conversation to its next round; False: it has ended."""
+    return next(conversation, True) is None
 
 
 def measure_acceptance(
@@ -126,7 +133,7 @@ def measure_acceptance(
 
     cell = Cell(llm.drafting, llm.max_batch, params.temperature)
     load = Load(Result(cell), conversations)
-    played = play_once(load, lambda _, seed: Native(llm, params), on_turns=on_turns)
+    played = play_once(load, lambda _, seed: Player(llm, params), on_turns=on_turns)
     answered = [sample for sample in played.samples if sample.error is None]
     return {
         **cell.row,
@@ -149,7 +156,7 @@ def side_by_side(
     used = {way: llm.use(drafter, **way.options) for way, drafter in ways.items()}
     results = [Result(Cell(way, 1, params.temperature)) for way in ways]
     loads = by_conversation(results, [[prompt] for prompt in prompts])
-    play(loads, lambda cell, _: Native(used[cell.drafting], params), on_load=on_load)
+    play(loads, lambda cell, _: Player(used[cell.drafting], params), on_load=on_load)
     return results
 
 

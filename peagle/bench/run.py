@@ -1,30 +1,34 @@
 """Loads of a measurement in their order, its JSON file, and the comparison of two."""
 
-import asyncio
 import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peagle.bench.load import Client, Conversations, OnTurns, Played, closed_loop
-from peagle.bench.summary import Cell, Result, row
+from peagle.bench.summary import Cell, Played, Result, row
 from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.engine.drafting import Drafting
+from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
 from peagle.files import replace_file, writing
 
+if TYPE_CHECKING:  # it imports torch
+    from peagle.bench.native import Player
+
 FORMAT = 1
-WARM_UP = [{"role": "user", "content": "Say hello."}]
+WARM_UP = [["Say hello."]]
 PACKAGES = ("peagle", "torch", "transformers", "vllm")
 Row = dict[str, Any]
-
-Open = Callable[[Cell, int], AbstractAsyncContextManager[Client]]  # of a cell, with a seed
+Conversations = list[list[str]]  # the user turns of each
+OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
 SEEDS = 10_000  # seeds of a load: one for each answer
+
+
+Open = Callable[[Cell, int], "Player"]  # of a cell, with a seed
 
 
 class Load(NamedTuple):
@@ -97,12 +101,14 @@ def play(
 ) -> None:
     """Play loads in order, each cell after a warm-up, and add them to their results.
 
-    Calls `on_load` after each. Raises AnswerError where a warm-up is not answered.
+    Calls `on_load` after each. Raises RequestFailure where a warm-up is not answered.
     """
     for number, load in enumerate(loads):
-        cell = load.result.cell
         if not load.result.repeats:
-            asyncio.run(_warm_up(cell, opened))
+            warm_up = Result(load.result.cell)
+            play_once(Load(warm_up, WARM_UP), opened)
+            if errors := warm_up.repeats[0].errors:
+                raise RequestFailure(f"{warm_up.cell}: {errors[0]}")
         play_once(load, opened, seed=SEEDS * number)
         on_load()
 
@@ -115,21 +121,10 @@ def play_once(
 ) -> Played:
     """Play one load, and add it to its result."""
     cell = load.result.cell
-
-    async def run() -> Played:
-        async with opened(cell, seed) as client:
-            return await closed_loop(
-                load.conversations, cell.concurrency, client, on_turns, load.first
-            )
-
-    played = asyncio.run(run())
+    player = opened(cell, seed)
+    played = player.play(load.conversations, cell.concurrency, on_turns, load.first)
     load.result.repeats.append(played)
     return played
-
-
-async def _warm_up(cell: Cell, opened: Open) -> None:
-    async with opened(cell, 0) as client:
-        await client.ask(WARM_UP)
 
 
 def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,60 @@
-"""Rows of a report: medians, percentiles, bootstrap intervals, ratios."""
+"""Measured turns, and the rows of a report: medians, percentiles, bootstrap intervals, ratios."""
 
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from peagle.bench.load import Played, Sample
 from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
 
 DRAWS = 2000  # of the bootstrap
 NO_DRAFTS: dict[str, Any] = {"acceptance_length": None, "accepted_per_position": []}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured turn."""
+
+    conversation: int
+    turn: int
+    seconds: float  # from the question to the last token
+    ttft: float = 0.0  # seconds to the first token
+    tokens: int = 0
+    output: tuple[int, ...] = ()
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its conversation and turn."""
+        return self.conversation, self.turn
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None for a single token."""
+        if self.tokens < 2:
+            return None
+        return (self.seconds - self.ttft) / (self.tokens - 1)
+
+
+class Played(NamedTuple):
+    """A load that was played."""
+
+    samples: list[Sample]
+    seconds: float  # from the first question to the last token
+    drafting: Stats
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens of all conversations."""
+        return sum(sample.tokens for sample in self.samples) / self.seconds
+
+    @property
+    def errors(self) -> list[str]:
+        return [sample.error for sample in self.samples if sample.error is not None]
 
 
 @dataclass(frozen=True, slots=True)

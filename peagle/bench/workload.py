@@ -7,7 +7,7 @@ from itertools import chain
 from os.path import expanduser
 from pathlib import Path
 
-from peagle.bench.load import Conversations
+from peagle.bench.run import Conversations
 from peagle.data.dataset import read_prompts
 from peagle.data.records import is_hub_name
 from peagle.errors import InputError

@@ -80,7 +80,7 @@ def run(
     output: JSON file to write the results to.
     """
     from peagle.bench import report as pages
-    from peagle.bench.native import Native, device_name
+    from peagle.bench.native import Player, device_name
     from peagle.bench.workload import read_workload
     from peagle.heads.find import Head, find_head
 
@@ -110,10 +110,10 @@ def run(
     llm = open_llm(target, replace(model, method="none"))
     drafters = {m: llm.load_head(head.folder, force=model.force) for m, head in heads.items()}
 
-    def opened(cell: Cell, seed: int) -> Native:
+    def opened(cell: Cell, seed: int) -> Player:
         drafter = drafters.get(cell.drafting.method)
         used = llm.use(drafter, **cell.drafting.options, max_batch=cell.concurrency)
-        return Native(used, replace(sampling, temperature=cell.temperature, seed=seed))
+        return Player(used, replace(sampling, temperature=cell.temperature, seed=seed))
 
     here = f"{Path.cwd()}/"  # results do not name the clone's folder
     names = {method: head.name.removeprefix(here) for method, head in heads.items()}

@@ -1,13 +1,14 @@
-"""The engine, asked as a server is, says what it says when it is asked directly."""
+"""Loads: the engine answers their turns as it does directly, so many at a time as asked for."""
 
-import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.bench.load import AnswerError, closed_loop
-from peagle.bench.native import Native
+from peagle.bench.native import Player
+from peagle.bench.summary import Sample
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
@@ -15,6 +16,8 @@ from peagle.engine.request import Stats
 
 QUESTIONS = [["the cat"], ["what a day! what a day!"], ["then the other cat ran"], ["a"]]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+TURNS = [[f"{i} cat", f"{i} mat"] for i in range(7)]
+TOO_LONG = "cat " * 400
 
 
 @pytest.fixture(params=METHODS)
@@ -24,43 +27,95 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     yield LLM(target, make_drafter(target, method), k=3, max_batch=3, deterministic=True)
 
 
-def test_the_same_ids_and_counts(llm: LLM) -> None:
-    async def play() -> tuple[list[tuple[int, ...]], object]:
-        async with Native(llm, PARAMS) as native:
-            played = await closed_loop(QUESTIONS, 3, native)
-        return [s.output for s in sorted(played.samples, key=lambda s: s.conversation)], played
+@pytest.fixture(scope="module")
+def alone() -> LLM:
+    return LLM(make_target(), max_batch=50, lookup=False)
 
-    said, played = asyncio.run(play())
+
+def test_the_same_ids_and_counts(llm: LLM) -> None:
+    played = Player(llm, PARAMS).play(QUESTIONS, 3)
+    samples = sorted(played.samples, key=lambda sample: sample.conversation)
     asked = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q[0]}]) for q in QUESTIONS]
     alone, stats = llm.use(llm.drafter, 3).generate(asked, PARAMS), Stats()  # a new engine
     for answer in alone:
         stats += answer.stats
-    assert said == [tuple(answer.token_ids) for answer in alone]
+    assert [sample.output for sample in samples] == [tuple(answer.token_ids) for answer in alone]
     assert played.drafting == stats
     assert all(0 < s.ttft <= s.seconds and s.tokens == 12 for s in played.samples)
 
 
-def test_what_does_not_fit_is_an_error_of_its_own(llm: LLM) -> None:
-    async def play() -> list[str]:
-        async with Native(llm, PARAMS) as native:
-            with pytest.raises(AnswerError, match="shorten it"):
-                await native.ask([{"role": "user", "content": "cat " * 400}])
-            return (await closed_loop([["cat " * 400], ["the cat"]], 2, native)).errors
-
-    assert len(asyncio.run(play())) == 1
-
-
-def test_an_engine_that_breaks_leaves_nobody_waiting(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("concurrency", [1, 3, 50])
+def test_as_many_at_a_time_as_asked(
+    alone: LLM, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
+    engine = alone.engine
+    step = engine.step
+    open_ = list[int]()
+
+    def counted() -> None:
+        open_.append(len(engine.scheduler.running) + len(engine.scheduler.waiting))
+        step()
+
+    monkeypatch.setattr(engine, "step", counted)
+    played = Player(alone, PARAMS).play(TURNS, concurrency, first=2)
+    assert max(open_) == min(concurrency, len(TURNS))
+    assert not played.errors
+    assert sorted(sample.key for sample in played.samples) == [
+        (i + 2, turn) for i in range(7) for turn in range(2)
+    ]
+    assert sum(s.seconds for s in played.samples) <= played.seconds * concurrency
+
+
+def test_later_turns_bring_the_answers_before_them(
+    alone: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = list[list[dict[str, str]]]()
+    ids = Player.ids
+
+    def noted(player: Player, messages: list[dict[str, str]]) -> list[int]:
+        heard.append([dict(message) for message in messages])
+        return ids(player, messages)
+
+    monkeypatch.setattr(Player, "ids", noted)
+    first, _ = Player(alone, PARAMS).play([["a", "b"]], 1).samples
+    assert heard[1] == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_a_turn_that_does_not_fit_ends_its_conversation_alone(alone: LLM) -> None:
+    done = list[int]()
+    turns: Any = [["the cat", TOO_LONG, "more"], [TOO_LONG, "more"], ["the cat"]]
+    played = Player(alone, PARAMS).play(turns, 2, done.append)
+    assert [("shorten it" in error) for error in played.errors] == [True, True]
+    assert sorted(sample.key for sample in played.samples) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert sum(done) == 6
+
+
+def test_a_request_that_fails_ends_its_conversation(
+    alone: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = SimpleNamespace(
+        finish_reason="error", failure="no room", stats=Stats(), output=[], tokens=[], emitted=[]
+    )
+    monkeypatch.setattr(type(alone), "make_requests", lambda *_: [ended])
+    monkeypatch.setattr(alone.engine, "add", lambda _: None)
+    played = Player(alone, PARAMS).play([["a", "b"]], 1)
+    assert played.errors == ["no room"] and len(played.samples) == 1
+
+
+def test_an_engine_that_breaks_ends_the_load(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RequestFailure("no more")
 
     monkeypatch.setattr(llm.engine, "step", broken)
-
-    async def ask() -> None:
-        async with Native(llm, PARAMS) as native:
-            await native.ask([{"role": "user", "content": "the cat"}])
-
     with pytest.raises(RequestFailure, match="no more"):
-        asyncio.run(asyncio.wait_for(ask(), 10))
+        Player(llm, PARAMS).play([["the cat"]], 1)
+
+
+@pytest.mark.parametrize(("tokens", "tpot"), [(1, None), (3, 0.4)])
+def test_time_a_token_is_that_after_the_first(tokens: int, tpot: float | None) -> None:
+    sample = Sample(0, 0, seconds=1.0, ttft=0.2, tokens=tokens)
+    assert sample.tpot == (None if tpot is None else pytest.approx(tpot))

@@ -1,6 +1,5 @@
 """`benchmarks/random_weights.py`: sizes are the published ones, acceptance is the given one."""
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 from tiny import METHODS
 from transformers import AutoModelForCausalLM
 
-from peagle.bench.load import Played, closed_loop
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 
@@ -76,11 +74,7 @@ def test_drafts_are_accepted_as_often_as_given(  # noqa: PLR0913, PLR0917 (fixtu
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     given = script.profile(3.94)
 
-    async def play() -> Played:
-        async with script.Synthetic(llm, params, 9, given) as client:
-            return await closed_loop([[str(i)] for i in range(16)], 8, client)
-
-    found = asyncio.run(play())
+    found = script.Synthetic(llm, params, 9, given).play([[str(i)] for i in range(16)], 8)
     assert [s.tokens for s in found.samples] == [100] * 16
     shares = found.drafting.accepted_per_position
     assert shares == pytest.approx(given[:k], abs=0.08)  # about 450 rounds

@@ -1,14 +1,15 @@
 """The three-way comparison: same prompts, interleaved, order rotating, one result each."""
 
 from itertools import chain
+from typing import Any
 
 import pytest
 from tiny import METHODS, make_drafter, make_target
 
 from peagle.bench import summary
-from peagle.bench.load import Message
-from peagle.bench.native import Native, side_by_side
-from peagle.bench.run import WARM_UP
+from peagle.bench.native import Player, side_by_side
+from peagle.bench.run import WARM_UP, Conversations
+from peagle.bench.summary import Played
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
@@ -53,14 +54,14 @@ def test_results_count_all_prompts_and_agree(llm: LLM) -> None:
 
 def test_order_rotates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    real = Native.ask
+    real = Player.play
 
-    async def ask(native: Native, messages: list[Message]) -> object:
-        if messages != WARM_UP:
-            order.append(native.llm.drafting.method)
-        return await real(native, messages)
+    def play(player: Player, conversations: Conversations, *more: Any) -> Played:
+        if conversations != WARM_UP:
+            order.append(player.llm.drafting.method)
+        return real(player, conversations, *more)
 
-    monkeypatch.setattr(Native, "ask", ask)
+    monkeypatch.setattr(Player, "play", play)
     side_by_side(llm, chains(llm), PROMPTS, PARAMS)
     names = ["none", "p-eagle", "eagle3"]
     assert order == [names[(turn + i) % 3] for turn in range(4) for i in range(3)]

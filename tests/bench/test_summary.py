@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from peagle.bench.load import Played, Sample
 from peagle.bench.summary import (
     Cell,
+    Played,
     Result,
+    Sample,
     acceptance_row,
     compared,
     interval,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.bench.load import Played, Sample
+from peagle.bench.summary import Played, Sample
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 
@@ -66,11 +66,15 @@ def test_every_way_answers_a_prompt_before_the_next_in_rotating_order(
 ) -> None:
     asked = list[tuple[str, str]]()
 
-    async def answer(engine, conversations, params, concurrency):
-        asked.append((engine, conversations[0][0]))
-        return played(1.0)
+    class Player:
+        def __init__(self, engine, params):
+            self.engine = engine
 
-    monkeypatch.setattr(trees, "answer", answer)
+        def play(self, conversations, concurrency):
+            asked.append((self.engine, conversations[0][0]))
+            return played(1.0)
+
+    monkeypatch.setattr(trees, "Player", Player)
     engines = {way: way for way in part().ways}
     for number in range(2):
         assert trees.play(part(), number, engines).keys() == engines.keys()
